@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
@@ -26,13 +25,11 @@ from specframe.engine.arrivals import AgreedClock
 from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
 from specframe.engine.dry_run import MANY
 from specframe.engine.encoding import duplicate_key, require_ids
-from specframe.engine.footprint import Workload
 from specframe.engine.guards.base import of_part
 from specframe.engine.guards.observers import installed_observers
 from specframe.engine.guards.roles import guard, guard_all, numbers_check
-from specframe.engine.hollow_parts import hollow_parts
+from specframe.engine.memory_bound import MemoryBound
 from specframe.engine.memory_limits import Limits, too_small
-from specframe.engine.memory_plan import Ladder, Step, ladder_of
 from specframe.engine.open_run import Opened, leaves_nan, share_memory
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
@@ -93,6 +90,7 @@ class Engine:
         self.peak_kv_bytes = self.state_bytes = self.remote = 0
         self._recipe, self._parts = recipe, parts
         self._limits = Limits(recipe.batch_size)
+        self._bound = None if recipe.memory is None else MemoryBound(recipe, parts, hollow_engine)
         self._context = parts.runner.decoding
         if recipe.bitwise:
             self._context = self._bitwise
@@ -137,17 +135,24 @@ class Engine:
 
         Raises:
             PromptError: it has no tokens, more than the context holds, ids outside of the vocabulary, lengths at which the
-                rotary factors change, a constraint that is not known, or the key of an unfinished request. The other requests
-                are not affected.
+                rotary factors change, a constraint that is not known, or the key of an unfinished request, or the bound of memory
+                does not suffice for it. The other requests are not affected.
         """
         require_ids(request.prompt_ids, self._parts.runner)
         self._parts.constraints.require(request)
         group = self._parts.runner.group(request)
         if self._groups.holds(request.key):
             raise PromptError(duplicate_key(request))
+        joined = self._joined or self._opened is not None
+        counted = self._bound is None or self._bound.take(request, self._groups.of(group), joined)
+        few = self.idle and self._opened is not None and self._too_few_rows(self._opened, request)
         self._groups.add(group, request)
-        self._joined = self._joined or self._opened is not None
-        if self._opened and group == self._groups.current and not self._fits(self._opened, request):
+        self._joined = joined
+        if (
+            self._opened
+            and group == self._groups.current
+            and (few or not counted or not self._fits(self._opened, request))
+        ):
             self._shut(keep=True)
 
     def make_room(self, tokens: int) -> None:
@@ -297,14 +302,24 @@ class Engine:
         short = pool.limit(request) <= longest and (opened.prompt is None or len(request.prompt_ids) <= opened.prompt)
         return ruled and short and pool.rows >= min(pool.unfinished, opened.most)
 
+    def _too_few_rows(self, opened: Opened, request: Request) -> bool:
+        """Return whether a bound of memory has left few rows, for the sake of sequences longer than those that there are now."""
+        if self._bound is None or opened.most >= self._limits.of(opened.use.scheduler.rows(self._limits.batch_size)):
+            return False
+        pool = self._groups.pool
+        longest = pool.capacity - opened.use.policy.maximum.nodes - 1
+        return longest > max(min(self._room, pool.context), pool.limit(request))
+
     def _open(self, pool: Pool) -> Opened:
         """Open a run with room for what is in the pool, and start its strategies."""
         greedy = all(request.plan.greedy for request in pool.requests)
         longest = max(min(self._room, pool.context), *map(pool.limit, pool.requests))
         use, size, prompt = self._parts.strategies(self._recipe, greedy), self._limits.batch_size, None
-        if self._recipe.memory is not None:
-            prompt = longest - 1 if self._joined else min(pool.longest_start, longest - 1)
-            step = self._affordable(pool, greedy, prompt, longest)
+        if self._bound is not None:
+            rows = size if self._joined else min(size, pool.unfinished)
+            room = min(self._room, pool.context)
+            with outside() if self._recipe.bitwise else contextlib.nullcontext():  # a dry run's engine is bitwise itself
+                step, prompt, longest = self._bound.step(pool, greedy, rows, room, self._joined)
             use, size = step.strategies(use), step.rows
         use = guard_all(use, self._recipe.check)
         kind = kinds.of(self._parts.runner.device)
@@ -325,18 +340,6 @@ class Engine:
         self._parts.stores.clear()  # what no role has taken
         pool.late_forks = not run.forgetful
         return Opened(run, use, greedy, most, prompt, check)
-
-    def _affordable(self, pool: Pool, greedy: bool, prompt: int, longest: int) -> Step:
-        """Return how the requests can be decoded within the bound of memory."""
-        parts = self._parts
-        if greedy not in parts.ladders:
-            parts.hollow = parts.hollow or hollow_parts(self._recipe, parts)
-            parts.ladders[greedy] = ladder_of(self._recipe, parts.hollow, greedy, hollow_engine)
-        ladder: Ladder = parts.ladders[greedy]
-        rows = self._limits.batch_size if self._joined else min(self._limits.batch_size, pool.unfinished)
-        asked = [*itertools.islice(pool.requests, rows)]
-        with outside() if self._recipe.bitwise else contextlib.nullcontext():  # a dry run's engine is bitwise itself
-            return ladder.choose(self._recipe.memory, Workload(rows, prompt, longest), asked)
 
     def _run(self, use: Composition, pool: Pool) -> Run:
         recipe, parts = self._recipe, self._parts

@@ -28,6 +28,12 @@ Make = Callable[[Recipe, Parts, Clock], CountedEngine]
 """Makes an engine of this process without installed observers."""
 
 
+Kinds = Rows[Rows[Request]]
+"""Requests that the sequences of a run may be like in all but their tokens, in turn; of several such those that take most count."""
+
+ANY: Kinds = ((),)
+"""Nothing is known of requests: greedy ones."""
+
 Change = Callable[[Composition], Composition]
 """Returns the strategies of a run in another form."""
 
@@ -81,23 +87,25 @@ class Ladder:
         """Whether the run has a drafter."""
         return self.forms[0].drafts
 
-    def step(self, load: Workload, nodes: int, like: Rows[Request] = (), form: Form | None = None) -> Step:
+    def step(self, load: Workload, nodes: int, kinds: Kinds = ANY, form: Form | None = None) -> Step:
         """Return what decoding with up to so many drafted nodes takes; 0: without a drafter.
 
         Args:
             load: the sequences.
             nodes: of a draft, at most.
-            like: requests that the sequences are like.
+            kinds: what the sequences may be like: that which takes the most bytes counts.
             form: that the run has; None: the first that drafts, or does not.
         """
         form = form or next(one for one in self.forms if one.drafts == (nodes > 0))
-        key = self.forms.index(form), load, nodes, tuple(map(signature, like))
+        key = self.forms.index(form), load, nodes, tuple(tuple(map(kind_of, like)) for like in kinds)
         if key not in self._known:
             budget = Budget(min(self.maximum.depth, nodes), nodes) if nodes else NOTHING
-            self._known[key] = Step(load.rows, budget, form, form.run.footprint(load, budget, like))
+            footprints = [form.run.footprint(load, budget, like) for like in kinds]
+            most_bytes = max(footprints, key=lambda one: one.total)
+            self._known[key] = Step(load.rows, budget, form, most_bytes)
         return self._known[key]
 
-    def choose(self, nbytes: int, load: Workload, like: Rows[Request] = ()) -> Step:
+    def choose(self, nbytes: int, load: Workload, kinds: Kinds = ANY) -> Step:
         """Return the first step that takes no more than so many bytes.
 
         More rows take more bytes, and so do more nodes. The most rows that fit are found with the shortest draft in the last form
@@ -108,7 +116,7 @@ class Ladder:
         """
 
         def taken(form: Form, rows: int, nodes: int) -> int:
-            return self.step(attrs.evolve(load, rows=rows), nodes, like, form).footprint.total
+            return self.step(attrs.evolve(load, rows=rows), nodes, kinds, form).footprint.total
 
         drafting = [form for form in self.forms if form.drafts]
         plain = self.forms[-1]
@@ -116,22 +124,28 @@ class Ladder:
             if not forms:
                 continue
             if taken(forms[0], load.rows, longest) <= nbytes:
-                return self.step(load, longest, like, forms[0])
+                return self.step(load, longest, kinds, forms[0])
             if rows := most(functools.partial(taken, forms[-1], nodes=shortest), load.rows, nbytes):
                 form = next(one for one in forms if taken(one, rows, shortest) <= nbytes)
                 nodes = most(functools.partial(taken, form, rows), longest, nbytes) if longest else 0
-                return self.step(attrs.evolve(load, rows=rows), nodes, like, form)
+                return self.step(attrs.evolve(load, rows=rows), nodes, kinds, form)
         least = taken(plain, 1, 0)
-        raise ModelError(
-            f"memory: expected at least {bytes_told(least)} for one sequence of {load.longest} tokens, with a prompt of "
-            f"{load.prompt}, got {bytes_told(nbytes)}"
-        )
+        raise ModelError(too_little(least, load, nbytes))
 
 
-def signature(request: Request) -> Any:
+def kind_of(request: Request) -> Any:
     """Return what of a request the memory of its run goes by, beside its lengths."""
     plan = request.plan
-    return plan.greedy, plan.kinds, plan.own, request.sample, request.speculate, request.logprobs
+    formulas = tuple(kind and kind.formula for kind in plan.kinds)  # their parameters take nothing
+    return plan.greedy, formulas, plan.own, request.sample > 0, request.speculate, request.logprobs
+
+
+def too_little(least: int, load: Workload, nbytes: int) -> str:
+    """Return the sentence on a bound that a sequence does not fit into."""
+    return (
+        f"memory: expected at least {bytes_told(least)} for one sequence of {load.longest} tokens, with a prompt of {load.prompt}, "
+        f"got {bytes_told(nbytes)}"
+    )
 
 
 def most(taken: Callable[[int], int], end: int, bound: int) -> int:

@@ -43,6 +43,10 @@ class Groups:
         """Whether every request has finished."""
         return all(not pool.unfinished for pool in self._pools.values())
 
+    def of(self, group: bool) -> Pool:
+        """Return the pool of a group."""
+        return self._pools[group]
+
     def add(self, group: bool, request: Request) -> None:
         """Take a request of a group."""
         self._pools[group].add(request)

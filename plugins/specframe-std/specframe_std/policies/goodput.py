@@ -120,6 +120,7 @@ class Goodput:
 
     def budget(self, batch: Batch) -> Budget:
         """Return each row's part of the plan with the most expected tokens per second."""
+        self._stop = None  # that of a round that counted for nothing says nothing of this one
         rows = len(batch)
         choice = self._choices.get(rows)
         if choice is None or choice.left < 1:

@@ -1,0 +1,217 @@
+"""A bound of memory under load: who does not fit is refused alone, whatever comes is planned for, and nothing is lost."""
+
+from __future__ import annotations
+
+import queue
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from specframe_serve.service import Job, Service
+from specframe_testing import fakes, harness
+
+from specframe import Pipeline, Sampling
+from specframe.contracts.drafts import Budget
+from specframe.contracts.reports import RoundReport
+from specframe.contracts.requests import Chunk, Request, Result
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.engine.footprint import Footprint, Workload
+from specframe.engine.memory_bound import MemoryBound
+from specframe.engine.memory_plan import Form, Ladder, Step
+from specframe.errors import ModelError, PromptError
+from specframe.observe.watch import Watcher
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+DRAWN = Sampling(temperature=0.8, top_p=0.9, logprobs=5)
+LATEST = 30
+"""Seconds after which a result is missed: it comes in milliseconds, or never."""
+
+
+class Sizes:
+    """Stands for a dry run: a byte for each place of a row, four for a node of its draft, 20 for a row whose tokens are drawn."""
+
+    def __init__(self) -> None:
+        self.asked: list[Workload] = []
+
+    def footprint(self, load: Workload, budget: Budget, like: Any = ()) -> Footprint:
+        """Return the bytes."""
+        self.asked.append(load)
+        rows = [like[row % len(like)] for row in range(load.rows)] if like else []
+        total = load.rows * (load.longest + 4 * budget.nodes) + sum(20 for one in rows if not one.plan.greedy)
+        return Footprint(total, {"all": total}, 0)
+
+
+class Within(Watcher):
+    """Asserts that every round is within the step that the run was last opened with."""
+
+    nbytes: int
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: Any = Sizes()
+        self.steps: list[tuple[Step, int, int]] = []
+        self.drawn = False
+        made = Ladder([Form(self.sizes), Form(self.sizes, drafts=False)], Budget(2))
+        monkeypatch.setattr(MemoryBound, "_ladder", lambda bound, greedy: made)
+        step = MemoryBound.step
+
+        def noted(bound: MemoryBound, *given: Any) -> tuple[Step, int, int]:
+            self.steps.append(step(bound, *given))
+            self.nbytes = bound._nbytes
+            return self.steps[-1]
+
+        monkeypatch.setattr(MemoryBound, "step", noted)
+
+    def round(self, report: RoundReport) -> None:
+        """Compare a round with what it would take if all rows were as long as may be."""
+        step, prompt, longest = self.steps[-1]
+        like = [one.request for one in report.sequences]
+        assert len(like) <= step.rows
+        assert max(one.limit for one in report.sequences) <= longest
+        assert not report.prefill or report.lengths.max() <= prompt
+        budget = Budget(report.draft.depth, report.draft.nodes)
+        assert self.sizes.footprint(Workload(len(like), prompt, longest), budget, like).total <= self.nbytes
+        self.drawn |= not all(one.plan.greedy for one in like)
+
+
+@pytest.fixture
+def within(monkeypatch: pytest.MonkeyPatch) -> Within:
+    """Watches rounds; dry runs are replaced by sums."""
+    return Within(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _no_memory_runs_out() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def pipeline(within: Within, nbytes: int = 120, **options: Any) -> Pipeline:
+    """Return a pipeline of the fakes within a bound."""
+    given = {"draft_length": 2, "batch_size": 3, "accept": "gumbel", "observers": [within], **options}
+    return harness.pipeline(TARGET, DRAFT, memory=nbytes, **given)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_alone(within: Within) -> None:
+    """Its result is a sentence with both numbers; those before and after it have their tokens, whatever their number."""
+    prompts = [[5] * 9, [7] * 130, [3] * 4, [2] * 118]
+    first, second, third, fourth = pipeline(within).generate(prompts, 6)
+    told = "memory: expected at least {0} bytes for one sequence of {0} tokens, with a prompt of {1}, got 120 bytes"
+    assert (second.finish_reason, second.error) == ("error", told.format(136, 130))
+    assert (fourth.finish_reason, fourth.error) == ("error", told.format(124, 118))
+    for one, prompt in ((first, prompts[0]), (third, prompts[2])):
+        assert one.token_ids == harness.continuation(TARGET, prompt, 6)
+
+
+def test_where_nothing_fits_the_run_ends(within: Within) -> None:
+    """No request is at fault where a short one does not fit either: the sentence is that of the longest."""
+    with pytest.raises(
+        ModelError, match=r"^memory: expected at least 46 bytes for one sequence of 46 tokens, .* got 7 bytes$"
+    ):
+        list(pipeline(within, 7).generate([[5] * 9, [7] * 40], 6))
+
+
+def test_requests_of_other_kinds_than_the_first_are_planned_for(within: Within) -> None:
+    """Rows whose tokens are drawn, of which the first batch has none, take as much as was planned."""
+    hows = [Sampling()] * 3 + [DRAWN] * 3
+    found = [*pipeline(within).generate([[5] * 8] * 6, 8, sampling=hows)]
+    assert within.drawn
+    assert [len(one.token_ids) for one in found] == [8] * 6
+    assert within.steps[0][0].rows * (16 + 20) <= 120
+
+
+def test_a_kind_that_comes_later_has_the_caches_opened_anew(within: Within) -> None:
+    """A request that asks for more than those that there were is planned for before it is decoded."""
+    pipe = pipeline(within)
+    engine = Engine(pipe.recipe, pipe.parts, [within], HandClock(), pipe.executor)
+    engine.make_room(20)
+    plain, drawn = (pipe.requests.make([[5] * 8], 8, sampling=how)[0][0] for how in (Sampling(), DRAWN))
+    ended = list[int]()
+    for number, one in enumerate([plain, plain, drawn, plain, drawn]):
+        engine.add(Request(number, one.prompt_ids, 8, plan=one.plan, logprobs=one.logprobs, stream=number))
+        if (report := engine.step()) is not None:
+            ended += [one.request.index for one in report.finished]
+    while not engine.idle:
+        if (report := engine.step()) is not None:
+            ended += [one.request.index for one in report.finished]
+    assert sorted(ended) == [*range(5)]
+    assert within.drawn
+    assert len(within.steps) == 2, "once for each kind"
+
+
+def test_growing_prompts_are_not_looked_at_one_by_one(within: Within) -> None:
+    """Of a thousand prompts each longer than the one before, few lengths are looked at, and as many are refused as do not fit."""
+    pipe = pipeline(within, 200)
+    engine = Engine(pipe.recipe, pipe.parts, [within], HandClock(), pipe.executor)
+    refused = 0
+    for length in range(1, 240):
+        try:
+            engine.add(Request(length, [5] * length, 4))
+        except PromptError:
+            refused += 1
+    assert refused == 239 - 196
+    assert len({*within.sizes.asked}) - refused < 80
+
+
+# ---- the server ---------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Takes a job's chunks."""
+
+    def __init__(self, prompt: list[int], new: int, number: int, sampling: Sampling) -> None:
+        self.chunks: queue.Queue[Chunk] = queue.Queue()
+        self.job = Job(prompt, sampling, new, self.chunks.put, seed=number)
+        self.samples = sampling.samples
+
+    def results(self) -> list[Result]:
+        """Wait for all results."""
+        found = list[Result]()
+        while len(found) < self.samples:
+            if (result := self.chunks.get(timeout=LATEST).result) is not None:
+                found.append(result)
+        return sorted(found, key=lambda one: one.sample)
+
+
+def test_a_server_under_load_stays_within_the_bound(within: Within) -> None:
+    """Prompts of many lengths, samples, clients that leave, one that does not fit: each gets its own tokens, or its sentence."""
+    greedy, drawn = Sampling(), Sampling(temperature=0.8, samples=3)
+    lengths, hows = (
+        [4, 9, 3, 40, 7, 130, 5, 12, 6],
+        [greedy, drawn, greedy, greedy, greedy, greedy, drawn, greedy, greedy],
+    )
+    prompts = harness.random_prompts(lengths, 61, seed=5)
+    free = harness.pipeline(TARGET, DRAFT, draft_length=2, batch_size=3, accept="gumbel")
+    wanted = [
+        [one.token_ids for one in free.generate([[1]] * number + [prompt], 9, sampling=[greedy] * number + [how])][
+            number:
+        ]
+        for number, (prompt, how) in enumerate(zip(prompts, hows, strict=True))
+    ]
+    service = Service(pipeline(within), 24, 64, [])
+    service.start()
+    clients = [Client(*one) for one in zip(prompts, [9] * 9, range(9), hows, strict=True)]
+    leaving = [Client(prompt, 30, 99, greedy) for prompt in prompts[:4]]
+    for client, gone in zip(clients, [*leaving, *[None] * 5], strict=True):
+        service.submit([client.job])
+        if gone is not None:
+            numbers = service.submit([gone.job])
+            gone.chunks.get(timeout=LATEST)
+            service.abort(numbers)
+    found = [client.results() for client in clients]
+    (refused,) = found.pop(5)
+    del wanted[5]
+    assert (refused.finish_reason, refused.token_ids) == ("error", [])
+    assert str(refused.error).startswith("memory: expected at least 139 bytes for one sequence of 139 tokens")
+    assert [[one.token_ids for one in results] for results in found] == wanted
+    again = Client([3, 4], 9, 0, greedy)
+    service.submit([again.job])
+    again.results()
+    assert min(step.rows for step, *_ in within.steps) == 1, "while the long prompt was decoded"
+    assert (within.steps[-1][0].rows, within.steps[-1][2]) == (2, 24)
+    assert service.unfinished == 0
+    service.close()
+    assert all(step.footprint.total <= 120 for step, *_ in within.steps)

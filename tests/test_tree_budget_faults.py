@@ -1,0 +1,206 @@
+"""Draft-length policies over trees where a call of a round fails, a row is aborted or the engine ends: no request is lost, and no
+row's budget outlives the batch that it was made for."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from planting import WRONG, Acting, assert_once, collected, opened, raising, stepped, turns, wanted
+from policy_worlds import Rows, round_report
+from specframe_std.policies.goodput import Goodput
+from specframe_testing import fakes, harness
+from specframe_tiny import FOLDER
+
+from specframe.contracts.reports import RoundReport
+from specframe.observe.watch import Watcher
+from specframe.pipeline import Pipeline
+
+pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+POLICIES = ("explicit,least=0.3", "goodput")
+TREES = (
+    "model,tree=dynamic,nodes=12",
+    "model,tree=static,nodes=12",
+    "model,branch=3/2/1",
+    "prompt-lookup,ngram=1,tree=dynamic,nodes=24",
+)
+HEADS = tuple(
+    f"{head},checkpoint={FOLDER / 'heads' / folder}{shape}"
+    for head, folder, shape in (("eagle", "eagle3", ",tree=dynamic,nodes=8"), ("medusa", "medusa", ""))
+)
+PIPES = [*itertools.product(TREES, POLICIES)]
+OF_HEADS = [pytest.param(*one, marks=pytest.mark.slow) for one in itertools.product(HEADS, POLICIES)]
+POINTS = (
+    ("drafter", "drafter", "propose"),
+    ("drafter", "drafter", "observe"),
+    ("verifier", "verifier", "score"),
+    ("acceptance rule", "rule", "judge"),
+    ("draft-length policy", "policy", "budget"),
+    ("draft-length policy", "policy", "observe"),
+)
+"""Members that fail: the role that is told, its field of a composition, and the name."""
+
+
+class Seconds(Watcher):
+    """A clock by which forwards take what tokens take, so that what ``goodput`` measures is the same on every machine."""
+
+    def __init__(self) -> None:
+        self.now, self.trees = 0.0, False
+
+    def fed(self, model: str, tokens: int, computed: int) -> None:
+        """Take the time of a forward."""
+        self.now += 0.1 + 0.002 * computed if model == "target" else 0.01
+
+    def round(self, report: RoundReport) -> None:
+        """Note whether there are trees."""
+        self.trees |= report.draft.nodes > report.depth > 0
+
+
+@functools.cache
+def seasoned(drafter: str, policy: str) -> tuple[Pipeline, Any, list[Any]]:
+    """Return a pipeline whose policy has seen some rounds, its strategies, and what it is asked for."""
+    seconds, fake = Seconds(), drafter in TREES
+    target: Any = TARGET if fake else Pipeline("tiny", None, dtype="float32", device="cpu").target_model
+    vocabulary, new = target.config.vocab_size, [24, 19, 26, 5, 21] if fake else [9, 6, 8, 3, 7]
+    lengths = (3, 9, 5, 7, 4) if "lookup" not in drafter else (90, 120, 110, 80, 100)  # texts in which words come again
+    asked = harness.requests(harness.random_prompts(lengths, vocabulary), new)
+    given = {"drafter": drafter, "draft_length": policy, "batch_size": 4, "observers": [seconds]}
+    pipe = harness.pipeline(target, None, **given)
+    pipe.parts.draft = DRAFT if drafter.startswith("model") else None
+    made: Any = pipe.composition.policy
+    made.clock = lambda: seconds.now
+    for _ in range(3):
+        harness.check(pipe, asked)
+    assert seconds.trees
+    return pipe, pipe.composition, asked
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """Leave what there is out of the collections that free memory."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def planted(pipe: Pipeline, usual: Any, field: str, member: str, at: int, act: Any) -> Acting:
+    """Put what acts at a call of a member into a pipeline, and return it."""
+    acting = Acting(getattr(usual, field), member, at, act)
+    pipe.parts.composition = attrs.evolve(usual, **{field: acting})
+    return acting
+
+
+def calls(pipe: Pipeline, usual: Any, asked: Any, field: str, member: str) -> int:
+    """Return how often a member is called."""
+    acting = planted(pipe, usual, field, member, 0, raising("error"))
+    harness.check(pipe, asked)
+    return acting.calls
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize(("drafter", "policy"), [*PIPES, *OF_HEADS])
+@pytest.mark.parametrize("point", POINTS, ids=" ".join)
+def test_every_call_of_a_round_may_fail(point: tuple[str, str, str], drafter: str, policy: str) -> None:
+    """A lack of memory changes no token; an error is told with its strategy's role, and an engine that goes on loses nothing."""
+    (role, field, member), (pipe, usual, asked) = point, seasoned(drafter, policy)
+    target, tokens = pipe.target_model, wanted(pipe.target_model, asked)
+    for at in turns(calls(pipe, usual, asked, field, member)):
+        planted(pipe, usual, field, member, at, raising("memory"))
+        results, told = collected(pipe.decode(asked))
+        assert told == "", at
+        assert_once(target, asked, results, complete=True)
+        acting = planted(pipe, usual, field, member, at, raising("error"))
+        results, told = collected(pipe.decode(asked))
+        assert_once(target, asked, results, complete=False)
+        assert acting.calls < at or told.startswith(f"{role} "), (at, told)
+        acting = planted(pipe, usual, field, member, at, raising("error"))
+        assert stepped(opened(pipe, asked)) == (tokens, int(acting.calls >= at)), at
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("drafter", "policy"), [*PIPES, *OF_HEADS])
+def test_aborts_and_a_close_from_inside_any_draft(drafter: str, policy: str) -> None:
+    """Whoever is aborted while trees are drafted ends once, and the others have their tokens; a closed engine is idle."""
+    pipe, usual, asked = seasoned(drafter, policy)
+    tokens = wanted(pipe.target_model, asked)
+    for at in turns(calls(pipe, usual, asked, "drafter", "propose")):
+        for gone in (*asked[:3], None):
+            held, aborted = list[Any](), list[Any]()
+
+            def act(
+                inner: Any, usual: Callable[[], Any], gone: Any = gone, held: Any = held, out: Any = aborted
+            ) -> Any:
+                out.append(held[0].close() if gone is None else held[0].abort(gone.key))
+                return usual()
+
+            planted(pipe, usual, "drafter", "propose", at, act)
+            held.append(opened(pipe, asked))
+            ended, errors = stepped(held[0])
+            assert errors == 0, (at, gone)
+            left = aborted[0] if aborted else None
+            if left is not None:
+                assert left.token_ids == tokens[gone.index][: len(left.token_ids)]
+                assert gone.index not in ended
+                ended[gone.index] = tokens[gone.index]
+            assert held[0].idle
+            assert ended == tokens or (gone is None and aborted), (at, gone)
+            held[0].close()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_draft_model_without_sense(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nan in a draft model's logits makes bad drafts, of one round or of all, and changes no token."""
+    pipe, usual, asked = seasoned(TREES[0], policy)
+    pipe.parts.composition = usual
+    forward, calls = type(DRAFT).forward, list[int]()
+    for at in (range(3, 4), range(9, 10), range(10**6)):
+        calls.clear()
+
+        def act(self: Any, *given: Any, at: range = at, **named: Any) -> Any:
+            found = forward(self, *given, **named)
+            if self is DRAFT:
+                calls.append(1)
+                if len(calls) in at:
+                    found.logits = WRONG["nan"](found.logits)
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(DRAFT), "forward", act)
+            results, told = collected(pipe.decode(asked))
+        assert told == ""
+        assert len(calls) > 9
+        assert_once(TARGET, asked, results, complete=True)
+
+
+def test_what_a_round_that_counted_for_nothing_has_seen_is_forgotten() -> None:
+    """A round that failed after its drafter was looked at tells ``goodput`` nothing of the next one, which has other rows."""
+    policy, now = Goodput(4), [0.0]
+    policy.clock = lambda: now[0]
+
+    def decoded(rows: Rows, stood: int, step: float) -> None:
+        budget = policy.budget(rows)
+        now[0] += 1 + step * budget.depth
+        policy.observe(round_report(np.full(len(rows), min(stood, budget.depth)), budget.depth, rows))
+
+    four, two = Rows(4), Rows(2)
+    for _ in range(40):
+        decoded(four, 4, 0.02)
+    for _ in range(40):
+        decoded(two, 0, 2.0)
+    stopping = policy.budget(four).stopping
+    assert stopping is not None
+    stopping.goes_on(four, 0, torch.randn(4, 10))  # type: ignore[arg-type]
+    assert policy.budget(two).depth == 0
+    before = len(policy.calibration._waiting)
+    policy.observe(round_report(np.zeros(2, dtype=int), 0, two))
+    assert len(policy.calibration._waiting) == before
