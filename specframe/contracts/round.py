@@ -65,7 +65,7 @@ class Sequence:
     guide: Guide | None = None
     """Its constraint, from when it is live; None: it has none."""
     resumed_as: Sequence | None = None
-    """The sequence that waits in its place, where it has given its row back; None: it has not."""
+    """The sequence that waits in its place, where it gives its row back, until all caches have been told; None: it does not."""
 
     @property
     def start_ids(self) -> list[int]:

@@ -285,6 +285,8 @@ class Engine:
 
     def close(self) -> None:
         """Release the caches; their stores stay open for a later run. Requests that have not finished are forgotten."""
+        for pool in self._groups:
+            pool.abort_all()  # first: nothing is kept for who does not come back
         self._shut(keep=True)
         self._groups.clear()
         self._late = None

@@ -115,6 +115,7 @@ class Pool:
             self._leave(sequence)
             waiting = sequence.again()
             self.release(sequence)
+            sequence.resumed_as = None  # all caches know: who has the one that has ended need not have the other
             self._returned[waiting.request.key] = waiting
             self._returned.move_to_end(waiting.request.key, last=False)
 
@@ -149,6 +150,11 @@ class Pool:
         if sequence:
             sequence.finish("abort")
         return sequence
+
+    def abort_all(self) -> None:
+        """End all requests that have not finished."""
+        for request in [*self.requests]:
+            self.abort(request.key)
 
     def _found_waiting(self, key: Key) -> Sequence | None:
         """Take a request that waits for a row out of its queue, and return its sequence."""
@@ -222,6 +228,8 @@ class Pool:
         most = self.rows if self.most is None else min(self.rows, self.most)
         for _ in range(min(count, len(self._returned) + len(self.waiting), most - rows_taken(self.live))):
             returned = self._returned
+            if not (returned or self._queue.arrived):
+                break  # aborted while room was made for another
             sequence = next(iter(returned.values())) if returned else self._taken_up(self._queue.first)
             sequence.guide = self.guide(sequence.request)  # what raises here leaves the request where it is
             if not self._has_room(sequence):

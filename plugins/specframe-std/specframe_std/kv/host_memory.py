@@ -19,17 +19,9 @@ from specframe_std.kv.slots import Slots
 class Kept:
     """The first slots of a sequence that waits."""
 
-    sequence: weakref.ref[Sequence]
-    """Whose they are: who let go of the sequence needs them no longer."""
     slots: int
     parts: list[torch.Tensor]
     """Of each tensor of the pool."""
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the sequence still waits: it has neither come back, nor been aborted."""
-        sequence = self.sequence()
-        return sequence is not None and sequence.state is State.WAITING
 
 
 class HostCopies:
@@ -44,7 +36,8 @@ class HostCopies:
 
     def __init__(self, memory: Slots, most: int) -> None:
         self._memory, self._most = memory, most
-        self._kept: dict[int, Kept] = {}
+        self._kept = weakref.WeakKeyDictionary[Sequence, Kept]()
+        """By sequence: who let go of one that waits needs its slots no longer."""
 
     @property
     def nbytes(self) -> int:
@@ -54,8 +47,9 @@ class HostCopies:
 
     def sweep(self) -> None:
         """Let go of what is not wanted any more."""
-        if self._kept:
-            self._kept = {key: one for key, one in self._kept.items() if one.wanted}
+        for sequence in [*self._kept]:
+            if sequence.state is not State.WAITING:  # it has come back, or was aborted
+                del self._kept[sequence]
 
     def keep(self, sequence: Sequence, slots: np.ndarray) -> None:
         """Copy the pool's slots that are a sequence's first ones to the host, or the first of them.
@@ -67,12 +61,12 @@ class HostCopies:
             return
         parts = list[torch.Tensor]()
         if spared(self._memory.to_host, slots[:count], parts):
-            self._kept[id(sequence)] = Kept(weakref.ref(sequence), count, parts)
+            self._kept[sequence] = Kept(count, parts)
 
     def count(self, sequence: Sequence) -> int:
         """Return how many first slots of a sequence are here."""
         self.sweep()
-        found = self._kept.get(id(sequence))
+        found = self._kept.get(sequence)
         return 0 if found is None else found.slots
 
     def bring_back(self, sequence: Sequence, first: int, slots: np.ndarray) -> bool:
@@ -80,7 +74,7 @@ class HostCopies:
 
         The copies stay until the sequence has begun.
         """
-        found = self._kept[id(sequence)]
+        found = self._kept[sequence]
         return spared(self._memory.from_host, slots, [part[first : first + len(slots)] for part in found.parts])
 
 
