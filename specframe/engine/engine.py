@@ -320,7 +320,8 @@ class Engine:
         if self._bound is not None:
             rows = size if self._joined else min(size, pool.unfinished)
             room = min(self._room, pool.context)
-            with outside() if self._recipe.bitwise else contextlib.nullcontext():  # a dry run's engine is bitwise itself
+            with outside() if self._recipe.bitwise else contextlib.nullcontext():
+                # an engine of a dry run is bitwise itself
                 step, prompt, longest = self._bound.step(pool, greedy, rows, room, self._joined)
             use, size = step.strategies(use), step.rows
         use = guard_all(use, self._recipe.check)

@@ -247,10 +247,10 @@ class Pool:
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Have caches make room for a sequence, and note what it has to read; return whether they could."""
-        tokens = len(sequence.start_ids)
+        tokens, others = len(sequence.start_ids), bool(self.live)  # those may be aborted while room is made
         cached = self.reserve(sequence, tokens)
         if cached is None:
-            if not self.live:
+            if not others:
                 raise ModelError(
                     f"KV backend: a store has no room for a sequence of {sequence.limit} tokens, and no other is decoded that "
                     "could make some: expected more memory, or a shorter sequence"

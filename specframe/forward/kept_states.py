@@ -9,6 +9,7 @@ Tensor names carry their shape: N rows of which a state is kept, T tokens of a b
 from __future__ import annotations
 
 import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
@@ -29,7 +30,6 @@ from specframe.row_map import Moves
 class Reading:
     """A sequence whose prompt is read, and the states of it that are kept."""
 
-    sequence: Sequence
     keys: list[bytes]
     """What tells the tokens up to the end of each complete block of its prompt."""
     marks: list[int]
@@ -93,7 +93,8 @@ class KeptStates(RowStates):
         """The number of the copy of each key, the one that is given up next first."""
         self._coming: dict[bytes, int] = {}
         """The same of copies that are taken in the forward under way."""
-        self._reading: dict[int, Reading] = {}
+        self._reading = weakref.WeakKeyDictionary[Sequence, Reading]()
+        """By sequence: one that was never admitted, since memory ran out, holds on to no copy."""
         self._steps: list[Step] = []
 
     def widen(self, rows: int) -> None:
@@ -103,23 +104,27 @@ class KeptStates(RowStates):
 
     def begin_after(self, sequence: Sequence, tokens: int) -> int:
         """Return after how many of its first tokens, at most so many, a sequence can begin; its row begins there."""
-        self._reading = {key: one for key, one in self._reading.items() if not one.sequence.gone}
+        for ended in [one for one in self._reading if one.gone]:
+            del self._reading[ended]
         if sequence.parent is not None:
             return 0
         blocks = tokens // self._block
-        if (reading := self._reading.get(id(sequence))) is None:
+        if (reading := self._reading.get(sequence)) is None:
             prompt = sequence.request.prompt_ids
-            reading = Reading(sequence, self._keys(prompt), self._marks(len(prompt) - 1, blocks))
-            self._reading[id(sequence)] = reading
-        found = (end for end, key in enumerate(reading.keys[:blocks], 1) if key in self._number)
-        reading.begins = max(found, default=0)
+            reading = Reading(self._keys(prompt), self._marks(len(prompt) - 1, blocks))
+            self._reading[sequence] = reading
+        reading.begins = self.reach(reading.keys[:blocks])
         if reading.begins:
             self._number.move_to_end(reading.keys[reading.begins - 1])
         return reading.begins * self._block
 
+    def reach(self, keys: list[bytes]) -> int:
+        """Return after how many of these blocks, at most, there is a copy of a state."""
+        return max((end for end, key in enumerate(keys, 1) if key in self._number), default=0)
+
     def keep_after(self, sequence: Sequence, blocks: int) -> None:
         """Keep a copy after so many blocks of a sequence whose prompt is read: another waits to begin there."""
-        if reading := self._reading.get(id(sequence)):
+        if reading := self._reading.get(sequence):
             reading.marks = sorted({*reading.marks, blocks})
 
     def _marks(self, tokens: int, cached: int) -> list[int]:
@@ -131,7 +136,7 @@ class KeptStates(RowStates):
     def _begin(self, moves: Moves, sequences: list[Sequence]) -> None:
         super()._begin(moves, sequences)
         for row in moves.fresh:
-            reading = self._reading.get(id(sequences[row - self._rows.start]))
+            reading = self._reading.get(sequences[row - self._rows.start])
             if reading is not None and reading.begins:
                 number = self._number[reading.keys[reading.begins - 1]]
                 for part, copies in self._parts():
@@ -166,7 +171,7 @@ class KeptStates(RowStates):
 
     def _passed(self, sequence: Sequence, row: int) -> list[tuple[int, int]]:
         """Return the tokens after which copies of a row's state are taken in this forward, and the number of each copy."""
-        if (reading := self._reading.get(id(sequence))) is None:
+        if (reading := self._reading.get(sequence)) is None:
             return []
         marks = [mark for mark in reading.marks if self._first[row] < mark * self._block <= self._end[row]]
         numbers = [(mark * self._block, self._taken(reading.keys[mark - 1])) for mark in reversed(marks)]

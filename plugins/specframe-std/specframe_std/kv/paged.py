@@ -179,7 +179,7 @@ class PagedStore(PooledStore):
         self.blocks.most = max(self.blocks.most, self._how.most(rows, capacity, self.memory.slot_bytes))
 
     def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[Row, int] | None:
-        row, found = Table(sequence, tokens), list[int]()
+        row, found, there = Table(sequence, tokens), list[int](), 0
         if sequence.parent is not None:
             needed = 1
         else:
@@ -189,6 +189,8 @@ class PagedStore(PooledStore):
                 found = self.blocks.holding(row.keys[: (tokens - 1) // self.block])
                 if waits and self._being_read(row, len(found)):
                     return None
+                there = len(found)
+                found = self._own_or_read(row, found)
             needed = math.ceil((tokens + 1) / self.block) - len(found)
         spare = len(self._rows)  # one block for each live row: who is admitted is not to stop the others at once
         if needed + spare > self.blocks.available - self.blocks.idle(found):
@@ -202,7 +204,17 @@ class PagedStore(PooledStore):
             self._give_back(row)
             return None
         row.stands = self._bring_back(row, len(found) * self.block)
-        return row, row.stands
+        return row, max(row.stands, there * self.block)  # states are kept where others' blocks end
+
+    def _own_or_read(self, row: Table, found: list[int]) -> list[int]:
+        """Return the blocks found for a row but for those that it would have to copy.
+
+        Beyond its state it reads again, into blocks of its own. It may have a block there that nobody has.
+        """
+        if self.states is None:
+            return found
+        places = range(self.states.reach(row.keys[: len(found)]), len(found))
+        return found[: next((place for place in places if self.blocks.users(found[place])), len(found))]
 
     def _bring_back(self, row: Table, known: int) -> int:
         """Bring back what a row's sequence had here before, beyond so many first slots; return how many it has then."""
