@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 from specframe_serve.service import Job, Service
 from specframe_testing import fakes, harness
@@ -39,6 +40,7 @@ class Sizes:
     def footprint(self, load: Workload, budget: Budget, like: Any = ()) -> Footprint:
         """Return the bytes."""
         self.asked.append(load)
+        assert len({one.key for one in like}) == len(like), "an engine takes a key once"
         rows = [like[row % len(like)] for row in range(load.rows)] if like else []
         total = load.rows * (load.longest + 4 * budget.nodes) + sum(20 for one in rows if not one.plan.greedy)
         return Footprint(total, {"all": total}, 0)
@@ -215,3 +217,14 @@ def test_a_server_under_load_stays_within_the_bound(within: Within) -> None:
     assert service.unfinished == 0
     service.close()
     assert all(step.footprint.total <= 120 for step, *_ in within.steps)
+
+
+def test_what_rows_may_be_like_has_keys_of_its_own() -> None:
+    """Requests of all kinds are decoded together in a dry run, samples of one prompt and those of other runs among them."""
+    bound: Any = MemoryBound(harness.pipeline(TARGET, DRAFT, memory="1GB").recipe, None, None)  # type: ignore[arg-type]
+    for plan in (Sampling(), Sampling(samples=3, temperature=0.8, logprobs=2)):
+        for one in harness.requests([[1, 2, 3]], 4):
+            bound._kinds[plan] = (one, attrs.evolve(one, sample=1))
+    *kinds, mixed = bound._like(greedy=False)
+    assert [len(kind) for kind in kinds] == [2, 2]
+    assert sorted(one.key for one in mixed) == [(0, 0), (0, 1), (1, 0), (1, 1)]

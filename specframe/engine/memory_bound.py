@@ -132,7 +132,7 @@ class MemoryBound:
     def _like(self, greedy: bool) -> Kinds:
         """Return what rows may be like: all of one kind, for each kind, or of all kinds in turn."""
         kinds = [kind for kind in self._kinds.values() if kind[-1].plan.greedy or not greedy]
-        mixed = tuple(one for kind in kinds for one in kind)
+        mixed = tuple(attrs.evolve(one, index=number) for number, kind in enumerate(kinds) for one in kind)
         return [*kinds, mixed] if len(kinds) > 1 else kinds
 
 
