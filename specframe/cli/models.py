@@ -113,5 +113,5 @@ def layer_kinds(config: dict[str, Any]) -> dict[str, str]:
         return {}
     told = {"layer types": ", ".join(f"{count} {kind}" for kind, count in counts.items())}
     if {*counts} - ATTENDING:
-        told["not offered"] = "trees of a draft model, layer-skip, recorded and compiled forwards, cached prefixes"
+        told["not offered"] = "trees of a draft model, layer-skip, recorded and compiled forwards"
     return told
