@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -451,6 +452,21 @@ def test_chains_in_several_blocks() -> None:
     rows.batch = attrs.evolve(rows.batch, lengths=lengths, lengths_B=torch.from_numpy(lengths))
     (before_B2,) = rows.feed(DRAFT_BT[:2, :1], -1).before
     assert before_B2.tolist() == [rows.expected(0, 20, 21, 22), rows.expected(1, 30, 31, 32)]
+
+
+def test_a_chain_of_blocks_keeps_one_state_after_them() -> None:
+    """A draft model feeds a token at a time: of the states on the way none stays, only the tokens that they took in."""
+    rows = Rows(5, 3)
+    rows.read()
+    on_the_way = [weakref.ref(rows.feed(DRAFT_BT[:2, place, None], place - 1).before[0]) for place in range(4)]
+    assert [state_B2() is not None for state_B2 in on_the_way[1:]] == [False, False, False]
+    rows.store.settle(rows.batch, Kept(3))
+    held = after = 2 * 2 * 8
+    assert rows.store.nbytes == held + after + 2 * 4 * 8
+    assert [row.tolist() for (part,) in rows.store._held.values() for row in part] == [
+        rows.expected(0, 20, 21, 22, 23),
+        rows.expected(1, 30, 31, 32, 33),
+    ]
 
 
 def test_a_state_forgets_nothing() -> None:

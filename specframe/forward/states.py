@@ -150,7 +150,7 @@ class Fed:
     inputs: dict[int, Inputs] = attrs.Factory(dict)
     """What each layer's state takes in of them."""
     after: dict[int, After] = attrs.Factory(dict)
-    """Each layer's states after the last of them, or what computes them."""
+    """Each layer's states after the last of them, or what computes them; the next forward takes them over."""
 
     def states_after(self, layer: int) -> Parts:
         """Return a layer's states after the last of them, which are computed once."""
@@ -284,11 +284,18 @@ class RowStates:
     def state(self, layer: int) -> LayerState:
         """Return the states of a layer for the forward that has begun."""
         fed = self._fed[-1]
-        before = self._now(layer) if len(self._fed) == 1 else self._fed[-2].states_after(layer)
+        before = self._now(layer) if len(self._fed) == 1 else self._go_on(self._fed[-2], layer)
         fed.asked.append(layer)
 
         note = functools.partial(self._note, fed, layer, before)
         return LayerState(before, fed.order_BT >= 0, fed.parents_BT, fed.sees_BTT, fed.prompt_BT, note, fed.apart)
+
+    def _go_on(self, fed: Fed, layer: int) -> Parts:
+        """Return a layer's states after a forward, for the one after it, and let go of them: a chain of forwards keeps one."""
+        self._require_noted(fed, layer)
+        states = fed.states_after(layer)
+        del fed.after[layer]
+        return states
 
     def _note(self, fed: Fed, layer: int, before: Parts, inputs: Inputs, after: After | None) -> None:
         """Take what a layer has noted in a forward, whose rows had these states before it."""
@@ -315,7 +322,9 @@ class RowStates:
         """Take in the tokens that stand."""
         if not self._fed:
             return
-        self._require_noted()
+        for fed in self._fed:
+            for number in fed.asked:
+                self._require_noted(fed, number, taken_over=fed is not self._fed[-1])
         self._measure()
         if isinstance(kept.beyond, torch.Tensor):
             self._take_in(kept.device(batch), kept.path_BT)
@@ -388,15 +397,13 @@ class RowStates:
             places_BP = torch.cat([places_BP, path_BT + fed.own], dim=1)
         return places_BP, fed.order_BT[:, :1] + torch.arange(places_BP.shape[1], device=device)
 
-    def _require_noted(self) -> None:
-        for fed in self._fed:
-            for number in fed.asked:
-                noted = number in fed.inputs and (fed.parents_BT is not None or number in fed.after)
-                if not noted:
-                    raise ContractError(
-                        f"{self._layers[number]}: forward() must note what the state of layer {number} takes in, and the "
-                        "state after it where the block is a chain"
-                    )
+    def _require_noted(self, fed: Fed, number: int, taken_over: bool = False) -> None:
+        """Raise unless a layer has noted what the rest needs; ``taken_over``: the states after the block are gone."""
+        if number not in fed.inputs or not (taken_over or fed.parents_BT is not None or number in fed.after):
+            raise ContractError(
+                f"{self._layers[number]}: forward() must note what the state of layer {number} takes in, and the "
+                "state after it where the block is a chain"
+            )
 
     def _require_settled(self, when: str) -> None:
         if self._fed:
@@ -410,7 +417,7 @@ class RowStates:
         return sum(part.nbytes for part in self._tensors) + self._unsettled
 
     def _measure(self) -> None:
-        """Count the bytes of what was fed, if so many tokens never were before; states after it as if all were computed."""
+        """Count the bytes of what was fed, if so many tokens never were before; the states after it as if they were computed."""
         tokens = sum(fed.order_BT.numel() for fed in self._fed if not fed.whole)
         if tokens > self._most:
             kept = [

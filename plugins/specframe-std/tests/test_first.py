@@ -117,6 +117,24 @@ def test_each_row_has_the_draft_of_the_first_that_is_sure() -> None:
     assert real == [[9, 9], [5, 5, 5], [5, 5], [9], []]
 
 
+def test_a_drafter_drafts_no_deeper_than_its_own_rows() -> None:
+    """The longest draft is that of a row that another drafter is sure of: steps for it would be filler in every row."""
+
+    class Deep(Same):
+        depths = list[int]()
+
+        def propose(self, batch: Batch, budget: Budget) -> Draft:
+            self.depths.append(budget.depth)
+            return super().propose(batch, budget)
+
+    made = first_of(Known([5, 0, 3], tokens=6), Deep())
+    made._logits = False
+    draft = made.propose(batch_of(3), Budget(6, depths_B=np.array([6, 2, 1])))
+    assert Deep.depths == [2]
+    assert draft.counts is not None
+    assert draft.counts.tolist() == [6, 2, 1]
+
+
 def test_certain_tokens_beside_drawn_ones_have_all_probability() -> None:
     """Where some rows have logits, those of certain tokens are 0 at the token and -inf elsewhere, in the target's vocabulary."""
 

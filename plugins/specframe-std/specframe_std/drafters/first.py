@@ -142,17 +142,15 @@ class First:
 
 
 def only(budget: Budget, rows_B: np.ndarray, trees: bool) -> Budget:
-    """Return a budget for some of the rows alone, for a drafter of chains or of trees."""
+    """Return a budget for some of the rows alone, no deeper than theirs, for a drafter of chains or of trees."""
     if not budget.depth or not rows_B.any():
         return Budget(0)
     nodes = budget.nodes if trees else budget.depth
     if rows_B.all() and budget.depths_B is None and budget.nodes_B is None:
         return Budget(budget.depth, nodes)
     depths_B = np.where(rows_B, budget.depth if budget.depths_B is None else budget.depths_B, 0)
-    if not trees:
-        return Budget(budget.depth, nodes, depths_B, depths_B)
-    nodes_B = np.where(rows_B, nodes if budget.nodes_B is None else budget.nodes_B, 0)
-    return Budget(budget.depth, nodes, depths_B, nodes_B)
+    nodes_B = np.where(rows_B, nodes if budget.nodes_B is None else budget.nodes_B, 0) if trees else depths_B
+    return Budget(int(depths_B.max()), int(nodes_B.max()), depths_B, nodes_B)
 
 
 def own_counts(draft: Draft, budget: Budget) -> np.ndarray:
