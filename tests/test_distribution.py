@@ -253,9 +253,9 @@ def test_a_target_with_a_window_drafts_what_it_is_judged_by(drafter: str) -> Non
 
 
 MIXED = {
-    "rejection": "first,of=suffix|model,match=2",
-    "block": "first,of=suffix|model,match=2",
-    "traversal": 'first,"of=suffix,tree=dynamic,nodes=4,factor=4|model,branch=2/2",match=2',
+    "rejection": "first,of=suffix|model,match=2,weigh=off",
+    "block": "first,of=suffix|model,match=2,weigh=off",
+    "traversal": 'first,"of=suffix,tree=dynamic,nodes=4,factor=4|model,branch=2/2",match=2,weigh=off',
 }
 """Drafters of certain tokens beside drawn ones, in the rows of one batch, by rule."""
 

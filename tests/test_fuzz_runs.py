@@ -29,13 +29,23 @@ from specframe.pipeline import Pipeline
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TARGETS = ("llama", "qwen3", "mistral", "gemma3", "gpt2", "phi3")
-CHAINS = ("model", "none", "prompt-lookup", "suffix", "first,of=suffix|model", "early-exit,layers=1", "eagle", "medusa")
+CHAINS = (
+    "model",
+    "none",
+    "prompt-lookup",
+    "suffix",
+    "first,of=suffix|model",
+    "first,of=suffix|model,weigh=off",
+    "early-exit,layers=1",
+    "eagle",
+    "medusa",
+)
 CHAINS += ("layer-skip,skip=attn:0", "window,sink=1,recent=3")
 TREES = (
     *(f"model{shape}" for shape in (",branch=3/2/1", ",tree=dynamic,nodes=12,top=2")),
     "suffix,tree=dynamic,nodes=6,factor=3",
     "prompt-lookup,tree=dynamic,nodes=6,ngram=1",
-    'first,"of=suffix|model,branch=2/1",match=2',
+    'first,"of=suffix|model,branch=2/1",match=2,weigh=off',
     "eagle,branch=2/2",
     "medusa,branch=3/2/1",
 )

@@ -32,6 +32,7 @@ INF = math.inf
 RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("drafter", "prompt-lookup", "ngram"): (1, 64),
     ("drafter", "first", "match"): (1, 10**9),
+    ("drafter", "first", "weigh"): ("on", "off"),
     ("drafter", "suffix", "factor"): (0, 256),
     ("drafter", "suffix", "offset"): (0, 256),
     ("drafter", "suffix", "least"): (0, 1),

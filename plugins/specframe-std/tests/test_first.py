@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from specframe_std.drafters.first import First
+from specframe_std.drafters.worth import Worth
+from specframe_std.policies.round_seconds import Prior
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
 from turns import by_turns
@@ -31,14 +33,14 @@ class TestFirst(DrafterSuite):
     """The suite: found drafts beside those of a draft model."""
 
     def make(self) -> str:
-        return "first,of=suffix|model,match=1"
+        return "first,of=suffix|model,match=1,weigh=off"
 
 
 class TestFirstOfTrees(TreeDrafterSuite):
     """The suite of trees: found ones beside those of a draft model."""
 
     def make(self) -> str:
-        return f"{TREES},match=1"
+        return f"{TREES},match=1,weigh=off"
 
     def perfect(self, target: Any) -> Any:
         """Return None: drafts that were found are not the draft model's."""
@@ -90,9 +92,9 @@ class Same(Known):
         return Draft(torch.full((len(batch), budget.depth), 5))
 
 
-def first_of(*parts: Any, match: int = 4) -> First:
+def first_of(*parts: Any, match: int = 4, weigh: str = "off") -> First:
     """Return the drafter, of objects."""
-    made = First("suffix|none", match)
+    made = First("suffix|none", match, weigh)
     made._parts = list(parts)
     return made
 
@@ -133,6 +135,75 @@ def test_a_drafter_drafts_no_deeper_than_its_own_rows() -> None:
     assert Deep.depths == [2]
     assert draft.counts is not None
     assert draft.counts.tolist() == [6, 2, 1]
+
+
+class Stepped(Same):
+    """A drafter that takes a step for each token, and notes how deep it was asked to draft."""
+
+    offers = frozenset({"chain", "stops"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depths = list[int]()
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return one token over and over."""
+        self.depths.append(budget.depth)
+        return super().propose(batch, budget)
+
+
+@pytest.mark.parametrize(("step", "depth"), [(0.01, 4), (0.05, 3), (0.15, 0)])
+def test_steps_are_taken_where_they_pay(step: float, depth: int) -> None:
+    """The cheaper steps are the more of them are taken; where none pays, what was found stands in for it."""
+    stepped = Stepped()
+    made = first_of(Known([5, 2, 0], tokens=1), stepped, weigh="on")
+    made._logits, made._worth._prior = False, Prior(step, 0.02)
+    draft = made.propose(batch_of(3), Budget(5))
+    assert stepped.depths == [depth]
+    assert draft.counts is not None
+    assert draft.counts.tolist() == [1, depth or 1, depth or 1]
+    own = 5 if depth else 9
+    assert [ids[0] for ids in draft.tokens_BN.tolist()] == [9, own, own]
+
+
+def test_steps_are_weighed_by_what_stood() -> None:
+    """Of each source what stood is learnt by itself: found tokens that always fall make room for steps, and the other way round."""
+    for found, stepped in ((0, 3), (3, 0)):
+        part = Stepped()
+        made = first_of(Known([2, 2, 2, 2], tokens=3), part, weigh="on")
+        made._logits, made._worth._prior = False, Prior(0.2, 0.02)
+        for _ in range(40):
+            draft = made.propose(batch_of(4), Budget(3))
+            stood = np.full(4, stepped if part.depths[-1] else found)
+            made._worth.stood(np.minimum(stood, draft.nodes), np.ones(4, dtype=bool))
+        assert (part.depths[-1] > 0) == (stepped > found)
+
+
+def test_worth_is_tokens_for_time() -> None:
+    """Three rows and a draft of two tokens that stand with 0.6 each gain 3.96 tokens; a token costs 0.0566 / 3 of a plain round."""
+    worth = Worth()
+    worth._prior = Prior(0.2, 0.02)
+    token = 3 * 0.02 / 1.06 / 3
+    worth.begin(3)
+    worth.add("sure", np.array([2, 0, 0]))
+    assert worth.found("unsure", np.array([0, 0, 0])) == pytest.approx(3.96 / (1 + 2 * token))
+    assert worth.found("unsure", np.array([0, 0, 1])) == pytest.approx(4.56 / (1 + 3 * token))
+    by_depth = [4.56 / (1.2 + 3 * token), 4.92 / (1.4 + 4 * token), 5.136 / (1.6 + 5 * token)]
+    found, depth = worth.stepped("model", np.array([0, 0, 3]), stepwise=True)
+    assert (found, depth) == (pytest.approx(max(by_depth)), 1)
+    found, depth = worth.stepped("head", np.array([0, 0, 3]), stepwise=False)
+    assert (found, depth) == (pytest.approx(5.136 / (1.2 + 5 * token)), 3)
+    worth.stood(np.array([1, 0, 0]), np.array([True, True, False]))  # one of two that were tested stood
+    worth.begin(1)
+    worth.add("sure", np.array([1]))
+    assert worth.found("unsure", np.array([0])) == pytest.approx((1 + (1 + 5 * 0.6) / (2 + 5)) / (1 + 0.02 / 1.02))
+    worth.begin(1)
+    worth.add("sure", np.array([2]))
+    worth.stood(np.array([0]), np.array([False]))  # a row that has ended says nothing
+    worth.begin(1)
+    worth.add("sure", np.array([1]))
+    seen = 0.5 ** (1 / 512)
+    assert worth._gained == pytest.approx(1 + (seen + 5 * 0.6) / (2 * seen + 5))
 
 
 def test_certain_tokens_beside_drawn_ones_have_all_probability() -> None:
@@ -181,11 +252,15 @@ def test_the_cache_of_a_drafter_follows_rows_that_others_drafted_for(align: str,
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("accept", "drafter"),
-    by_turns(3, ["greedy", "rejection", "traversal", "gumbel", "block"], ["first,of=suffix|model,match=2", TREES]),
+    by_turns(
+        3,
+        ["greedy", "rejection", "traversal", "gumbel", "block"],
+        ["first,of=suffix|model,match=2,weigh=off", f"{TREES},weigh=off", f"{TREES},match=2"],
+    ),
 )
 def test_exact_under_every_lossless_rule(accept: str, drafter: str) -> None:
     """Certain and drawn tokens in one batch leave the output the target's."""
-    if accept == "block" and drafter == TREES:
+    if accept == "block" and drafter.startswith(TREES):
         return  # judges chains only
     target = zoo.build("qwen3")
     prompts = harness.random_prompts((9, 1, 14), 97)
@@ -203,6 +278,7 @@ def test_exact_under_every_lossless_rule(accept: str, drafter: str) -> None:
         ("of=suffix", "of: expected at least two drafters with | between them, got 'suffix'"),
         ("of=suffix|", "of: expected at least two drafters with | between them, got 'suffix|'"),
         ("of=suffix|nobody", "unknown drafter 'nobody'"),
+        ("weigh=maybe", "weigh: expected 'on' or 'off', got 'maybe'"),
         ("match=0", "match: expected a whole number of at least 1, got 0"),
     ],
 )

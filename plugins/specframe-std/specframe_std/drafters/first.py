@@ -21,6 +21,7 @@ from specframe.errors import CompositionError, OptionError, literal
 from specframe.plugins.registry import registry
 from specframe.trees import paths
 from specframe.value_checks import whole
+from specframe_std.drafters.worth import Worth
 
 
 class First:
@@ -30,19 +31,26 @@ class First:
     always sure, and so is the last one. Rows of one batch may have drafts of different drafters. All of them are told every
     outcome, and those that keep a cache catch up when they draft again.
 
+    A draft that was looked up is there for nothing, and steps of a draft model take time from all rows. With ``weigh``, a drafter
+    that takes steps drafts where its tokens are expected to be worth them beside what was found; elsewhere the rows have what was
+    found for them, sure or not (:mod:`specframe_std.drafters.worth`).
+
     Options:
         of: the drafters, separated by "|", each with its options; models and heads may be named as for --drafter.
         match: tokens that have to match, at least 1.
+        weigh: "on" or "off": whether steps are weighed, or taken for every row that no drafter before is sure of.
     """
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"budget", "chain", "logits"})
 
-    def __init__(self, of: str = "suffix|model", match: int = 4) -> None:
+    def __init__(self, of: str = "suffix|model", match: int = 4, weigh: str = "on") -> None:
         names = [part.strip() for part in of.split("|")]
         if len(names) < 2 or not all(names):
             raise OptionError(f"of: expected at least two drafters with | between them, got {literal(of)}")
-        self._match = whole("match", match, 1)
+        if weigh not in ("on", "off"):
+            raise OptionError(f"weigh: expected 'on' or 'off', got {literal(weigh)}")
+        self._match, self._weigh, self._worth = whole("match", match, 1), weigh == "on", Worth()
         self._parts: list[Drafter] = [registry().make("drafter", name) for name in names]
         self.needs = frozenset().union(*(part.needs for part in self._parts))
         offers = frozenset().union(*(part.offers for part in self._parts))
@@ -67,6 +75,7 @@ class First:
         self._logits = "logits" in run.rule.needs
         for part in self._parts:
             part.start(run)
+        self._worth.start(run)
         if any(cache.runner.state_layers for cache in run.caches if cache is not run.target):
             raise CompositionError(
                 "drafter 'first' has a draft model with layers that keep a state, which rows drafted for by others cannot follow: "
@@ -78,16 +87,42 @@ class First:
         left_B = np.array([sequence.request.speculate for sequence in batch.sequences])
         if budget.depths_B is not None:
             left_B &= budget.depths_B > 0
-        chosen = list[tuple[np.ndarray, Draft]]()
-        for part in self._parts:
-            draft = part.propose(batch, only(budget, left_B, "tree" in part.offers))
+        chosen, unsure = list[tuple[np.ndarray, Draft]](), list[Draft]()
+        self._worth.begin(len(batch))
+        for number, part in enumerate(self._parts):
+            own = only(budget, left_B, "tree" in part.offers)
+            if self._weigh and unsure:
+                own = self._weighed(number, own, left_B, own_counts(unsure[-1], budget))
+            draft = part.propose(batch, own)
+            if not draft.nodes:
+                continue
             sure_B = left_B if part is self._parts[-1] else left_B & self._sure(part, batch)
-            if draft.nodes and sure_B.any():
+            if "match" in part.offers:
+                unsure.append(draft)
+            if sure_B.any():
                 chosen.append((sure_B, draft))
+                self._worth.add(number, np.where(sure_B, own_counts(draft, budget), 0))
             left_B = left_B & ~sure_B
+        if left_B.any() and unsure:
+            chosen.append((left_B, unsure[-1]))
+            self._worth.add("unsure", np.where(left_B, own_counts(unsure[-1], budget), 0))
         if not chosen:
             return Draft(batch.tokens_BS[:, :0])
         return self._merged(batch, budget, chosen)
+
+    def _weighed(self, number: int, own: Budget, left_B: np.ndarray, found_B: np.ndarray) -> Budget:
+        """Return as much of a drafter's budget as is worth its steps beside so many tokens that were found for each row.
+
+        A drafter that looks rows up takes no steps.
+        """
+        part = self._parts[number]
+        if "match" in part.offers or not own.depth:
+            return own
+        most_B = np.where(left_B, own.depth if own.depths_B is None else own.depths_B, 0)
+        worth, depth = self._worth.stepped(number, most_B, "stops" in part.offers)
+        if worth <= self._worth.found("unsure", np.where(left_B, found_B, 0)):
+            return Budget(0)
+        return shallower(own, depth)
 
     def _sure(self, part: Drafter, batch: Batch) -> np.ndarray:
         if "match" not in part.offers:
@@ -95,7 +130,10 @@ class First:
         return cast(MatchingDrafter, part).matches() >= self._match
 
     def observe(self, outcome: Outcome) -> None:
-        """Tell all drafters."""
+        """Tell all drafters, and learn what their drafts gain."""
+        if outcome.transfer is not None:
+            goes_on_B = np.array([not sequence.finished for sequence in outcome.batch.sequences])
+            self._worth.stood(outcome.transfer.host.accepted, goes_on_B)
         for part in self._parts:
             part.observe(outcome)
 
@@ -151,6 +189,16 @@ def only(budget: Budget, rows_B: np.ndarray, trees: bool) -> Budget:
     depths_B = np.where(rows_B, budget.depth if budget.depths_B is None else budget.depths_B, 0)
     nodes_B = np.where(rows_B, nodes if budget.nodes_B is None else budget.nodes_B, 0) if trees else depths_B
     return Budget(int(depths_B.max()), int(nodes_B.max()), depths_B, nodes_B)
+
+
+def shallower(budget: Budget, depth: int) -> Budget:
+    """Return a budget no deeper than so many levels, with as many nodes for each."""
+    if depth >= budget.depth:
+        return budget
+    nodes = max(depth, budget.nodes * depth // budget.depth)
+    if budget.depths_B is None or budget.nodes_B is None:
+        return Budget(depth, nodes)
+    return Budget(depth, nodes, np.minimum(budget.depths_B, depth), np.minimum(budget.nodes_B, nodes))
 
 
 def own_counts(draft: Draft, budget: Budget) -> np.ndarray:
