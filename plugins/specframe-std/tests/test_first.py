@@ -152,7 +152,7 @@ class Stepped(Same):
         return super().propose(batch, budget)
 
 
-@pytest.mark.parametrize(("step", "depth"), [(0.01, 4), (0.05, 3), (0.15, 0)])
+@pytest.mark.parametrize(("step", "depth"), [(0.01, 4), (0.03, 3), (0.15, 0)])
 def test_steps_are_taken_where_they_pay(step: float, depth: int) -> None:
     """The cheaper steps are the more of them are taken; where none pays, what was found stands in for it."""
     stepped = Stepped()

@@ -79,6 +79,7 @@ def test_nothing_is_planned_beyond_a_rows_end() -> None:
     rows.sequences[0].finished = True
     acceptance.add(round_report(np.array([2, 2]), 2, rows))
     acceptance.add(round_report(np.array([2, 2, 2]), 2, Rows(3)))
+    acceptance.rates()
     assert acceptance._rows.counts_2RK.shape[1] == 4, "of the sequence that goes on, and of three new ones"
 
 

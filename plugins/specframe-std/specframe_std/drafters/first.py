@@ -23,6 +23,9 @@ from specframe.trees import paths
 from specframe.value_checks import whole
 from specframe_std.drafters.worth import Worth
 
+CATCH_UP = 0.05
+"""Share by which steps have to be worth more than found tokens: who takes steps again has first to read what it lacks."""
+
 
 class First:
     """Proposes, for each row and round, the draft of the first of several drafters that is sure enough.
@@ -120,7 +123,7 @@ class First:
             return own
         most_B = np.where(left_B, own.depth if own.depths_B is None else own.depths_B, 0)
         worth, depth = self._worth.stepped(number, most_B, "stops" in part.offers)
-        if worth <= self._worth.found("unsure", np.where(left_B, found_B, 0)):
+        if worth <= (1 + CATCH_UP) * self._worth.found("unsure", np.where(left_B, found_B, 0)):
             return Budget(0)
         return shallower(own, depth)
 
