@@ -99,7 +99,9 @@ class Acceptance:
         rounds at once.
         """
         ended = [sequence.finished for sequence in report.sequences]
-        self._noted.append(Noted(report.sequences, report.lengths, report.depth, report.drafted, report.accepted, ended))
+        self._noted.append(
+            Noted(report.sequences, report.lengths, report.depth, report.drafted, report.accepted, ended)
+        )
         if any(ended):
             self._count()  # a sequence that has ended is not held on to
 
