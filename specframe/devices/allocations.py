@@ -17,6 +17,8 @@ import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specframe.devices.shape_memo import ShapeMemo
+
 OTHERS = "activations"
 """The part of what nobody has named."""
 KEPT = "constants"
@@ -25,6 +27,8 @@ KEPT = "constants"
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 GROUPED = torch.ops.aten._grouped_mm.default
 """The product of rows with the matrix of each row's expert."""
+
+MEMO = ShapeMemo()
 
 
 @attrs.frozen
@@ -107,7 +111,7 @@ class Allocations(TorchDispatchMode):
         for one in tensors_of((args, kwargs)):
             if id(one.untyped_storage()) not in known:
                 self._count(one, KEPT)  # made outside of the block
-        result = func(*args, **kwargs)
+        result = MEMO.call(func, args, kwargs) if self._hollow else func(*args, **kwargs)
         for one in tensors_of(result):
             if id(one.untyped_storage()) not in known:
                 self._count(one, self._part)
