@@ -120,7 +120,7 @@ POLICIES: dict[str, Any] = {
 def test_policies_draw_from_the_target(policy: str, rule: str) -> None:
     """Under each policy rows draft unequal numbers of tokens, and draw from the target."""
     lengths = Lengths()
-    options = {"drafter": DRAFT, "batch_size": 24, "draft_length": POLICIES[policy](), "observers": [lengths]}
+    options = {"drafter": DRAFT, "batch_size": 160, "draft_length": POLICIES[policy](), "observers": [lengths]}
     assert judged(Cell(rule, "ragged", 4, "t1"), 1000, **options) > LEAST
     assert len(lengths.seen) > 2
     assert lengths.uneven
@@ -133,7 +133,7 @@ def test_policies_of_trees_draw_from_the_target(policy: str, rule: str) -> None:
     """Under policies that decide over trees rows draft unequal numbers of nodes, and draw from the target."""
     lengths = Lengths()
     drafter = ModelDrafter(branch=TREE)
-    options = {"drafter": drafter, "batch_size": 24, "draft_length": POLICIES[policy](), "observers": [lengths]}
+    options = {"drafter": drafter, "batch_size": 160, "draft_length": POLICIES[policy](), "observers": [lengths]}
     assert judged(Cell(rule, "ragged", 3, "t1"), 1000, **options) > LEAST
     assert max(lengths.seen) > 3, "more nodes than levels"
     assert lengths.uneven
@@ -160,5 +160,5 @@ def test_budgets_of_trees_draw_from_the_target(rule: str) -> None:
         def observe(self, report: RoundReport) -> None:
             """Nothing to learn."""
 
-    options = {"drafter": ModelDrafter(branch=TREE), "draft_length": Parts(), "batch_size": 24}
+    options = {"drafter": ModelDrafter(branch=TREE), "draft_length": Parts(), "batch_size": 160}
     assert judged(Cell(rule, "ragged", 3, "t1"), 1000, **options) > LEAST
