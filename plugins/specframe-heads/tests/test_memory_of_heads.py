@@ -21,7 +21,7 @@ from specframe.engine.footprint import CACHE, HEAD, TARGET, Workload
 from specframe.engine.hollow_parts import hollow_parts
 from specframe.engine.memory_plan import ladder_of
 
-LOAD = Workload(4, 170, 186)
+LOAD = Workload(4, 170, 180)
 SAVED: dict[str, Callable[..., Any]] = {
     "eagle3": functools.partial(checkpoints.eagle3, drafted=700, layers=2),
     "medusa": lambda folder, target: stepwise.overfitted(folder, "medusa", target, [[1, 2]], tokens=4, steps=1),
@@ -110,7 +110,7 @@ def test_a_bound_holds(kind: str, shape: str, rows: int) -> None:
     free = [result.token_ids for result in one.pipeline().generate(one.prompts, 10)]
     bounds = {one.planned().total - 1: True}
     if rows > 1:
-        bounds[one.least(one.prompts, 10)] = False
+        bounds[one.least(one.prompts, 10, {})] = False
     for nbytes, drafts in bounds.items():
         counter = Allocations(limit=nbytes)
         counter.hold([*one.models[0].parameters(), *one.models[0].buffers()], TARGET)
