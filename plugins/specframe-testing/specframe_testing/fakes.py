@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -73,6 +74,7 @@ class FakeModel(PreTrainedModel, GenerationMixin):
     def __init__(self, config: FakeConfig) -> None:
         super().__init__(config)
         self.anchor = torch.nn.Parameter(torch.zeros(1))
+        self.register_buffer("shifts_V", torch.arange(config.vocab_size) % 31, persistent=False)
         self._size, self._seed, self._slip_every = config.vocab_size, config.seed, config.slip_every
         self.post_init()
 
@@ -92,37 +94,72 @@ class FakeModel(PreTrainedModel, GenerationMixin):
         """Return logits (B, T, V), or those of the last ``logits_to_keep`` tokens."""
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-        keys = torch.stack([input_ids + 1, position_ids + 1], dim=-1)[:, None].to(self.anchor.dtype)
-        values = (input_ids * 3 + position_ids + 1)[:, None, :, None].to(self.anchor.dtype)
+        do: Any = torch.ops.specframe_testing if input_ids.device.type == "sim" else DIRECTLY
+        keys, values = do.noted(input_ids, position_ids, self.anchor.dtype)
         if past_key_values is None and use_cache:
             past_key_values = DynamicCache()
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.attending)
-        token_BS, position_BS = keys[:, 0].long().unbind(-1)
-        pairs_BS = token_BS * 8191 + position_BS * 131 + values[:, 0, :, 0].long() * 524287
-        visible_BTS = _visible(attention_mask, input_ids.shape[1], keys.shape[2], input_ids.device)
-        sums_BT = (visible_BTS * mixed(pairs_BS + self._seed)[:, None]).sum(-1) + position_ids
-        sums_BT = sums_BT + self.remembered(input_ids, past_key_values)
-        return CausalLMOutputWithPast(
-            logits=self._logits(mixed(sums_BT[:, -logits_to_keep:])), past_key_values=past_key_values
-        )
+        mask = attention_mask["full_attention"] if isinstance(attention_mask, dict) else attention_mask
+        added_BT = position_ids + self.remembered(input_ids, past_key_values)
+        traits = (self._size, self._seed, self._slip_every)
+        given = (keys, values, mask, added_BT, self.shifts_V, *traits, logits_to_keep, self.anchor.dtype)
+        logits_BTV = do.recalled(*given)
+        return CausalLMOutputWithPast(logits=logits_BTV, past_key_values=past_key_values)
 
     def remembered(self, ids_BT: torch.Tensor, cache: Cache | None) -> torch.Tensor | int:
         """Return what layers without keys and values add to each token's sum."""
         return 0
 
-    def _logits(self, hash_BT: torch.Tensor) -> torch.Tensor:
-        choice_BT = hash_BT % self._size
-        if self._slip_every:
-            slips = mixed(hash_BT + 1) % self._slip_every == 0
-            choice_BT = (choice_BT + slips) % self._size
-        others_BTV = (hash_BT[..., None] >> torch.arange(self._size, device=hash_BT.device) % 31) & 1
-        return others_BTV.to(self.anchor.dtype).scatter_(2, choice_BT[..., None], CERTAIN)
+
+def noted(ids_BT: torch.Tensor, positions_BT: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys (B, 1, T, 2) and values (B, 1, T, 1) of tokens."""
+    keys = torch.stack([ids_BT, positions_BT], dim=-1)[:, None] + 1
+    values = torch.add(positions_BT, ids_BT, alpha=3)[:, None, :, None] + 1
+    return keys.to(dtype), values.to(dtype)
+
+
+def recalled(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    added_BT: torch.Tensor,
+    shifts_V: torch.Tensor,
+    size: int,
+    seed: int,
+    slip_every: int,
+    keep: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return the logits (B, T, V) of the last ``keep`` tokens, of 0 all, each a hash of the pairs that its token sees."""
+    token_BS, position_BS = keys[:, 0].long().unbind(-1)
+    pairs_BS = torch.add(token_BS * 8191 + seed, position_BS, alpha=131)
+    pairs_BS = torch.add(pairs_BS, values[:, 0, :, 0].long(), alpha=524287)
+    visible_BTS = _visible(mask, added_BT.shape[1], keys.shape[2], keys.device)
+    sums_BT = (visible_BTS * mixed(pairs_BS)[:, None]).sum(-1) + added_BT
+    hash_BT = mixed(sums_BT[:, -keep:])
+    choice_BT = hash_BT % size
+    if slip_every:
+        slips = mixed(hash_BT + 1) % slip_every == 0
+        choice_BT = (choice_BT + slips) % size
+    others_BTV = (hash_BT[..., None] >> shifts_V) & 1
+    return others_BTV.to(dtype).scatter_(2, choice_BT[..., None], CERTAIN)
+
+
+LIBRARY = torch.library.Library("specframe_testing", "DEF")
+"""What a fake computes as operators: the simulated device does each as one, for there every operator takes long."""
+LIBRARY.define("noted(Tensor ids, Tensor positions, ScalarType dtype) -> (Tensor, Tensor)")
+LIBRARY.define(
+    "recalled(Tensor keys, Tensor values, Tensor? mask, Tensor added, Tensor shifts, "
+    "int size, int seed, int slip_every, int keep, ScalarType dtype) -> Tensor"
+)
+LIBRARY.impl("noted", noted, "CompositeExplicitAutograd")
+LIBRARY.impl("recalled", recalled, "CompositeExplicitAutograd")
+DIRECTLY = SimpleNamespace(noted=noted, recalled=recalled)
 
 
 def _visible(mask: torch.Tensor | None, queries: int, keys: int, device: torch.device) -> torch.Tensor:
     """Return which keys each query sees, (B or 1, T, S), from a boolean or additive mask or, without one, causally."""
-    mask = mask["full_attention"] if isinstance(mask, dict) else mask
     if mask is None:
         return torch.ones(1, queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
     return mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0
@@ -131,8 +168,10 @@ def _visible(mask: torch.Tensor | None, queries: int, keys: int, device: torch.d
 def mixed(numbers: torch.Tensor) -> torch.Tensor:
     """Scatter whole numbers over 31 bits."""
     numbers = numbers * 0x9E3779B1
-    numbers = (numbers ^ (numbers >> 29)) * 0x2C1B3C6D
-    return (numbers ^ (numbers >> 32)) & 0x7FFFFFFF
+    numbers ^= numbers >> 29
+    numbers *= 0x2C1B3C6D
+    numbers ^= numbers >> 32
+    return numbers.bitwise_and_(0x7FFFFFFF)
 
 
 def fake_target(vocabulary: int = 61, seed: int = 0, context: int = 256, eos: int = 0) -> FakeModel:

@@ -39,7 +39,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
-        self._watching: list[Counter[Event]] = []
+        self._watching: list[tuple[tuple[str, ...], Counter[Event]]] = []
         self._refused: list[tuple[frozenset[str], str]] = []
 
     def note(self, kind: str, what: str) -> None:
@@ -52,20 +52,20 @@ class Ledger:
         for refused, where in self._refused:
             if kind in refused:
                 raise RuntimeError(f"{Event(kind, what, place())}: not permitted {where}")
-        if self._watching:
+        if watching := [counts for kinds, counts in self._watching if kind in kinds]:
             event = Event(kind, what, place())
-            for counts in self._watching:
+            for counts in watching:
                 counts[event] += 1
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[Counter[Event]]:
-        """Hand out a counter of the events inside the block."""
+    def watched(self, *kinds: str) -> Iterator[Counter[Event]]:
+        """Hand out a counter of the events inside the block: of these kinds, or of all if none is named."""
         counts: Counter[Event] = Counter()
-        self._watching.append(counts)
+        self._watching.append((kinds or (WAIT, COPY, ALLOCATION), counts))
         try:
             yield counts
         finally:
-            self._watching = [other for other in self._watching if other is not counts]
+            self._watching = [other for other in self._watching if other[1] is not counts]
 
     @contextlib.contextmanager
     def refused(self, *kinds: str, where: str) -> Iterator[None]:

@@ -61,5 +61,5 @@ class Rounds(Watcher):
 @contextlib.contextmanager
 def watched_rounds() -> Iterator[Rounds]:
     """Hand out an observer for a pipeline that decodes inside the block."""
-    with COUNTERS.watched() as events:
+    with COUNTERS.watched(WAIT, COPY) as events:
         yield Rounds(events)

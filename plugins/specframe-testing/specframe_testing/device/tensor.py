@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ class SimTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor, index: int, block: Block | None = None) -> SimTensor:
         """Wrap a tensor of the CPU; ``block`` None: it is an allocation of its own."""
-        with torch.inference_mode(False):  # an inference tensor could have no views with a history of writes
+        with outside_inference():  # an inference tensor could have no views with a history of writes
             made = torch.Tensor._make_wrapper_subclass(
                 cls,
                 inner.shape,
@@ -72,6 +73,11 @@ class SimTensor(torch.Tensor):
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
+
+
+def outside_inference() -> contextlib.AbstractContextManager[Any]:
+    """Return a block outside of inference mode; to enter one where it is so already takes longer than most operators."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
 def allocated(index: int, inner: torch.Tensor) -> Block:
@@ -114,9 +120,9 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     index = operands.sims[0].device.index
     with torch.inference_mode(False), torch.no_grad():
         found = kernel(*operands.args, **operands.kwargs)
-    if (recorder := tape()) is not None:
-        recorder.add(kernel, operands.args, operands.kwargs, found, own)
-    return wrapped(found, own, operands.sims, index)
+        if (recorder := tape()) is not None:
+            recorder.add(kernel, operands.args, operands.kwargs, found, own)
+        return wrapped(found, own, operands.sims, index)
 
 
 def check(func: Any, own: Rules, args: Any, operands: Operands) -> None:
