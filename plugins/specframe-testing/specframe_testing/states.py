@@ -29,13 +29,23 @@ class RunningHash(torch.nn.Module):
         states_B2 = getattr(cache, "running_hash", None)
         if states_B2 is None:
             states_B2 = ids_BT.new_zeros(len(ids_BT), 2)
-        hashes = []
-        for token_B in ids_BT.unbind(1):
-            states_B2 = taken(states_B2, token_B)
-            hashes.append(states_B2[:, 0])
+        states_BT2 = chained(states_B2, ids_BT)
         if cache is not None:
-            cache.running_hash = states_B2  # type: ignore[attr-defined]
-        return torch.stack(hashes, dim=1)
+            cache.running_hash = states_BT2[:, -1]  # type: ignore[attr-defined]
+        return states_BT2[..., 0]
+
+
+def chained(states_B2: torch.Tensor, ids_BT: torch.Tensor, real_BT: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the states (B, T, 2) after each token of rows, of which only real ones count: those of :func:`taken`, in few steps."""
+    hash_B, count_B = states_B2.unbind(-1)
+    counts_BT = count_B[:, None] + (torch.ones_like(ids_BT) if real_BT is None else real_BT).cumsum(1)
+    added_BT = torch.add(ids_BT, counts_BT, alpha=8191) - 8190
+    hashes = []
+    for place, added_B in enumerate(added_BT.unbind(1)):
+        next_B = mixed(torch.add(added_B, hash_B, alpha=131))
+        hash_B = next_B if real_BT is None else next_B.where(real_BT[:, place], hash_B)
+        hashes.append(hash_B)
+    return torch.stack([torch.stack(hashes, dim=1), counts_BT], dim=-1)
 
 
 def taken(states_B2: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
@@ -67,15 +77,19 @@ class FakeHash:
 
         def hashes(ids_BT: torch.Tensor, cache: Any) -> torch.Tensor:
             (before_B2,) = state.before
+            if state.parents_BT is None:
+                after_BT2 = chained(before_B2, ids_BT, state.real_BT)
+                state.note((ids_BT,), lambda: (after_BT2[:, -1],))
+                return after_BT2[..., 0]
             after = list[torch.Tensor]()
             for place, token_B in enumerate(ids_BT.unbind(1)):
-                last_B2 = after[-1] if after else before_B2
-                if state.parents_BT is not None and after:
+                last_B2 = before_B2
+                if after:
                     parent_B = state.parents_BT[:, place].expand(len(ids_BT))
                     every_BP2 = torch.stack([before_B2, *after], dim=1)
                     last_B2 = every_BP2[torch.arange(len(ids_BT), device=ids_BT.device), parent_B + 1]
                 after.append(taken(last_B2, token_B).where(state.real_BT[:, place, None], last_B2))
-            state.note((ids_BT,), (lambda: (after[-1],)) if state.parents_BT is None else None)
+            state.note((ids_BT,), None)
             return torch.stack(after, dim=1)[..., 0]
 
         return hashes
@@ -83,9 +97,10 @@ class FakeHash:
     def advance(self, layer: torch.nn.Module, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
         """Return the states after the first tokens of each row."""
         (states_B2,), (ids_BT,) = before, inputs
-        for place, token_B in enumerate(ids_BT.unbind(1)):
-            states_B2 = taken(states_B2, token_B).where((place < counts_B)[:, None], states_B2)
-        return (states_B2,)
+        if not ids_BT.shape[1]:
+            return (states_B2,)
+        real_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device) < counts_B[:, None]
+        return (chained(states_B2, ids_BT, real_BT)[:, -1],)
 
 
 class FakeStateConfig(FakeConfig):
