@@ -20,7 +20,7 @@ from specframe.text.sampling import Sampling
 
 TARGET = states.fake_state_target()
 COMMON = harness.random_prompts([14], 61, seed=4)[0]
-ASKED = harness.requests([[*COMMON, 5, 6], [3], [*COMMON, 7], [*COMMON[:9], 8], [*COMMON, 5]], [7, 4, 9, 6, 8])
+ASKED = harness.requests([[*COMMON, 5, 6], [3], [*COMMON, 7], [*COMMON[:9], 8], [*COMMON, 5]], [5, 3, 6, 4, 5])
 MEMBERS = ("begin_after", "keep_after", "arrange", "_begin", "begin", "_note", "settle")
 """What is called while copies are found, planned, begun with, taken and kept."""
 
