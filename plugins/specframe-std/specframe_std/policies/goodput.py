@@ -40,9 +40,10 @@ MARGIN = 0.02
 DRAFTING = 0.045
 """Share by which drafting for many rows has to be better than plain decoding. Rows that draft end at different times, so
 that the last rounds of a run have few rows. No round's time shows this loss. A single row does not have it."""
-LOOK, LOOKS = 1e-4, 50
+LOOK, LOOKS = 1e-4, 500
 """Seconds to look at the distribution of a place, and the looks that a step of the draft has to be worth for drafts to be ended by
-them. Most looks end nothing: on a pair whose steps take 2 ms they cost 8 percent of the speed (benchmarks/README.md)."""
+them. Most looks end nothing, and a draft that ends early says nothing of its later places: on pairs whose steps take 2 and 20 ms
+ending drafts costs 2 to 8 percent of the speed (benchmarks/README.md)."""
 OPTIMISM, SETTLED = 0.15, 40
 """Standard deviations by which a depth is assumed to be faster than estimated, so that uncertain ones are tried. It grows
 by :data:`OPTIMISM` after every :data:`SETTLED` rounds of one depth: one rejected by mistake is tried again."""
