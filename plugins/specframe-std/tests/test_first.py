@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import attrs
@@ -308,3 +309,18 @@ def test_a_head_of_the_embedded_target() -> None:
         for drafter in ("first,of=suffix|tiny-eagle3", None)
     ]
     assert tokens[0] == tokens[1]
+
+
+def test_a_plan_of_memory_has_all_steps_that_may_be_taken() -> None:
+    """Without numbers nothing is weighed: a run under a bound may take the steps that its shapes speak against."""
+
+    def weighs(device: str) -> bool:
+        made = First("suffix|none")
+        runner = types.SimpleNamespace(vocabulary=11, device=torch.device(device), module=TARGET)
+        rule = types.SimpleNamespace(needs=frozenset())
+        made._parts = [Known(), Same()]
+        made.start(types.SimpleNamespace(runner=runner, rule=rule, caches=[], target=None, draft_model=None))  # type: ignore[arg-type]
+        return made._weighs
+
+    assert weighs("cpu")
+    assert not weighs("meta")

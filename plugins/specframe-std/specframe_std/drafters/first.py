@@ -54,6 +54,7 @@ class First:
         if weigh not in ("on", "off"):
             raise OptionError(f"weigh: expected 'on' or 'off', got {literal(weigh)}")
         self._match, self._weigh, self._worth = whole("match", match, 1), weigh == "on", Worth()
+        self._weighs = self._weigh
         self._parts: list[Drafter] = [registry().make("drafter", name) for name in names]
         self.needs = frozenset().union(*(part.needs for part in self._parts))
         offers = frozenset().union(*(part.offers for part in self._parts))
@@ -79,6 +80,9 @@ class First:
         for part in self._parts:
             part.start(run)
         self._worth.start(run)
+        self._weighs = (
+            self._weigh and run.runner.device.type != "meta"
+        )  # a plan of memory has all steps that may be taken
         if any(cache.runner.state_layers for cache in run.caches if cache is not run.target):
             raise CompositionError(
                 "drafter 'first' has a draft model with layers that keep a state, which rows drafted for by others cannot follow: "
@@ -94,7 +98,7 @@ class First:
         self._worth.begin(len(batch))
         for number, part in enumerate(self._parts):
             own = only(budget, left_B, "tree" in part.offers)
-            if self._weigh and unsure:
+            if self._weighs and unsure:
                 own = self._weighed(number, own, left_B, own_counts(unsure[-1], budget))
             draft = part.propose(batch, own)
             if not draft.nodes:
