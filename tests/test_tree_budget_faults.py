@@ -194,7 +194,7 @@ def test_what_a_round_that_counted_for_nothing_has_seen_is_forgotten() -> None:
 
     four, two = Rows(4), Rows(2)
     for _ in range(40):
-        decoded(four, 4, 0.02)
+        decoded(four, 4, 0.1)
     for _ in range(40):
         decoded(two, 0, 2.0)
     stopping = policy.budget(four).stopping
