@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specframe import Pipeline
+from specframe.contracts.requests import Request
 from specframe.devices.allocations import Allocations
 from specframe.engine.dry_run import DryRun
 from specframe.engine.engine import Engine
@@ -89,7 +90,7 @@ class Case:
     @property
     def drafting(self) -> PreTrainedModel | None:
         """The draft model; None: there is none."""
-        return model("draft") if self.draft is not None and self.draft.startswith(("draft", "model")) else None
+        return model("draft") if self.draft is not None and ("draft" in self.draft or "model" in self.draft) else None
 
     def pipeline(self, **options: Any) -> Pipeline:
         """Return a pipeline whose models have not been tried yet."""
@@ -111,13 +112,15 @@ class Case:
             return int(str(error).partition("at least ")[2].partition(" bytes")[0].replace(",", ""))
         raise AssertionError("a byte suffices")
 
-    def planned(self) -> Footprint:
-        """Return what a run takes at most, as it is told beforehand."""
+    def planned(self, *like: Request) -> Footprint:
+        """Return what a run takes at most, as it is told beforehand, of greedy requests or of those that are like others."""
         recipe = self.pipeline().recipe
-        draft = self.draft if self.drafting is None else hollow(self.drafting)
-        parts = parts_of(attrs.evolve(recipe, target=hollow(model(self.target)), drafter=draft))
+        draft = hollow(self.drafting) if self.drafting is not None else None
+        named = draft if self.draft == "draft" else self.draft
+        parts = parts_of(attrs.evolve(recipe, target=hollow(model(self.target)), drafter=named))
+        parts.draft = draft
         run = DryRun(recipe, parts, lambda *given: Engine(*given[:2], (), given[2], Local(), installed=False))
-        return run.footprint(self.load)
+        return run.footprint(self.load, like=like)
 
     def counted(self, counter: Allocations, **options: Any) -> Pipeline:
         """Decode under a counter, and return the pipeline."""

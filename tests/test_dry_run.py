@@ -11,11 +11,14 @@ import pytest
 import torch
 from planned import CASES, Case
 
+from specframe import Sampling
 from specframe.contracts.drafts import Budget
+from specframe.contracts.requests import Plan, Request
 from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.devices.allocations import Allocations
 from specframe.engine.footprint import CACHE, LOGITS, MASKS, STATES, TARGET, Workload
+from specframe.engine.full_drafts import Steady
 from specframe.forward.runner import ModelRunner
 from specframe.models.hollow import META, hollow
 
@@ -32,7 +35,8 @@ def test_memory_is_told_beforehand(name: str) -> None:
     assert counter.peak.total <= told.total <= 1.03 * counter.peak.total
     assert sum(told.parts.values()) == told.total
     assert {CACHE, TARGET} <= told.parts.keys()
-    assert (MASKS in told.parts) == (name != "columns")  # most bytes are in use before masks are made there
+    if name != "states":  # most bytes are in use before masks are made there, unless earlier runs have left one
+        assert (MASKS in told.parts) == (name != "columns")  # the same there
     assert told.parts[TARGET] == sum(one.nbytes for one in [*case.models[0].parameters(), *case.models[0].buffers()])
     assert (STATES in told.parts) == (name == "states")
     assert told.parts.get(LOGITS, 0) < told.total / 10
@@ -74,6 +78,81 @@ def test_drafts_of_unequal_lengths_take_no_more_than_is_told() -> None:
     report = case.counted(counter).report
     assert report.draft_forwards > 0
     assert counter.peak.total <= told.total
+
+
+def test_unequal_drafts_have_as_little_filler_as_is_left_out() -> None:
+    """Logits are there twice wherever filler is left out: most bytes are in use where that is the least."""
+    for maximum, depths in ((Budget(12), [12, 11, 0, 0]), (Budget(3, 12), [3, 0, 0, 0])):
+        steady = Steady(maximum, None, lambda places, tokens: tokens <= places - 25)
+        four: Any = [None] * 4
+        assert steady.budget(four).depths_B is None
+        steady.uneven = True
+        found_B = steady.budget(four).depths_B
+        assert found_B is not None
+        assert found_B.tolist() == depths
+        assert steady.budget(four[:2]).depths_B is None, "two rows have less"
+
+
+class Paused:
+    """A draft-length policy that drafts nothing for 100 rounds, and then 3 tokens in one."""
+
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
+    maximum = Budget(3)
+
+    def start(self, run: Any) -> None:
+        """Nothing was decoded yet."""
+        self._rounds = 0
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the budget."""
+        self._rounds += 1
+        return Budget(0) if self._rounds % 101 else self.maximum
+
+    def observe(self, report: Any) -> None:
+        """Nothing to learn."""
+
+
+def test_a_draft_model_that_catches_up_takes_no_more_than_is_told() -> None:
+    """What it has missed while nothing was drafted may be longer than any prompt, and is read at once."""
+    case = Case("qwen3", "draft", Workload(4, 3, 120), {"draft_length": Paused(), "kv": "slab"})
+    counter = Allocations()
+    told, report = case.planned().total, case.counted(counter).report
+    assert report.draft_forwards > 0
+    assert counter.peak.total <= told
+    always = attrs.evolve(case, options={"draft_length": 3, "kv": "slab"})
+    assert always.planned().total < 0.9 * told, "one that drafts in every round misses nothing"
+
+
+def test_drafters_in_turn_take_no_more_than_is_told() -> None:
+    """A dry run's prompts are found everywhere, and a run's may be found nowhere: then the draft model takes all steps."""
+    options = {"draft_length": 12, "kv": "slab", "accept": "rejection"}
+    case = Case("qwen3", "first,of=suffix|model,weigh=off", Workload(4, 3, 30), options)
+    counter, pipe = Allocations(), case.pipeline()
+    for one in case.models:
+        counter.hold([*one.parameters(), *one.buffers()], "weights")
+    with counter:
+        list(
+            pipe.generate(
+                [[7 * row + place for place in range(3)] for row in range(4)], 27, sampling=Sampling(temperature=1.0)
+            )
+        )
+    assert pipe.report.draft_forwards >= 12
+    assert counter.peak.total <= case.planned(Request(0, [0], 1, plan=Plan(greedy=False))).total
+
+
+def test_a_span_has_its_own_peak_and_is_a_part_of_the_whole() -> None:
+    """What was in use before a block counts in it, the most before it does not, and that of the block counts after it."""
+    with Allocations() as counter:
+        kept = torch.empty(100, dtype=torch.uint8)
+        torch.empty(500, dtype=torch.uint8)
+        with counter.span() as first:
+            torch.empty(200, dtype=torch.uint8)
+        assert (first[0].total, counter.peak.total) == (300, 600)
+        with counter.span() as second:
+            torch.empty(900, dtype=torch.uint8)
+        assert (second[0].total, counter.peak.total) == (1000, 1000)
+    assert len(kept) == 100
 
 
 def test_a_hollow_model_has_shapes_and_no_numbers() -> None:

@@ -77,6 +77,19 @@ class Allocations(TorchDispatchMode):
         finally:
             self._part = before
 
+    @contextmanager
+    def span(self) -> Iterator[list[Peak]]:
+        """Give a list that has, after the block, the most bytes that were in use inside it."""
+        begun, made, found = self._begun, self.made, list[Peak]()
+        self.begin()
+        try:
+            yield found
+        finally:
+            found.append(self.peak)
+            for part, one in self.made.items():
+                made[part] = max(made.get(part, NOTHING), one, key=lambda peak: peak.total)
+            self._begun, self.made = begun, made
+
     @property
     def peak(self) -> Peak:
         """The most bytes that were in use since :meth:`begin`."""

@@ -1,13 +1,15 @@
-"""A drafter whose head is counted as one part, and whose caches are counted as those of the run."""
+"""A drafter whose head is counted as one part, whose caches are counted as the run's, and whose reading is counted alone, too."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 from specframe.contracts.cache import KVBackend
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.round import Batch
 from specframe.contracts.run import CachedModel, Run
-from specframe.devices.allocations import OTHERS, Allocations
+from specframe.devices.allocations import NOTHING, OTHERS, Allocations
 from specframe.engine.counted_caches import CountedKV
 from specframe.engine.footprint import HEAD
 
@@ -25,15 +27,27 @@ class CountedDrafter:
 
     def __init__(self, drafter: Any, counter: Allocations, kv: CountedKV) -> None:
         self._drafter, self._counter, self._kv = drafter, counter, kv
+        self.reading = NOTHING
+        """The most bytes in use while a draft model read prompts. One that has not drafted for long reads as much."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
 
     def start(self, run: Run) -> None:
         """Begin a run."""
+        self._reads = run.draft_model is not None
         with self._counter.part(HEAD if run.draft_model is None else OTHERS):
             self._drafter.start(CountedRun(run, self._kv))
         self._counter.begin()
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return the drafter's draft."""
+        if not (batch.prefill and self._reads):
+            return cast(Draft, self._drafter.propose(batch, budget))
+        with self._counter.span() as most:
+            draft = self._drafter.propose(batch, budget)
+        self.reading = max(self.reading, *most, key=lambda one: one.total)
+        return cast(Draft, draft)
 
 
 def unstarted(drafter: Any) -> Any:

@@ -97,6 +97,10 @@ class Rounds:
         self._growths.append(self._counter.made.get(CACHE, NOTHING))
         self._rounds.append(self._counter.peak)
 
+    def count(self, peak: Peak) -> None:
+        """Count what was in use at a moment that may come again beside the longest sequences."""
+        self._rounds.append(peak)
+
     def footprint(self, most: Rows[int], trials: Rows[Peak]) -> Footprint:
         """Return what was counted.
 

@@ -32,6 +32,7 @@ from specframe.engine.footprint import DRAFT, HEAD, LOGITS, MASKS, STATES, TARGE
 from specframe.engine.full_drafts import Looks, Steady
 from specframe.engine.parts import Parts
 from specframe.forward.runner import ModelRunner
+from specframe.forward.unpadded import fullest
 from specframe.models.hollow import META
 from specframe.plugins.compose import Composition
 from specframe.plugins.recipe import Recipe
@@ -98,11 +99,13 @@ class DryRun:
         counter = Allocations(hollow=True, name=self._named)
         use, most = self._parts.composition, self._most if budget is None else budget
         looks = Looks() if "calibration" in use.policy.offers and "stops" in use.drafter.offers else None
+        catches_up = "steady" not in use.policy.offers & use.drafter.offers  # a draft model reads what it has missed
         # rows that share memory are all to be live at their ends, whoever would have to wait there
         room = load.longest if "pooled" not in use.kv.offers else min(2 * load.longest, self._parts.runner.context)
         kv = CountedKV(use.kv, counter, max(0, room - load.longest))
-        drafter = cast(Drafter, CountedDrafter(unstarted(use.drafter), counter, kv))
-        steady = Steady(most, looks)
+        counted = CountedDrafter(unstarted(use.drafter), counter, kv)
+        drafter = cast(Drafter, counted)
+        steady = Steady(most, looks, self._parts.runner.leaves_out_filler)
         policy = cast(BudgetPolicy, steady)
         use = attrs.evolve(use, drafter=drafter, kv=cast(KVBackend, kv), policy=policy, attention=())
         parts = attrs.evolve(self._parts, composition=use)
@@ -118,7 +121,7 @@ class DryRun:
             rows.decode([load.prompt] * live)
             near = max(load.prompt, load.longest - most.depth - 1 - ROUNDS)
             rows.decode([near] * live, late=True)
-            if live > 1 and most.nodes and self._parts.runner.leaves_out_filler(load.rows * (1 + most.nodes), 1):
+            if live > 1 and most.nodes and fullest(load.rows * (1 + most.nodes), self._parts.runner.leaves_out_filler):
                 steady.uneven = True
                 rows.decode([near] * live, late=True)
                 steady.uneven = False
@@ -126,6 +129,8 @@ class DryRun:
             rows.decode([load.prompt] * live)
             if live > 1:
                 rows.decode([load.prompt - row % 2 * (load.prompt * 2 // 5) for row in range(live)])
+            if catches_up:
+                rows.count(counted.reading)
         return rows.footprint(kv.most, self._trials)
 
     def _tried(self, runner: ModelRunner) -> Peak:

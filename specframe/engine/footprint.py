@@ -13,9 +13,9 @@ TARGET, DRAFT, HEAD = "target's weights", "draft model's weights", "head's weigh
 
 PASSING = (OTHERS, KEPT, LOGITS, MASKS, VIEWS)
 """The parts that come and go with forwards."""
-FEW, SHARE = 4096, 128
+FEW, SHARE = 16384, 128
 """What is planned for beyond what was counted: so many bytes, and one for so many that come and go. A run has index tensors that
-go by what is accepted, of which a dry run knows nothing."""
+go by what is accepted, of which a dry run knows nothing, and small constants that earlier runs have left."""
 
 
 @attrs.frozen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.engine.budgets import limit_depths
+from specframe.forward.unpadded import fullest
 
 
 class Looks:
@@ -30,15 +33,21 @@ class Steady:
     Args:
         maximum: so much.
         stopping: a rule that is asked before each token of a chain; None: there is none.
+        leaves_out: tells whether forwards leave out the filler of so many places with so many tokens.
     """
 
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset()
 
-    def __init__(self, maximum: Budget, stopping: Looks | None) -> None:
-        self.maximum, self._stopping = maximum, stopping
+    def __init__(
+        self,
+        maximum: Budget,
+        stopping: Looks | None,
+        leaves_out: Callable[[int, int], bool] = lambda places, tokens: False,
+    ) -> None:
+        self.maximum, self._stopping, self._leaves_out = maximum, stopping, leaves_out
         self.uneven = False
-        """Whether every other row drafts less than that, so that there is filler: half of a chain, no tree."""
+        """Whether rows draft less, as little less as leaves out filler: the last ones shorter chains, or no tree."""
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
@@ -46,10 +55,12 @@ class Steady:
     def budget(self, batch: Batch) -> Budget:
         """Return the most there may be."""
         most = attrs.evolve(self.maximum, stopping=self._stopping)
-        if not self.uneven:
+        places = len(batch) * (most.nodes + 1)
+        if not self.uneven or (tokens := fullest(places, self._leaves_out)) <= len(batch):
             return most
-        less = (most.depth - 1) // 2 if most.nodes == most.depth else 0
-        return limit_depths(most, np.where(np.arange(len(batch)) % 2, less, most.depth))
+        most_B = np.clip(tokens - len(batch) - np.arange(len(batch)) * most.nodes, 0, most.nodes)
+        depths_B = most_B if most.nodes == most.depth else np.where(most_B == most.nodes, most.depth, 0)
+        return limit_depths(most, depths_B)
 
     def observe(self, report: RoundReport) -> None:
         """Nothing to learn."""

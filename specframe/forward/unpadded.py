@@ -146,3 +146,17 @@ def pays(places: int, tokens: int, weights: int) -> bool:
     """
     filler = places - tokens
     return tokens > 0 and filler >= FILLER_PAYS * places and filler * weights >= LAYING_OUT
+
+
+def fullest(places: int, leaves_out: Callable[[int, int], bool]) -> int:
+    """Return the most tokens in so many places of which filler is left out; 0: it never is.
+
+    Args:
+        places: of a block.
+        leaves_out: tells whether filler is left out of so many places with so many tokens.
+    """
+    low, high = 0, places
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if leaves_out(places, middle) else (low, middle - 1)
+    return low

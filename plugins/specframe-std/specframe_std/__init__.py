@@ -15,21 +15,21 @@ def specframe_register_drafters(register: Register) -> None:
             "make logits."
         ),
         needs={"share"},
-        offers={"budget", "chain", "logits", "stops"},
+        offers={"budget", "chain", "logits", "steady", "stops"},
     )
     register(
         "layer-skip",
         "specframe_std.drafters.layer_skip:LayerSkip",
         summary="Proposes the choices of the target with chosen sublayers left out: the attention or the MLP of some layers.",
         needs={"share"},
-        offers={"budget", "chain", "logits", "stops"},
+        offers={"budget", "chain", "logits", "steady", "stops"},
     )
     register(
         "window",
         "specframe_std.drafters.window:Window",
         summary="Proposes the target's own choices where it sees the first tokens of each row and the last ones alone.",
         needs={"gather", "share"},
-        offers={"budget", "chain", "logits", "stops"},
+        offers={"budget", "chain", "logits", "steady", "stops"},
     )
     register(
         "first",
@@ -44,7 +44,7 @@ def specframe_register_drafters(register: Register) -> None:
             "Proposes a small language model's own continuation, or a tree of continuations, chosen as the "
             "acceptance rule asks."
         ),
-        offers={"budget", "chain", "logits", "stops"},
+        offers={"budget", "chain", "logits", "steady", "stops"},
     )
     register(
         "none",
@@ -322,6 +322,7 @@ def specframe_register_draft_length_policies(register: Register) -> None:
         "fixed",
         "specframe_std.policies.fixed:FixedLength",
         summary="Drafts the same number of tokens every round.",
+        offers={"steady"},
     )
     register(
         "explicit",

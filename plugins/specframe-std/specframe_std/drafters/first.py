@@ -54,7 +54,7 @@ class First:
         if weigh not in ("on", "off"):
             raise OptionError(f"weigh: expected 'on' or 'off', got {literal(weigh)}")
         self._match, self._weigh, self._worth = whole("match", match, 1), weigh == "on", Worth()
-        self._weighs = self._weigh
+        self._weighs, self._hollow = self._weigh, False
         self._parts: list[Drafter] = [registry().make("drafter", name) for name in names]
         self.needs = frozenset().union(*(part.needs for part in self._parts))
         offers = frozenset().union(*(part.offers for part in self._parts))
@@ -80,9 +80,8 @@ class First:
         for part in self._parts:
             part.start(run)
         self._worth.start(run)
-        self._weighs = (
-            self._weigh and run.runner.device.type != "meta"
-        )  # a plan of memory has all steps that may be taken
+        self._hollow = run.runner.device.type == "meta"
+        self._weighs = self._weigh and not self._hollow
         if any(cache.runner.state_layers for cache in run.caches if cache is not run.target):
             raise CompositionError(
                 "drafter 'first' has a draft model with layers that keep a state, which rows drafted for by others cannot follow: "
@@ -102,6 +101,9 @@ class First:
                 own = self._weighed(number, own, left_B, own_counts(unsure[-1], budget))
             draft = part.propose(batch, own)
             if not draft.nodes:
+                continue
+            if self._hollow:  # no row is ever left out for the drafters that follow
+                chosen.append((left_B & self._turn(number, len(batch)), draft))
                 continue
             sure_B = left_B if part is self._parts[-1] else left_B & self._sure(part, batch)
             if "match" in part.offers:
@@ -130,6 +132,10 @@ class First:
         if worth <= (1 + CATCH_UP) * self._worth.found("unsure", np.where(left_B, found_B, 0)):
             return Budget(0)
         return shallower(own, depth)
+
+    def _turn(self, number: int, rows: int) -> np.ndarray:
+        """Return the rows that have a drafter's draft in a plan of memory, where all drafters take all their steps, (B,)."""
+        return np.arange(rows) % len(self._parts) == len(self._parts) - 1 - number
 
     def _sure(self, part: Drafter, batch: Batch) -> np.ndarray:
         if "match" not in part.offers:

@@ -42,7 +42,7 @@ class ModelDrafter:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "logits", "budget", "stops"})
+    offers = frozenset({"chain", "logits", "budget", "steady", "stops"})
 
     _runner: ModelRunner | None = None
 
@@ -50,7 +50,7 @@ class ModelDrafter:
         self, tree: str = "chain", branch: str | int | None = None, nodes: int | None = None, top: int | None = None
     ) -> None:
         self._trees = Trees(tree, branch, nodes, top)
-        self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits", "budget"}
+        self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits", "budget", "steady"}
         self.offers |= {"stops"} if self._trees.chain else set()
         self._fed_BN: torch.Tensor | None = None
 

@@ -17,6 +17,7 @@ from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Run
 from specframe.devices import kinds
 from specframe.errors import OptionError, literal
+from specframe.forward.unpadded import fullest
 from specframe.value_checks import whole
 from specframe_std.policies.acceptance import LONGEST, Acceptance, survival
 from specframe_std.policies.confidence import PRIOR_OF_BOTH, Calibration, ConfidenceStop, logit
@@ -186,11 +187,7 @@ class Goodput:
         """Return the most tokens of a block of drafts of which forwards leave out the filler."""
         if (rows, depth) not in self._fits:
             places = rows * (int(self._levels.nodes_D[depth]) + 1)
-            low, high = 0, places
-            while low < high:
-                middle = (low + high + 1) // 2
-                low, high = (middle, high) if self._leaves_out(places, middle) else (low, middle - 1)
-            self._fits[rows, depth] = low
+            self._fits[rows, depth] = fullest(places, self._leaves_out)
         return self._fits[rows, depth]
 
     def _choose(self, rows: int, plans: Plans | None) -> Choice:
