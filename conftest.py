@@ -20,20 +20,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Sampled:
-    """Marks the cases of tests that are ``sampled(N)`` as slow, but for each N-th."""
+    """Marks the cases of tests that are ``sampled(N)`` as slow, but for each N-th.
+
+    Tests of one name in several classes, as those of a suite, begin with another case each, so that together they have all. Of a
+    module, ``sampled(N, suites=True)`` is about the tests of its classes alone.
+    """
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Mark them before others look for the marker ``slow``."""
-        before: Counter[str] = Counter()
+        cases: dict[str, list[pytest.Item]] = {}
         for item in items:
             sampled = item.get_closest_marker("sampled")
-            if sampled is None or item.get_closest_marker("slow"):
-                continue
-            test = item.nodeid.partition("[")[0]
-            if before[test] % sampled.args[0]:
-                item.add_marker("slow")
-            before[test] += 1
+            test, parameters, _ = item.nodeid.partition("[")
+            suite = test.count("::") > 1
+            if sampled and parameters and not item.get_closest_marker("slow") and (suite or not sampled.kwargs):
+                cases.setdefault(test, []).append(item)
+        namesakes: Counter[tuple[str, str]] = Counter()
+        for test, own in cases.items():
+            sampled = own[0].get_closest_marker("sampled")
+            assert sampled is not None
+            every = sampled.args[0]
+            name = test.partition("::")[0], test.rpartition("::")[2]
+            first = namesakes[name] % min(every, len(own))
+            namesakes[name] += 1
+            for place, item in enumerate(own):
+                if (place - first) % every:
+                    item.add_marker("slow")
 
 
 def pytest_configure(config: pytest.Config) -> None:

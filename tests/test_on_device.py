@@ -348,7 +348,7 @@ def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytes
 
     for kv in ("slab", Pages(page=page), f"paged,block={page},view=blocks"):
         pipe = harness.pipeline(target, zoo.good_draft(target), kv=kv, attention="packed", batch_size=3, draft_length=3)
-        harness.decode(pipe, asked("qwen3"))  # kernels are tried in the first run
+        harness.decode(pipe, asked("qwen3", 1)[:1])  # kernels are tried in the first run
         tables.append(Counter())
         with monkeypatch.context() as patched:
             patched.setattr(packed, "flash", noted)

@@ -34,6 +34,8 @@ from specframe.forward.states import RowStates, state_layers
 from specframe.plugins.registry import add_entry, registry
 from specframe.text.sampling import Sampling
 
+pytestmark = pytest.mark.sampled(2, suites=True)
+
 TARGET = states.fake_state_target()
 
 

@@ -19,6 +19,8 @@ from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import After, Inputs, LayerState, Parts, StateLayer
 from specframe.plugins.registry import registry
 
+pytestmark = pytest.mark.sampled(2, suites=True)
+
 
 class Diaries:
     """Keeps the states of each sequence by its identity, beside the keys and values of another backend."""

@@ -63,6 +63,43 @@ def test_a_sampled_test_s_cases_are_slow_but_for_some(pytester: pytest.Pytester)
     assert ran == [f"test_part[{case}]" for case in (1, 3, 5)]
 
 
+SUITES = """
+import pytest
+
+pytestmark = pytest.mark.sampled(3, suites=True)
+
+class Suite:
+    @pytest.mark.parametrize("case", range(5))
+    def test_case(self, case): pass
+
+    @pytest.mark.parametrize("case", range(2))
+    def test_two(self, case): pass
+
+    def test_alone(self): pass
+
+class TestA(Suite): pass
+class TestB(Suite): pass
+class TestC(Suite): pass
+
+@pytest.mark.parametrize("case", range(4))
+def test_own(case): pass
+"""
+
+
+def test_classes_of_a_sampled_suite_have_other_cases_each(pytester: pytest.Pytester) -> None:
+    """Together they have all. Each has one at least, what has no cases is fast, and so are the module's own tests."""
+    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
+    pytester.makepyfile(SUITES)
+    result = pytester.runpytest_inprocess("-m", "not slow", "--collect-only", "-q", "-p", "no:xdist")
+    ran = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    assert ran == [
+        *("TestA::test_case[0]", "TestA::test_case[3]", "TestA::test_two[0]", "TestA::test_alone"),
+        *("TestB::test_case[1]", "TestB::test_case[4]", "TestB::test_two[1]", "TestB::test_alone"),
+        *("TestC::test_case[2]", "TestC::test_two[0]", "TestC::test_alone"),
+        *(f"test_own[{case}]" for case in range(4)),
+    ]
+
+
 def test_no_case_at_all_is_refused(pytester: pytest.Pytester) -> None:
     """A run of no case is a mistake, and is told in a sentence."""
     pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))

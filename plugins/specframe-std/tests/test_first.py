@@ -25,6 +25,8 @@ from specframe.errors import SpecframeError
 from specframe.models.pairs import choose
 from specframe.plugins.registry import registry
 
+pytestmark = pytest.mark.sampled(2, suites=True)
+
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5)
 TREES = 'first,"of=suffix,tree=dynamic,nodes=6,factor=3|model,branch=2/1"'

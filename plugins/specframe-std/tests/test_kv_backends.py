@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 from specframe_testing.conformance import KVBackendSuite
 
+pytestmark = pytest.mark.sampled(2, suites=True)
+
 
 class TestDynamic(KVBackendSuite):
     """Grows by concatenation."""

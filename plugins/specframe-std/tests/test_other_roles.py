@@ -9,6 +9,8 @@ from specframe_testing.conformance.acceptance import VOCABULARY
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 
+pytestmark = pytest.mark.sampled(2, suites=True)
+
 
 class TestChain(VerifierSuite):
     """The verifier ``chain``."""

@@ -17,6 +17,8 @@ from specframe.errors import OptionError
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 
+pytestmark = pytest.mark.sampled(2, suites=True)
+
 
 class TestPromptLookup(DrafterSuite):
     """The suite, under the name it is registered by."""

@@ -6,6 +6,8 @@ from specframe_testing.conformance.scheduler import simulate
 
 from specframe.plugins.registry import registry
 
+pytestmark = pytest.mark.sampled(2, suites=True)
+
 
 class TestFixed(SchedulerSuite):
     """Batches that start and end together."""

@@ -24,6 +24,8 @@ from specframe.errors import CompositionError, ModelError
 from specframe.models.aliases import resolve
 from specframe.text.sampling import Sampling
 
+pytestmark = pytest.mark.sampled(2, suites=True)
+
 TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "
 EOS = "<|endoftext|>"
 CHARACTERS = [chr(0x21 + place) for place in range(128)]
