@@ -1,6 +1,7 @@
 """Draft-length policies beside plain decoding and fixed lengths, by batch size.
 
     python benchmarks/budgets.py [--pair embedded|cpu] [--batches 1,4,8,32] [--kinds spec,code,mixed] [--rounds 5] [--prompts FILE]
+        [--drafter model|prompt-lookup|suffix]
 
 *Spec*: the prompts of FILE. *Code*: held-out library source. *Mixed*: half of the prompts are files that the target goes on to
 copy, half are pieces without a repetition of their own. All contenders decode the same prompts in turn, round after round, by
@@ -32,6 +33,8 @@ from specframe import Pipeline
 from specframe.plugins.registry import registry
 
 POLICIES = ("explicit", "implicit", "goodput,confidence=off", "goodput")
+LOOKING = ("explicit", "goodput")
+"""Those for drafters that look tokens up, and know no confidence."""
 
 
 def asked(kind: str, file: str | None, tokenizer: Any, count: int) -> list[list[int]]:
@@ -110,6 +113,9 @@ def measured(contenders: dict[str, Contender], prompts: Any, new: int, rounds: i
 @click.option("--count", default=24, show_default=True, help="Prompts; at least twice the batch.")
 @click.option("--new", default=64, show_default=True, help="New tokens per prompt.")
 @click.option("--rounds", default=5, show_default=True)
+@click.option(
+    "--drafter", default="model", show_default=True, help="The drafter; of the pair's draft model by default."
+)
 @click.option("--prompts", "file", default=None, help="The prompt file of the kind spec.")
 @click.option("--output", default=None, help="A JSON file for all figures.")
 def main(
@@ -120,6 +126,7 @@ def main(
     count: int,
     new: int,
     rounds: int,
+    drafter: str,
     file: str | None,
     output: str | None,
 ) -> None:
@@ -131,9 +138,11 @@ def main(
     for kind in kinds.split(","):
         for batch in map(int, batches.split(",")):
             prompts = asked(kind, file, tokenizer, max(count, 2 * batch))
-            names = ["plain", *lengths.split(","), *POLICIES]
-            contenders = {name: Contender(target, draft, tokenizer, name, batch) for name in names}
-            found.append({"pair": pair, "kind": kind, "batch": batch, **measured(contenders, prompts, new, rounds)})
+            names = ["plain", *lengths.split(","), *(POLICIES if drafter == "model" else LOOKING)]
+            by = draft if drafter == "model" else drafter
+            contenders = {name: Contender(target, by, tokenizer, name, batch) for name in names}
+            cell = {"pair": pair, "drafter": drafter, "kind": kind, "batch": batch}
+            found.append({**cell, **measured(contenders, prompts, new, rounds)})
             print(json.dumps(found[-1]), flush=True)
             if output:
                 Path(output).write_text(json.dumps(found, indent=1) + "\n")

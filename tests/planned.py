@@ -10,7 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specframe import Pipeline
+from specframe.contracts.drafts import Budget
 from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch
 from specframe.devices.allocations import Allocations
 from specframe.engine.dry_run import DryRun
 from specframe.engine.engine import Engine
@@ -130,6 +132,29 @@ class Case:
         with counter:
             list(pipe.generate(self.prompts, self.load.longest - self.load.prompt))
         return pipe
+
+
+class Paused:
+    """A draft-length policy that drafts nothing for some rounds, and then 3 tokens in one."""
+
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
+    maximum = Budget(3)
+
+    def __init__(self, pause: int) -> None:
+        self._pause, self._rounds = pause, 0
+
+    def start(self, run: Any) -> None:
+        """Nothing was decoded yet."""
+        self._rounds = 0
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the budget."""
+        self._rounds += 1
+        return Budget(0) if self._rounds % (self._pause + 1) else self.maximum
+
+    def observe(self, report: Any) -> None:
+        """Nothing to learn."""
 
 
 CASES = {

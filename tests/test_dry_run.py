@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from planned import CASES, Case
+from planned import CASES, Case, Paused
 
 from specframe import Sampling
 from specframe.contracts.drafts import Budget
@@ -93,29 +93,9 @@ def test_unequal_drafts_have_as_little_filler_as_is_left_out() -> None:
         assert steady.budget(four[:2]).depths_B is None, "two rows have less"
 
 
-class Paused:
-    """A draft-length policy that drafts nothing for 100 rounds, and then 3 tokens in one."""
-
-    needs: frozenset[str] = frozenset()
-    offers: frozenset[str] = frozenset()
-    maximum = Budget(3)
-
-    def start(self, run: Any) -> None:
-        """Nothing was decoded yet."""
-        self._rounds = 0
-
-    def budget(self, batch: Batch) -> Budget:
-        """Return the budget."""
-        self._rounds += 1
-        return Budget(0) if self._rounds % 101 else self.maximum
-
-    def observe(self, report: Any) -> None:
-        """Nothing to learn."""
-
-
 def test_a_draft_model_that_catches_up_takes_no_more_than_is_told() -> None:
     """What it has missed while nothing was drafted may be longer than any prompt, and is read at once."""
-    case = Case("qwen3", "draft", Workload(4, 3, 120), {"draft_length": Paused(), "kv": "slab"})
+    case = Case("qwen3", "draft", Workload(4, 3, 120), {"draft_length": Paused(100), "kv": "slab"})
     counter = Allocations()
     told, report = case.planned().total, case.counted(counter).report
     assert report.draft_forwards > 0

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from planned import CASES, Case, model
+from planned import CASES, Case, Paused, model
 
 from specframe import Pipeline, Sampling
 from specframe.contracts.drafts import Budget
@@ -20,8 +20,8 @@ from specframe.engine.footprint import Footprint, Workload
 from specframe.engine.memory_plan import Form, Ladder, most
 from specframe.errors import ModelError, OptionError
 
-PLANS = 100
-"""Random runs of the slow test."""
+PLANS, LONG = 100, 20
+"""Random runs of the slow test, and further ones that decode for longer, by drafters whose models may have to catch up."""
 
 KVS = ("slab", "pool", "paged", "paged,block=4,share=on", "paged,block=7")
 DRAFTERS = ("draft", None, "prompt-lookup", "model,tree=static,nodes=6", "model,tree=dynamic,nodes=8,top=2")
@@ -30,6 +30,8 @@ DRAFTERS = ("draft", None, "prompt-lookup", "model,tree=static,nodes=6", "model,
 def drawn(seed: int) -> tuple[Case, list[list[int]], dict[str, Any], int]:
     """Return a random run: a case, prompts of any length up to that of its load, how tokens are chosen, and new tokens."""
     choose = random.Random(seed)
+    if seed >= PLANS:
+        return drawn_long(choose)
     target = choose.choice(("qwen3", "llama", "gemma3", "qwen3.5"))
     drafter = choose.choice(DRAFTERS)
     if target == "qwen3.5" and drafter is not None and "tree" in drafter:
@@ -51,6 +53,19 @@ def drawn(seed: int) -> tuple[Case, list[list[int]], dict[str, Any], int]:
         asked["sampling"] = Sampling(temperature=0.8, top_p=choose.choice((1.0, 0.9)), samples=choose.choice((1, 1, 3)))
     case = Case(target, drafter, Workload(rows, max(map(len, prompts)), max(map(len, prompts)) + new), options)
     return case, prompts, asked, new
+
+
+def drawn_long(choose: random.Random) -> tuple[Case, list[list[int]], dict[str, Any], int]:
+    """Return a random run of short prompts and many rounds: policies may draft nothing for long, and lookups find something."""
+    drafter = choose.choice(("draft", "first,of=suffix|model", "first,of=prompt-lookup|model,weigh=off"))
+    policies = ("auto", Paused(choose.randint(4, 50)), "explicit,maximum=6") if drafter == "draft" else ("auto", 3, 12)
+    options = {"align": "ragged", "kv": choose.choice(KVS), "draft_length": choose.choice(policies)}
+    rows, longest, new = choose.randint(1, 5), choose.randint(2, 20), choose.randint(20, 80)
+    prompts = [[choose.randrange(1, 1000) for _ in range(choose.randint(1, longest))] for _ in range(rows)]
+    asked: dict[str, Any] = {"sampling": Sampling(temperature=0.8)} if choose.random() < 0.5 else {}
+    longest = max(map(len, prompts))
+    target = choose.choice(("qwen3", "llama", "gemma3"))
+    return Case(target, drafter, Workload(rows, longest, longest + new), options), prompts, asked, new
 
 
 def decoded(
@@ -254,7 +269,7 @@ def test_memory_never_ends_under_a_bound_that_is_kept(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(PLANS))
+@pytest.mark.parametrize("seed", range(PLANS + LONG))
 def test_memory_never_ends_under_any_bound_that_is_kept(seed: int) -> None:
     """The same for many runs: stores, alignments, drafters, trees, samples and lengths at random."""
     bounded(seed)
