@@ -95,7 +95,7 @@ def test_unequal_drafts_have_as_little_filler_as_is_left_out() -> None:
 
 def test_a_draft_model_that_catches_up_takes_no_more_than_is_told() -> None:
     """What it has missed while nothing was drafted may be longer than any prompt, and is read at once."""
-    case = Case("qwen3", "draft", Workload(4, 3, 120), {"draft_length": Paused(100), "kv": "slab"})
+    case = Case("qwen3", "draft", Workload(4, 3, 70), {"draft_length": Paused(60), "kv": "slab"})
     counter = Allocations()
     told, report = case.planned().total, case.counted(counter).report
     assert report.draft_forwards > 0
