@@ -137,7 +137,7 @@ def chosen_name(given: Any, drafter: Any, draft: Any) -> Any:
     if isinstance(draft, str) and split(drafter)[0] == by_model():
         return draft + drafter.removeprefix(by_model())
     given = as_text(given)
-    return given if draft is None and isinstance(given, str) and given != PLAIN else draft or drafter
+    return given if isinstance(given, str) and given != PLAIN else draft or drafter
 
 
 def recognise(location: str) -> str | None:

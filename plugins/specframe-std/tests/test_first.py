@@ -22,7 +22,7 @@ from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.errors import SpecframeError
-from specframe.models.pairs import choose
+from specframe.models.pairs import choose, chosen_name
 from specframe.plugins.registry import registry
 
 pytestmark = pytest.mark.sampled(2, suites=True)
@@ -311,6 +311,15 @@ def test_a_head_of_the_embedded_target() -> None:
         for drafter in ("first,of=suffix|tiny-eagle3", None)
     ]
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("given", ["first,of=suffix|tiny-draft", "first,of=prompt-lookup|tiny-draft,match=2"])
+def test_it_is_named_as_it_was_asked_for(given: str) -> None:
+    """Listings and comparisons name it, and not the draft model of one of its parts, which would be another drafter."""
+    _, strategy, draft = choose(None, given)
+    assert draft == "tiny-draft"
+    assert chosen_name(given, strategy, draft) == given
+    assert choose("tiny", chosen_name(given, strategy, draft)) == ("tiny", strategy, draft)
 
 
 def test_a_plan_of_memory_has_all_steps_that_may_be_taken() -> None:
