@@ -34,6 +34,9 @@ TRIAL = 2
 """Rounds for which drafts are kept after a plain round: the first is not timed, since the drafter has to catch up."""
 DWELL = 8
 """Rounds for which a batch size keeps its depth, at most. Each row's part of it is chosen in every round."""
+IDLE = 32
+"""Rounds for which plans of rows that draft nothing stay as they are, and only the hope that goes into a choice grows: nothing is
+learnt of drafts meanwhile, and a plan takes a tenth of a small model's round."""
 EAGER = 8
 """A depth is kept for one round more after every so many rounds, up to :data:`DWELL`: early estimates change fast."""
 MARGIN = 0.02
@@ -109,7 +112,7 @@ class Goodput:
         """The rows that the plans are for."""
         self._curves: dict[int, Curve] = {}
         """The seconds of rounds, by batch size, since a depth was last chosen for it."""
-        self._round = self._drafted = 0
+        self._round = self._drafted = self._planned_in = 0
 
     def calibrated(self) -> np.ndarray:
         """Return by bins what the calibration predicted, and what stood."""
@@ -126,8 +129,9 @@ class Goodput:
         rows = len(batch)
         choice = self._choices.get(rows)
         if choice is None or choice.left < 1:
-            self._curves[rows] = self._seconds.curve(rows)
-            self._plan(batch)
+            if choice is None or not self._idles(choice, batch):
+                self._curves[rows] = self._seconds.curve(rows)
+                self._plan(batch)
             choice = self._choices[rows] = self._choose(rows, self._plans)
         elif choice.depth and (self._uneven(choice.depth) or batch.sequences is not self._planned):
             self._plan(batch)
@@ -172,7 +176,12 @@ class Goodput:
         if self._seconds.longest:
             stands_BK = survival(self._acceptance.rates_of(batch.sequences), batch.limits - batch.lengths - 1)
             self._plans = Plans.best(stands_BK, self._curves[len(batch)], self._fit, self._levels)
-        self._planned = batch.sequences
+        self._planned, self._planned_in = batch.sequences, self._round
+
+    def _idles(self, choice: Choice, batch: Batch) -> bool:
+        """Return whether these rows draft nothing, and were planned for a little while ago beside the time that they do so."""
+        recent = self._round - self._planned_in < min(IDLE, choice.settled // 4)
+        return not choice.depth and recent and batch.sequences is self._planned
 
     def _uneven(self, depth: int) -> bool:
         """Return whether rows have parts of their own in the plan of a depth."""

@@ -95,12 +95,21 @@ def weights(module: nn.Module) -> tuple[int, int]:
 
 @attrs.define
 class Measured:
-    """The latest rounds of one batch size and depth, and the number of the last such round."""
+    """The latest rounds of one batch size and depth."""
 
-    seconds: deque[float]
-    tokens: deque[float]
-    """Tokens of the drafts that the target computed, for each row."""
     last: int
+    """The number of the last such round."""
+    seconds: deque[float] = attrs.Factory(lambda: deque(maxlen=RECENT))
+    tokens: deque[float] = attrs.Factory(lambda: deque(maxlen=RECENT))
+    """Tokens of the drafts that the target computed, for each row."""
+    _alike: tuple[float, float] | None = None
+    """What is usual where all rounds have as many tokens."""
+
+    def add(self, seconds: float, tokens: float, number: int) -> None:
+        """Take a round."""
+        self.seconds.append(max(seconds, 1e-6))
+        self.tokens.append(tokens)
+        self.last, self._alike = number, None
 
     def usual(self, slope: float) -> tuple[float, float]:
         """Return the median of the seconds, the lesser of two in the middle, and the mean of the tokens, which it is of.
@@ -108,6 +117,15 @@ class Measured:
         Args:
             slope: seconds of one more token of every row.
         """
+        if self._alike is None:
+            found = self._usual(slope)
+            if len(set(self.tokens)) > 1:
+                return found
+            self._alike = found
+        return self._alike
+
+    def _usual(self, slope: float) -> tuple[float, float]:
+        """Return the same, anew."""
         mean = sum(self.tokens) / len(self.tokens)
         alike = sorted(
             max(seconds - slope * (tokens - mean), 0.5 * seconds)
@@ -191,11 +209,9 @@ class RoundSeconds:
         self._rounds += 1
         pair = rows, depth
         if pair not in self._measured:
-            self._measured[pair] = Measured(deque(maxlen=RECENT), deque(maxlen=RECENT), self._rounds)
+            self._measured[pair] = Measured(self._rounds)
         elif typical:
-            self._measured[pair].seconds.append(max(seconds, 1e-6))
-            self._measured[pair].tokens.append(tokens / rows - 1)
-            self._measured[pair].last = self._rounds
+            self._measured[pair].add(seconds, tokens / rows - 1, self._rounds)
 
     def surprises(self, rows: int, depth: int, seconds: float) -> bool:
         """Return whether the first seconds of a pair are :data:`SURPRISE` times those expected: another round has to tell."""
