@@ -83,9 +83,20 @@ def occurrences(tokens_RS: np.ndarray, lengths_R: np.ndarray, most: int) -> Occu
         left_X = left_X[tokens_X[found_C[left_X] - back] == tokens_X[ends_C[left_X] - back]]
         matches_C[left_X] = back + 1
     if len(left_X) and most > ONE_BY_ONE + 1:
-        backs_B = np.arange(ONE_BY_ONE + 1, most)
-        one_XB = tokens_X[np.maximum(found_C[left_X, None] - backs_B, 0)]
-        other_XB = tokens_X[np.maximum(ends_C[left_X, None] - backs_B, 0)]
-        differ_XB = (one_XB != other_XB) | (places_C[left_X, None] < backs_B)
-        matches_C[left_X] += np.where(differ_XB.any(1), differ_XB.argmax(1), len(backs_B))
+        same_X = _same_before(tokens_X, found_C[left_X], ends_C[left_X], most - 1)
+        matches_C[left_X] += np.minimum(same_X, places_C[left_X] - ONE_BY_ONE)
     return Occurrences(tokens_X, rows_C, found_C, ends_R, matches_C)
+
+
+def _same_before(tokens_X: np.ndarray, one_X: np.ndarray, other_X: np.ndarray, most: int) -> np.ndarray:
+    """Return how many tokens before two places are the same, from the one after :data:`ONE_BY_ONE` of them to ``most``.
+
+    Tokens of one place lie side by side, so that they are copied at once. Those before all tokens are the same everywhere.
+    """
+    width = most - ONE_BY_ONE
+    padded_Y = np.concatenate([np.zeros(most, np.int32), tokens_X], dtype=np.int32)  # half of the bytes to copy
+    windows_XB = np.lib.stride_tricks.sliding_window_view(padded_Y, width)
+    differ_XB = windows_XB[one_X] != windows_XB[other_X]
+    nearest_X = differ_XB[:, ::-1].argmax(1)
+    found_X = differ_XB[np.arange(len(one_X)), width - 1 - nearest_X]
+    return np.where(found_X, nearest_X, width)
