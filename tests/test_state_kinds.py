@@ -61,11 +61,14 @@ def test_every_kind_is_tried() -> None:
 
 @each_kind
 def test_layers_are_known_by_their_kind(name: str) -> None:
-    """A model's layers are known by one kind, and each has its number."""
+    """A model's layers are known by one kind, and each has its number; states are numbered in the order of layers."""
     model = architectures.build(name)
     layers = ModelRunner(model, "target").state_layers
     assert layers
-    assert {layer.module.layer_idx for layer in layers.values()} == set(layers)
+    assert all(layer.module.layer_idx == layer.number for layer in layers.values())
+    assert [*layers] == [*range(len(layers))]
+    numbers = [layer.number for layer in layers.values()]
+    assert numbers == sorted(numbers)
     wanted = {kind for kind, one in KINDS.items() if one == name}
     assert {layer.called.split("'")[1] for layer in layers.values()} == wanted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -353,6 +353,25 @@ def test_a_layer_that_two_kinds_claim_is_one_sentence() -> None:
             state_layers(TARGET, "the target")
     finally:
         del registry().entries["state kind"]["another"]
+
+
+class Several(states.FakeHash):
+    """Knows two modules of one layer, and one of the layer before."""
+
+    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module | tuple[torch.nn.Module, ...]]:
+        """Return the modules."""
+        return {2: tuple(torch.nn.Identity() for _ in range(2)), 1: torch.nn.Identity()}
+
+
+def test_each_of_a_layers_modules_has_a_state() -> None:
+    """Modules that keep a state are numbered in the order of layers, and know their layer's number."""
+    del registry().entries["state kind"][states.NAME]
+    add_entry(registry(), states.DISTRIBUTION, "state kind", states.NAME, Several)
+    layers = state_layers(TARGET, "the target")
+    assert [(number, layer.number) for number, layer in layers.items()] == [(0, 1), (1, 2), (2, 2)]
+    assert len({layer.module for layer in layers.values()}) == 3
+    store = RowStates(layers, 2, torch.device("cpu"))
+    assert store.nbytes == 3 * 2 * 2 * 8
 
 
 def test_trees_of_a_draft_model_with_states_are_refused() -> None:

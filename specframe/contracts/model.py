@@ -52,7 +52,7 @@ class Model(Protocol):
 
     @property
     def state_layers(self) -> Mapping[int, StateLayer]:
-        """The layers that keep a state, by their number; empty: all layers attend."""
+        """The modules that keep a state, numbered in the order of their layers; empty: all layers attend, and do nothing else."""
 
     def require(self, how: How, hidden: Iterable[int] = ()) -> None:
         """Raise :class:`specframe.errors.ModelError` unless forwards can be run so, and return these hidden states."""

@@ -66,11 +66,14 @@ class LayerState:
 class StateKind(Protocol):
     """A kind of state, and the layers of models that keep it. It has no state of its own: one object serves all models."""
 
-    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
-        """Return the modules of a model that keep such a state, by the number of their layer; none where it has none."""
+    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module | tuple[torch.nn.Module, ...]]:
+        """Return the modules of a model that keep such a state, by the number of their layer; none where it has none.
+
+        A layer may have several, each with a state of its own.
+        """
 
     def shape(self, layer: torch.nn.Module) -> StateShape:
-        """Return the shape of a layer's state."""
+        """Return the shape of the state of one of these modules."""
 
     def forward(self, layer: torch.nn.Module, state: LayerState) -> Callable[..., Any]:
         """Return what is called in the place of a layer's ``forward``, in one forward of the model, with the same arguments.
@@ -102,7 +105,11 @@ class BitwiseKind(StateKind, Protocol):
 
 
 class StateLayer(Protocol):
-    """A layer of a model that keeps a state, as a store of states knows it."""
+    """A module of a model that keeps a state, as a store of states knows it."""
+
+    @property
+    def number(self) -> int:
+        """The number of its layer."""
 
     @property
     def shape(self) -> StateShape:
@@ -113,7 +120,7 @@ class StateLayer(Protocol):
 
 
 class StateStore(Protocol):
-    """The states of one model's layers, for every live sequence."""
+    """The states of one model, for every live sequence."""
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Make ``sequences`` the rows of the forwards to come, in this order.
@@ -129,8 +136,8 @@ class StateStore(Protocol):
             ContractError: it begins elsewhere.
         """
 
-    def state(self, layer: int) -> LayerState:
-        """Return the states of a layer for the expected forward."""
+    def state(self, number: int) -> LayerState:
+        """Return the states of this number for the expected forward."""
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Take in, of the tokens fed since the last call, those that stand, and forget the others; on the device, without a wait.
@@ -171,7 +178,8 @@ class StateBackend(KVBackend, Protocol):
         """Return the store of the states of a model whose keys and values were opened last; it may be the same object.
 
         Args:
-            layers: the layers that keep a state, by their number.
+            layers: the modules that keep a state. They are numbered from 0 in the order of their layers: where a layer has one
+                such module, and all layers have, a state's number is its layer's.
             rows: the sequences that there is room for.
             device: where states are, if their shape names no other.
         """

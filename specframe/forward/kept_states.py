@@ -67,7 +67,7 @@ class KeptStates(RowStates):
     and one at the end of the last block before the prompt's last token, where its chat goes on.
 
     Args:
-        layers: the layers with states, by their number.
+        layers: the modules with states, as they are numbered.
         rows: the sequences that there is room for.
         device: where states are, if their shape names no other.
         most: copies that are kept.

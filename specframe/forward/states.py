@@ -44,8 +44,10 @@ UNKNOWN = -1
 
 @attrs.frozen(eq=False)
 class StateLayer:
-    """A layer that keeps a state, and its kind, whose errors become a sentence."""
+    """A module that keeps a state, and its kind, whose errors become a sentence."""
 
+    number: int
+    """The number of its layer."""
     kind: StateKind
     module: torch.nn.Module
     called: str
@@ -97,7 +99,9 @@ def call_kind(called: str, member: str, function: Callable[..., Result], *given:
 
 
 def state_layers(model: torch.nn.Module, called: str) -> dict[int, StateLayer]:
-    """Return the layers of a model whose kind of state a plugin has registered, by their number.
+    """Return the modules of a model whose kind of state a plugin has registered, numbered in the order of their layers.
+
+    A model of the first layers of another has the same numbers as that.
 
     Args:
         model: the model.
@@ -106,7 +110,7 @@ def state_layers(model: torch.nn.Module, called: str) -> dict[int, StateLayer]:
     Raises:
         ModelError: two kinds claim the same layer.
     """
-    found: dict[int, StateLayer] = {}
+    found: dict[int, list[StateLayer]] = {}
     for name in registry().names("state kind"):
         kind: StateKind = registry().make("state kind", name)
         entry = registry().entry("state kind", name)
@@ -115,13 +119,14 @@ def state_layers(model: torch.nn.Module, called: str) -> dict[int, StateLayer]:
         by_token = None
         if "bitwise" in entry.traits.able("offers"):
             by_token = call_kind(told, "by_token", cast(BitwiseKind, kind).by_token)
-        for number, module in call_kind(told, "layers", kind.layers, model).items():
+        for number, kept in call_kind(told, "layers", kind.layers, model).items():
             if number in found:
                 raise ModelError(
-                    f"layer {number} of {called} is claimed by {found[number].called} and {told}: expected one"
+                    f"layer {number} of {called} is claimed by {found[number][0].called} and {told}: expected one"
                 )
-            found[number] = StateLayer(kind, module, told, by_token)
-    return dict(sorted(found.items()))
+            modules = kept if isinstance(kept, tuple) else (kept,)
+            found[number] = [StateLayer(number, kind, module, told, by_token) for module in modules]
+    return dict(enumerate(one for number in sorted(found) for one in found[number]))
 
 
 def state_forwards(layers: Mapping[int, StateLayer], store: StateStore) -> dict[torch.nn.Module, Callable[..., Any]]:
@@ -161,10 +166,10 @@ class Fed:
 
 
 class RowStates:
-    """One state per row and layer, and the inputs of the tokens fed since it was settled.
+    """One state per row and module, and the inputs of the tokens fed since it was settled.
 
     Args:
-        layers: the layers with states, by their number.
+        layers: the modules with states, as :func:`state_layers` numbers them.
         rows: R, the sequences that there is room for.
         device: where states are, if their shape names no other.
     """
@@ -401,8 +406,8 @@ class RowStates:
         """Raise unless a layer has noted what the rest needs; ``taken_over``: the states after the block are gone."""
         if number not in fed.inputs or not (taken_over or fed.parents_BT is not None or number in fed.after):
             raise ContractError(
-                f"{self._layers[number]}: forward() must note what the state of layer {number} takes in, and the "
-                "state after it where the block is a chain"
+                f"{self._layers[number]}: forward() must note what the state of layer {self._layers[number].number} takes in, "
+                "and the state after it where the block is a chain"
             )
 
     def _require_settled(self, when: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.attention import Attend
 from specframe.contracts.cache import Chunk, Placement, Window
+from specframe.contracts.states import StateLayer
 from specframe.errors import ModelError
 from specframe.forward import compiled
 from specframe.forward.attention.masks import masks
@@ -50,9 +51,9 @@ class TransformersModel:
         with shared_config(self.config):
             self._mixed = has_other_layers(self.config)
             self.state_layers = state_layers(model, f"the {role}") if self._mixed else {}
-            """The layers that keep a state, by their number."""
+            """The modules that keep a state, numbered in the order of their layers."""
             layers = len(compiled.decoder_layers(model))
-            self.windows = attention_windows(self.config, role, self.state_layers, layers)
+            self.windows = attention_windows(self.config, role, self.state_layers.values(), layers)
         kinds = getattr(self.config, "layer_types", None) or ()
         self.chunks = {
             number: one for number, kind in enumerate(kinds) if isinstance(one := self.windows.get(kind), Chunk)
@@ -220,7 +221,7 @@ def resized(window: Window, size: int) -> Window:
     return attrs.evolve(window, size=size) if isinstance(window, Chunk) else window and size
 
 
-def attention_windows(config: Any, role: str, states: Container[int] = (), layers: int = 0) -> dict[str, Window]:
+def attention_windows(config: Any, role: str, states: Iterable[StateLayer] = (), layers: int = 0) -> dict[str, Window]:
     """Return the window (None: unlimited) of each kind of attention layer, keyed as the model's masks are.
 
     Models without ``layer_types`` have one kind, "all".
@@ -228,7 +229,7 @@ def attention_windows(config: Any, role: str, states: Container[int] = (), layer
     Args:
         config: of the model.
         role: of the model, for errors.
-        states: the numbers of layers that keep a state of a known kind.
+        states: what keeps a state of a known kind.
         layers: how many of the configuration's first layers the model has; 0: all, as far as is known.
 
     Raises:
@@ -244,8 +245,8 @@ def attention_windows(config: Any, role: str, states: Container[int] = (), layer
         "chunked_attention": chunk,
         "indexed_attention": None,
     }
-    had = enumerate(kinds[: layers or None])
-    unknown = sorted({kind for number, kind in had if kind not in ATTENDING | NEITHER and number not in states})
+    had, known = enumerate(kinds[: layers or None]), {one.number for one in states}
+    unknown = sorted({kind for number, kind in had if kind not in ATTENDING | NEITHER and number not in known})
     if pooling := sorted(POOLING.intersection(unknown)):
         raise ModelError(
             f"the {role} has layers of type {', '.join(pooling)}, which pool the keys of several tokens as soon as they are fed, "

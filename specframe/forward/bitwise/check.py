@@ -92,9 +92,9 @@ def fault(model: PreTrainedModel) -> str | None:
     )
     with order.active():
         layers = OwnStates(model).layers
-    for number, layer in layers.items():
+    for layer in layers.values():
         if layer.by_token is None:
-            return f"layer {number} keeps a state of {layer}, which does not take in one token after the other"
+            return f"layer {layer.number} keeps a state of {layer}, which does not take in one token after the other"
     with ModuleTracker() as tracker, order.active(), Watching(tracker) as watching:
         try:
             logits(model, ids_BT, [TOKENS])

@@ -332,7 +332,7 @@ def summed(trace: Trace, pipe: Pipeline, alignment: Alignment, results: list[Res
     requests = [trace.requests[result.index] for result in results]
     sizes = {cached.runner.role: slot_bytes(cached) for cached in trace.caches}
     config, states = pipe.target_model.config.get_text_config(), trace.caches[0].runner.state_layers
-    windows = attention_windows(config, "target", states).values()
+    windows = attention_windows(config, "target", states.values()).values()
     return SchemeTrace(
         name=name,
         about=(inspect.getdoc(alignment) or "").partition("\n\n")[0].replace("\n", " "),

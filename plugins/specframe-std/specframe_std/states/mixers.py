@@ -162,13 +162,18 @@ class MixerKind:
         """Return the kind with tokens that are taken in one after the other."""
         return Stepped(self)
 
-    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
+    def layers(self, model: torch.nn.Module) -> Mapping[int, tuple[torch.nn.Module, ...]]:
         """Return the mixers of a model that scan so, by the number of their layer."""
-        return {
-            int(module.layer_idx): module  # type: ignore[arg-type]
-            for module in model.modules()
-            if self.scan in calls(module) and hasattr(module, "layer_idx")
-        }
+        found: dict[int, tuple[torch.nn.Module, ...]] = {}
+        for module in model.modules():
+            if self.known(module):
+                number = int(module.layer_idx)  # type: ignore[arg-type]
+                found[number] = (*found.get(number, ()), module)
+        return found
+
+    def known(self, module: torch.nn.Module) -> bool:
+        """Return whether a module is a mixer of the kind."""
+        return self.scan in calls(module) and hasattr(module, "layer_idx")
 
     def shape(self, layer: torch.nn.Module) -> StateShape:
         """Return the shapes of the window and the state."""
@@ -239,9 +244,9 @@ class Stepped(MixerKind):
         self._kind = kind
         self.scan = kind.scan  # type: ignore[misc]  # it is the other's
 
-    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
-        """Return the mixers that the kind knows."""
-        return self._kind.layers(model)
+    def known(self, module: torch.nn.Module) -> bool:
+        """Return whether a module is a mixer of the kind."""
+        return self._kind.known(module)
 
     def sizes(self, layer: Any) -> tuple[tuple[int, ...], ...]:
         """Return the size of each scan's state of one row."""

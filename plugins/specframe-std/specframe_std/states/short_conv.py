@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,13 +15,9 @@ class ShortConvolution(MixerKind):
 
     scan = mixers.CONVOLVE
 
-    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
-        """Return the mixers that convolve and do nothing else with a state."""
-        return {
-            number: module
-            for number, module in super().layers(model).items()
-            if "update_recurrent_state" not in mixers.calls(module)
-        }
+    def known(self, module: torch.nn.Module) -> bool:
+        """Return whether a module is a mixer that convolves and does nothing else with a state."""
+        return super().known(module) and "update_recurrent_state" not in mixers.calls(module)
 
     def sizes(self, layer: Any) -> tuple[tuple[int, ...], ...]:
         """Return no size: there is no scan."""
