@@ -101,6 +101,14 @@ OWN: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": INDEXED,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
     "hy_v4": INDEXED,
+    "inkling_text": {
+        "layer_types": ["hybrid_sliding", "hybrid"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "rel_extent": 6,
+        "log_scaling_n_floor": 3,
+        "log_scaling_alpha": 0.5,
+        "logits_mup_width_multiplier": 1.0,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     **dict.fromkeys(

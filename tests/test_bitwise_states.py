@@ -19,7 +19,7 @@ from specframe_testing import fakes, harness, standard, states, zoo
 from specframe_testing.conformance.decoding import RIGHT
 from specframe_testing.logits import Kept, Logits
 from test_bitwise import DTYPES, by_reference, same
-from test_state_kinds import KINDS
+from test_state_kinds import KINDS, WITHOUT_EXPERTS
 from transformers import PreTrainedModel
 
 from specframe.errors import ModelError
@@ -38,7 +38,7 @@ FEW = 3
 
 FURTHER = (
     *("mamba2", "falcon_h1", "bamba", "granitemoehybrid", "zamba2", "olmo_hybrid", "bailing_hybrid", "qwen3_next"),
-    *("lfm2_moe", "qwen3_5_moe_text", "mamba", "falcon_mamba"),
+    *("lfm2_moe", "qwen3_5_moe_text", "mamba", "falcon_mamba", "inkling_text"),
 )
 """Further models with states that can be decoded with bitwise."""
 
@@ -51,7 +51,7 @@ def prompts(count: int = FEW) -> list[list[int]]:
 @functools.cache
 def target(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Return a model with states in a precision."""
-    return architectures.build(name).to(dtype)
+    return architectures.build(name, **WITHOUT_EXPERTS.get(name, {})).to(dtype)
 
 
 @functools.cache
@@ -100,6 +100,7 @@ SAMPLE = {
     ("nemotron_h", torch.float32, "eqspec-b8-k5"),
     ("lfm2", torch.bfloat16, "pieces"),
     ("jamba", torch.bfloat16, "tree-ragged"),
+    ("inkling_text", torch.bfloat16, "tree-eqspec"),
 }
 """The cells that every run of the tests tries."""
 

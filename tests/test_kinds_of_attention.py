@@ -6,6 +6,7 @@ Rows are of unequal length throughout.
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import architectures
@@ -15,10 +16,11 @@ from generating import padded
 from specframe_std.drafters.model import ModelDrafter
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
+from turns import by_turns
 
 import specframe
 from specframe.errors import ModelError
-from specframe.forward.positions import OwnPositions, alibi
+from specframe.forward.positions import OwnPositions, alibi, distance_bias
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import Sampling
 
@@ -46,6 +48,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """ALiBi of three kinds, masks of a model's own, learned, sinusoidal and rotary positions that are counted, chunks; layers that
 choose what they attend to: all of them, for themselves and for the next one, and beside sliding windows."""
+WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "inkling": ("inkling_text", {}),
+    "inkling-unscaled": ("inkling_text", {"log_scaling_n_floor": None}),
+}
+"""A learned bias by distance, with scores that a query's position scales and without. Layers keep states as well, so that they
+draft chains alone; trees for them are those of ``test_state_kinds.py``."""
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 TREES: dict[str, dict[str, Any]] = {"static": {"branch": "3/2/1"}, "dynamic": {"tree": "dynamic", "nodes": 16}}
 PROMPTS, NEW = zoo.eos_prompts((1, 14, 2, 7, 3)), 6
@@ -54,7 +62,7 @@ PROMPTS, NEW = zoo.eos_prompts((1, 14, 2, 7, 3)), 6
 @functools.cache
 def models(name: str, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Return a target and a draft model that often agrees with it."""
-    kind, options = MODELS[name]
+    kind, options = (MODELS | WITH_STATES)[name]
     if kind not in architectures.NAMES or kind in architectures.FAULTY | architectures.OTHERWISE:
         pytest.skip(f"the transformers installed has {kind} in another way")
     target = architectures.build(kind, seed, **options)
@@ -94,6 +102,14 @@ def test_every_alignment(name: str, align: str, tree: str | None, accept: str, s
     check(name, align, tree, accept, seed)
 
 
+@pytest.mark.parametrize(
+    ("name", "accept", "align"), by_turns(3, [*WITH_STATES], ["greedy", "gumbel"], ALIGNMENTS), ids=str
+)
+def test_chains_beside_states(name: str, accept: str, align: str) -> None:
+    """Chains of a draft model are exact under every alignment, greedily and with shared noise."""
+    check(name, align, None, accept)
+
+
 @pytest.mark.parametrize("attention", ["masked", "flex"])
 def test_chunks_in_every_attention(attention: str) -> None:
     """What is left out of a chunk by mask tensors, flex attention leaves out by blocks."""
@@ -121,6 +137,30 @@ def test_the_bias_goes_by_orders() -> None:
     assert torch.equal(shared[1], found[0])
 
 
+def test_a_learned_bias_goes_by_the_distance_of_orders() -> None:
+    """A query has the bias of each slot by how far its token is before the query's own, in each row, at the query's scale."""
+
+    def usual(states_BTHE: torch.Tensor, queries_T: torch.Tensor, keys_S: torch.Tensor) -> torch.Tensor:
+        distance_TS = queries_T[:, None] - keys_S
+        return states_BTHE.transpose(1, 2).gather(3, distance_TS.expand(len(states_BTHE), 1, -1, -1))
+
+    by_distance_BTHE = torch.tensor([[[[1.0, 2, 3]], [[10, 20, 30]]]]).repeat(2, 1, 1, 1)
+    positions_BT, key_order_BS = torch.tensor([[2, 3], [5, 5]]), torch.tensor([[0, 1, 2, 3], [5, 4, 2, -1]])
+    distance_BTS, scale_BT = positions_BT[..., None] - key_order_BS[:, None], torch.tensor([[1.0, 1], [2, 1]])
+    bias = SimpleNamespace(rel_extent=3)
+    found = distance_bias(usual, bias, distance_BTS, scale_BT, by_distance_BTHE, None, None)
+    assert found[0, 0].tolist() == [[3, 2, 1, 0], [0, 30, 20, 10]]
+    assert found[1, 0].tolist() == [[2, 4, 0, 0], [10, 20, 0, 0]]
+
+
+def test_attention_without_masks_is_refused_beside_a_bias() -> None:
+    """A backend that takes a mask's place has no room for a bias, which is told in one sentence; unasked it is not taken."""
+    target, draft = models("inkling")
+    told = r"^attention 'flex' cannot be had for .*, because its layers add a bias of their own to scores"
+    with pytest.raises(ModelError, match=told):
+        harness.decode(harness.pipeline(target, draft, attention="flex"), harness.requests(PROMPTS, NEW))
+
+
 def test_a_model_that_hears_no_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions that reach no module would be right for rows that begin at slot 0 alone."""
     target = architectures.build("roformer")
@@ -133,7 +173,17 @@ def test_a_model_that_hears_no_positions_is_refused(monkeypatch: pytest.MonkeyPa
         _ = ModelRunner(target, "target").kv_shapes
 
 
-@pytest.mark.parametrize(("name", "plain"), [("bloom", False), ("gpt_neo", False), ("mpt", False), ("bart", True)])
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("bloom", False),
+        ("gpt_neo", False),
+        ("mpt", False),
+        ("bart", True),
+        ("inkling", True),
+        ("inkling-unscaled", False),
+    ],
+)
 def test_inside_generate(name: str, plain: bool, recwarn: pytest.WarningsRecorder) -> None:
     """Padded prompts have the tokens of ``generate``; nothing is drafted where the model itself counts padding as tokens."""
     target, draft = models(name)

@@ -37,12 +37,21 @@ KINDS = {
 }
 """A model of each kind."""
 
-each_kind = pytest.mark.parametrize("name", KINDS.values(), ids=KINDS)
+SEVERAL = {"short-convolution": "inkling_text"}
+"""A model whose layers have several states each, beside keys and values, by their kind."""
+
+MODELS = KINDS | {f"several-{kind}": name for kind, name in SEVERAL.items()}
+"""All of them."""
+
+WITHOUT_EXPERTS: dict[str, dict[str, Any]] = {"inkling_text": {"mlp_layer_types": ["dense"] * 2}}
+"""How models are made without the experts that cannot be the same to the bit: these have products with matrices of their own."""
+
+each_kind = pytest.mark.parametrize("name", MODELS.values(), ids=MODELS)
 one_kind_by_default = pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, id=kind, marks=[pytest.mark.slow] * (kind != "gated-delta"))  # what it shows is the store's
-        for kind, name in KINDS.items()
+        for kind, name in MODELS.items()
     ],
 )
 
@@ -69,7 +78,7 @@ def test_layers_are_known_by_their_kind(name: str) -> None:
     assert [*layers] == [*range(len(layers))]
     numbers = [layer.number for layer in layers.values()]
     assert numbers == sorted(numbers)
-    wanted = {kind for kind, one in KINDS.items() if one == name}
+    wanted = {kind for kind, one in (*KINDS.items(), *SEVERAL.items()) if one == name}
     assert {layer.called.split("'")[1] for layer in layers.values()} == wanted
 
 
@@ -84,7 +93,7 @@ def test_chains(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "right"), by_turns(2, [*KINDS.values()], [{0: 3, 1: 0, 2: 2, 3: 1, 4: 3}, None]), ids=str
+    ("name", "right"), by_turns(2, [*MODELS.values()], [{0: 3, 1: 0, 2: 2, 3: 1, 4: 3}, None]), ids=str
 )
 def test_trees(name: str, right: Any) -> None:
     """Nodes go on from their parents' states and windows, and the accepted path alone is taken in."""
@@ -140,6 +149,15 @@ def test_samples_start_as_copies(name: str) -> None:
         return [one.token_ids for one in pipe.generate(prompts, 5, sampling=Sampling(temperature=3.0, samples=3))]
 
     assert sampled(4) == sampled(1)
+
+
+def test_a_layer_keeps_the_states_of_all_its_modules() -> None:
+    """Each of a layer's convolutions has a state of its own, none of which is another's, in the order that the layer has them."""
+    model = architectures.build("inkling_text")
+    layers = ModelRunner(model, "target").state_layers
+    assert len({layer.module for layer in layers.values()}) == len(layers) == 4 * 2
+    assert [layer.number for layer in layers.values()] == [0] * 4 + [1] * 4
+    assert [layer.module.conv_idx for layer in layers.values()] == [0, 1, 2, 3] * 2
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", "nemotron_h", "jamba"])
@@ -285,10 +303,10 @@ class TestEveryKind(StateKindSuite):
 
     temperature = 3.0
 
-    @pytest.fixture(autouse=True, params=KINDS.values(), ids=KINDS)
+    @pytest.fixture(autouse=True, params=MODELS.values(), ids=MODELS)
     def _of_a_kind(self, request: pytest.FixtureRequest) -> None:
         self.name = request.param
 
     def model(self) -> PreTrainedModel:
         """Return the model of the kind."""
-        return architectures.build(self.name)
+        return architectures.build(self.name, **WITHOUT_EXPERTS.get(self.name, {}))

@@ -37,12 +37,13 @@ ALWAYS = {
     "gemma4_unified",
     "gpt_neox_japanese",
     "gpt_oss",
+    "inkling_text",
     "minicpm3",
     "phimoe",
     "qwen3_moe",
 }
 """Exact ones that are odd in a way of their own: masks per head, no attention interface, mixed layers (also with keys that heads
-share by repeating them), sinks, latent keys."""
+share by repeating them), sinks, latent keys, layers that attend and keep several states."""
 REFUSED = {"cpmant", "deepseek_v4", "moshi", "recurrent_gemma"}
 """One for each reason to refuse: no positions, keys of several tokens, a window that is not kept, a state of no known kind."""
 EVERY = 8

@@ -206,6 +206,8 @@ class SelfTests:
         """
         if self._feeder.indexed:
             return "its layers choose what they attend to by a mask"
+        if self._feeder.counts.biases:
+            return "its layers add a bias of their own to scores, for which there has to be a mask"
         made, known = unwrap_guards(backend), _faults.setdefault(self._feeder.module, {})
         key = (
             type(made),

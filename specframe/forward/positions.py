@@ -1,9 +1,10 @@
 """Models that count the positions of their tokens themselves are told them.
 
 transformers' models take ``position_ids``, but for a few. BART and its kind, Whisper and RoFormer count from the length of the
-cache, as Llama 4 does for the temperature of its queries. BLOOM, MPT and Falcon add ALiBi's bias by the slot of a key, and GPT-Neo
-masks slots by itself. In rows of unequal length, and in trees, neither length nor slot tells the place of a token. What such a
-model calls is found by its parameters and attributes, and is given the positions of the tokens and the orders of the slots.
+cache, as Llama 4 does for the temperature of its queries, and Inkling for the scale of its scores. BLOOM, MPT and Falcon add
+ALiBi's bias by the slot of a key, Inkling a learned one by the distance of slots, and GPT-Neo masks slots by itself. In rows of
+unequal length, and in trees, neither length nor slot tells the place of a token. What such a model calls is found by its parameters
+and attributes, and is given the positions of the tokens and the orders of the slots.
 
 Tensor names carry their shape: B rows, T tokens fed per row, S slots, H heads, D size of a head or of an embedding.
 """
@@ -57,12 +58,18 @@ class OwnPositions:
         self._biased = [
             one for one in modules if takes(one, "position_bias", "past_key_values") and hasattr(one, "Wqkv")
         ]
+        distances = "relative_states", "query_positions", "key_positions"
+        self._related = {one: part for one in modules for part in one.children() if takes(part, *distances)}
+        """The modules that attend with a learned bias by distance, and what makes the bias."""
+        scales = getattr(self._config, "log_scaling_n_floor", None) is not None
+        self._scaled = [one for one in self._related if scales and not one.is_sliding and hasattr(one, "q_norm")]
+        """Those whose scores have a scale by the position that they count for a query."""
         files = {sys.modules[type(one).__module__] for one in modules} if getattr(self._config, "alibi", True) else ()
         self._alibi = [one for one in files if hasattr(one, "build_alibi_tensor")]
 
     def __bool__(self) -> bool:
         """Whether the model has such a part."""
-        return bool(self.absolute or self.relative or self._tempered or self._masked)
+        return bool(self.absolute or self.relative or self._tempered or self._masked or self._related)
 
     @property
     def absolute(self) -> bool:
@@ -72,12 +79,17 @@ class OwnPositions:
     @property
     def in_layers(self) -> bool:
         """Whether layers have such a part: what is compiled of them would keep what it was told at first."""
-        return bool(self._rotated or self._tempered or self._biased or self._masked)
+        return bool(self._rotated or self._tempered or self._biased or self._masked or self._related)
 
     @property
     def counts_padding(self) -> bool:
         """Whether its output depends on padding before a row's tokens, as the model is without what it is told."""
-        return bool(self._embeddings or self._tempered)
+        return bool(self._embeddings or self._tempered or self._scaled)
+
+    @property
+    def biases(self) -> bool:
+        """Whether each layer adds a bias of its own to scores, for which there has to be a mask."""
+        return bool(self._related)
 
     @property
     def relative(self) -> bool:
@@ -104,14 +116,29 @@ class OwnPositions:
         for one in self._masked:
             window = self._config.window_size if one.attention_type == "local" else None
             functions[one, "_attn"] = functools.partial(attend_in_window, window, positions_BT, key_order_BS)
+        forwards |= self._biasing(positions_BT, key_order_BS)
         for file in self._alibi:
             usual = own_value(file, "build_alibi_tensor")
             functions[file, "build_alibi_tensor"] = functools.partial(
                 alibi, usual, len(positions_BT), key_order_BS, orders
             )
         width = positions_BT.shape[1]
-        uncounted = -1 - torch.arange(width, device=positions_BT.device) if self._tempered else None
-        return Told(forwards, functions, {one.layer_idx: uncounted for one in self._tempered if uncounted is not None})
+        counting = [*self._tempered, *self._scaled]
+        uncounted = -1 - torch.arange(width, device=positions_BT.device) if counting else None
+        return Told(forwards, functions, {one.layer_idx: uncounted for one in counting if uncounted is not None})
+
+    def _biasing(self, positions_BT: torch.Tensor, key_order_BS: torch.Tensor) -> Mapping[Any, Function]:
+        """Return what is called in a forward in the place of the parts that make and scale a learned bias."""
+        if not self._related:
+            return {}
+        forwards, distance_BTS = dict[Any, Function](), positions_BT[..., None] - key_order_BS[:, None]
+        scale_BT = log_scale(self._config, positions_BT) if self._scaled else None
+        for one, part in self._related.items():
+            scale = scale_BT if one in self._scaled else None
+            forwards[part] = functools.partial(distance_bias, own_value(part, "forward"), part, distance_BTS, scale)
+            if scale is not None:
+                forwards[one.q_norm] = functools.partial(scale_queries, own_value(one.q_norm, "forward"), scale)
+        return forwards
 
 
 def context_length(config: Any) -> int | None:
@@ -185,6 +212,44 @@ def temper(usual: Function, attention: Any, positions_BT: torch.Tensor, hidden: 
     steps_BT = torch.floor((positions_BT.float() + 1.0) / attention.floor_scale)
     queries = usual(hidden)
     return (queries * (torch.log1p(steps_BT) * attention.attn_scale + 1.0)[..., None]).to(queries.dtype)
+
+
+def log_scale(config: Any, positions_BT: torch.Tensor) -> torch.Tensor:
+    """Return the scale of scores of tokens at these positions, (B, T); that of the length which the cache tells is 1."""
+    counted_BT = (positions_BT + 1).float() / config.log_scaling_n_floor
+    return 1.0 + config.log_scaling_alpha * torch.log(counted_BT.clamp(min=1.0))
+
+
+def scale_queries(usual: Function, scale_BT: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Return queries, (B, T, H, D), at the scale of their positions."""
+    queries = usual(hidden)
+    return (queries.float() * scale_BT[..., None, None]).to(queries.dtype)
+
+
+def distance_bias(
+    usual: Function,
+    bias: Any,
+    distance_BTS: torch.Tensor,
+    scale_BT: torch.Tensor | None,
+    relative_states: torch.Tensor,
+    *_: Any,
+) -> torch.Tensor:
+    """Return the bias of each query for each slot, (B, H, T, S), by the distance of their tokens.
+
+    Args:
+        usual: returns that of queries (B, T, ...) for keys, by the positions of both.
+        bias: the module, whose bias is 0 but for so many distances from 0 on as its ``rel_extent`` says.
+        distance_BTS: of each query's token from that of each slot.
+        scale_BT: of the scores; None: they have none.
+        relative_states: of the queries, (B, T, H, ...).
+    """
+    extent = bias.rel_extent
+    places_E = torch.arange(extent, device=distance_BTS.device)
+    by_distance_BHTE = usual(relative_states, places_E.new_zeros(relative_states.shape[1]), -places_E)
+    within_B1TS = distance_BTS.clamp(0, extent - 1)[:, None]
+    found_BHTS = by_distance_BHTE.gather(3, within_B1TS.expand(*by_distance_BHTE.shape[:2], -1, -1))
+    found_BHTS = found_BHTS.masked_fill(((distance_BTS < 0) | (distance_BTS >= extent))[:, None], 0.0)
+    return found_BHTS if scale_BT is None else (found_BHTS.float() * scale_BT[:, None, :, None]).to(found_BHTS.dtype)
 
 
 def alibi(

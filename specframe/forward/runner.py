@@ -174,7 +174,7 @@ class ModelRunner(TransformersModel):
     def attention(self) -> Attention:
         """What is known of this model's attention."""
         shapes = [shape for shape in self.kv_shapes if shape.value_size]
-        return Attention(self.module, str(self), shapes, self.windows, self.without_masks)
+        return Attention(self.module, str(self), shapes, self.windows, self.without_masks, self.counts.biases)
 
     def _choice(self, how: How) -> Choice:
         """Return the choice of the attention backend of each forward."""

@@ -115,7 +115,7 @@ def specframe_register_state_kinds(register: Register) -> None:
     register(
         "short-convolution",
         "specframe_std.states.short_conv:ShortConvolution",
-        summary="The short convolutions of LFM2 and its successors.",
+        summary="The short convolutions of LFM2 and its successors, and of Inkling.",
         offers={"bitwise"},
     )
 

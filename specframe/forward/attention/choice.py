@@ -31,6 +31,7 @@ class Attention:
         shapes: of every layer's keys and values.
         windows: the window of each kind of layer, each of which has a mask; None: a kind without one.
         fault: tells in which way the model attends wrongly when a backend takes the place of its masks; None: in no way.
+        biased: whether every layer adds a bias to its scores.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Attention:
         shapes: list[KVShape],
         windows: Mapping[str, Window],
         fault: Callable[[AttentionBackend], str | None],
+        biased: bool = False,
     ) -> None:
         config = model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", 1)
@@ -48,7 +50,8 @@ class Attention:
             model.device, model.dtype, heads, tuple(dict.fromkeys(shapes)), tuple(dict.fromkeys(windows.values()))
         )
         shared = max((heads // shape.heads for shape in shapes), default=1)  # of a model that attends nowhere
-        self._masks = max(len(windows), 1) + (shared if shared > 1 else 0)
+        of_heads = 2 * heads if biased else shared if shared > 1 else 0
+        self._masks = max(len(windows), 1) + of_heads
 
     @property
     def implementation(self) -> str:
@@ -56,7 +59,11 @@ class Attention:
         return own_value(self._config, "_attn_implementation")
 
     def mask_bytes(self, slots: int) -> int:
-        """Return the size of one token's masks: one for each kind of layer, and one query's for each that shares its head."""
+        """Return the size of one token's masks.
+
+        There is one for each kind of layer, and one query's for each that shares its head. Where scores have a bias, each head has
+        that and the mask with it.
+        """
         return slots * self.facts.dtype.itemsize * self._masks
 
 

@@ -1,4 +1,8 @@
-"""Short convolutions in the place of attention, whose window is all that is kept of a row's tokens: LFM2 and its successors."""
+"""Short convolutions, whose window is all that is kept of a row's tokens.
+
+LFM2 and its successors have one in the place of attention. Inkling has four in each layer, which attends as well: of keys, of
+values, and of what attention and the MLP add.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from specframe_std.states.mixers import MixerKind
 
 
 class ShortConvolution(MixerKind):
-    """The short convolutions of LFM2 and its successors."""
+    """The short convolutions of LFM2 and its successors, and of Inkling."""
 
     scan = mixers.CONVOLVE
 
