@@ -112,6 +112,16 @@ def test_the_targets_first_layers_draft_on_its_states(name: str) -> None:
     assert pipe.report.num_draft_tokens > 0
 
 
+@pytest.mark.parametrize("name", ["inkling_text", "zaya"])
+def test_attention_that_is_left_out_takes_its_states_along(name: str) -> None:
+    """Where states are kept inside of a layer's attention, the target drafts without both, exactly."""
+    pipe = harness.pipeline(
+        architectures.build(name), None, drafter="layer-skip,skip=attn:1", batch_size=3, draft_length=3
+    )
+    harness.check(pipe, usual())
+    assert pipe.report.num_draft_tokens > 0
+
+
 @one_kind_by_default
 def test_as_on_a_gpu(name: str) -> None:
     """On a device as strict as CUDA a target and a draft model with states are exact, wait once a round and copy nothing."""

@@ -130,8 +130,15 @@ def state_layers(model: torch.nn.Module, called: str) -> dict[int, StateLayer]:
 
 
 def state_forwards(layers: Mapping[int, StateLayer], store: StateStore) -> dict[torch.nn.Module, Callable[..., Any]]:
-    """Return what is called in the place of each layer's ``forward``, in the forward that a store of states expects."""
-    return {layer.module: layer.forward(store.state(number)) for number, layer in layers.items()}
+    """Return what is called in the place of each module's ``forward``, in the forward that a store of states expects.
+
+    A module that is not called, as where a part of a model leaves its attention out, is given no state, and takes nothing in.
+    """
+
+    def forward(number: int, layer: StateLayer, *given: Any, **named: Any) -> Any:
+        return layer.forward(store.state(number))(*given, **named)
+
+    return {layer.module: functools.partial(forward, number, layer) for number, layer in layers.items()}
 
 
 @attrs.define(eq=False)
