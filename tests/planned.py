@@ -38,6 +38,7 @@ WIDE = {
 }
 NARROW = {**WIDE, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 1}
 BOTH_KINDS = ["sliding_attention", "full_attention"]
+AT_ONCE = ["hybrid_sliding", "hybrid"]
 STATES_AND_ALL = ["linear_attention", "full_attention"]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", WIDE),
@@ -45,6 +46,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {**WIDE, "num_key_value_heads": 4}),
     "gemma3": ("gemma3_text", {**WIDE, "sliding_window": 24, "layer_types": BOTH_KINDS}),
     "experts": ("qwen3_moe", {**WIDE, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
+    "inkling": (
+        "inkling_text",
+        {
+            **WIDE,
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 2,
+            "swa_head_dim": 32,
+            "sliding_window_size": 24,
+            "layer_types": AT_ONCE,
+            "rel_extent": 64,
+            "log_scaling_n_floor": 3,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+        },
+    ),
     "qwen3.5": (
         "qwen3_5_text",
         {
@@ -162,5 +179,6 @@ CASES = {
     "columns": Case("llama", "draft", Workload(6, 64, 74), {"draft_length": 3, "align": "eqspec"}),
     "windows": Case("gemma3", None, Workload(3, 90, 100), {"kv": "paged"}),
     "experts": Case("experts", "draft", Workload(3, 40, 48), {"draft_length": 3, "kv": "slab"}),
+    "biases": Case("inkling", "draft", Workload(4, 70, 80), {"draft_length": 3, "kv": "slab"}),
     "states": Case("qwen3.5", "draft", Workload(4, 70, 80), {"draft_length": 3, "kv": "slab"}),
 }

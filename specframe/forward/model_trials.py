@@ -163,7 +163,10 @@ class SelfTests:
             states.feed(positions_BT)
             options["forwards"] = {**options.get("forwards", NOTHING), **state_forwards(layers, states)}
         with self._feeder.rope.decoding(False):
-            return self._feeder.call(ids_BT, positions_BT, *arguments, **options)
+            logits_BTV = self._feeder.call(ids_BT, positions_BT, *arguments, **options)
+        if layers:
+            states.forget()  # what is noted knows its forward, and would stay until garbage is collected
+        return logits_BTV
 
     @functools.cached_property
     def _places(self) -> torch.Tensor:

@@ -214,7 +214,7 @@ class RowStates:
     def arrange(self, sequences: list[Sequence]) -> None:
         """Bring the rows of ``sequences`` side by side."""
         if self._fed and all(sequence.gone for sequence in self._arranged):
-            self._forget()  # of a round that counts for nothing
+            self.forget()  # of a round that counts for nothing
         self._arranged = sequences
         moves = self._row_map.arrange(sequences)
         self._rows = slice(self._row_map.first, self._row_map.first + len(sequences))
@@ -323,7 +323,7 @@ class RowStates:
         """Return a layer's states of the batch, as views."""
         return tuple(part[self._rows] for part in self._held[layer])
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Let go of what was fed: what a layer has noted knows the forward that it was noted in, and would stay with it."""
         for fed in self._fed:
             fed.inputs.clear()
@@ -343,7 +343,7 @@ class RowStates:
             self._count[self._rows] = UNKNOWN
         else:
             self._settle_to(batch, kept)
-        self._forget()
+        self.forget()
 
     def _settle_to(self, batch: Batch, kept: Kept) -> None:
         """Take in the tokens that stand where their number is known on the host; all of them need no replay, and none nothing."""
