@@ -25,8 +25,10 @@ FAULTY = frozenset({"big_bird", "doge", "git", "megatron-bert", "rembert", "rofo
 Before 5.18, GIT shifts the position of a token that is fed alone, and the others let tokens attend to later ones.
 """
 
-OTHERWISE = frozenset({"axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"} if RELEASE < (5, 23) else ())
-"""The model types whose indexers are written in another way in the transformers installed, so that they may be refused."""
+OTHERWISE = frozenset(
+    {"axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "inkling2_text", "inkling_text"} if RELEASE < (5, 23) else ()
+)
+"""The model types whose indexers or biases are written in another way in the transformers installed: they may be refused."""
 
 LARGEST = 8_000_000
 """Parameters of a model that still counts as tiny: one forward takes milliseconds."""
@@ -101,6 +103,12 @@ OWN: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": INDEXED,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
     "hy_v4": INDEXED,
+    "inkling2_text": {
+        "layer_types": ["hybrid_sliding", "hybrid"],
+        "rel_extent": 6,
+        "log_scaling_n_floor": 3,
+        "log_scaling_alpha": 0.5,
+    },
     "inkling_text": {
         "layer_types": ["hybrid_sliding", "hybrid"],
         "mlp_layer_types": ["dense", "sparse"],
@@ -150,6 +158,11 @@ OWN: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }
 """Further settings of model types besides :data:`SIZES`, also for the parts of their configurations."""
+
+
+def known(name: str) -> bool:
+    """Return whether the transformers installed has a model type, and not in another way."""
+    return name in NAMES and name not in OTHERWISE
 
 
 def build(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:

@@ -24,6 +24,7 @@ PUBLISHED = {
     "glm_moe_dsa": "GLM-5",
     "gpt_neo": "GPT-Neo",
     "granitemoehybrid": "Granite 4",
+    "inkling2_text": "Inkling 2, its language model",
     "inkling_text": "Inkling, its language model",
     "jamba": "Jamba",
     "kimi_linear": "Kimi Linear",

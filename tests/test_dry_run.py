@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import architectures
 import attrs
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from specframe.models.hollow import META, hollow
 )
 def test_memory_is_told_beforehand(name: str) -> None:
     """Caches take as many bytes as was told, to the byte, and all together no more, and less by 3% at most."""
+    if name == "biases" and not architectures.known("inkling_text"):
+        pytest.skip("the transformers installed has no Inkling, or another one")
     case, counter = CASES[name], Allocations()
     told = case.planned()
     report = case.counted(counter).report

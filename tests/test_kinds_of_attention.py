@@ -50,6 +50,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 choose what they attend to: all of them, for themselves and for the next one, and beside sliding windows."""
 WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
     "inkling": ("inkling_text", {}),
+    "inkling2": ("inkling2_text", {}),
     "inkling-unscaled": ("inkling_text", {"log_scaling_n_floor": None}),
 }
 """A learned bias by distance, with scores that a query's position scales and without. Layers keep states as well, so that they

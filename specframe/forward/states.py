@@ -110,7 +110,7 @@ def state_layers(model: torch.nn.Module, called: str) -> dict[int, StateLayer]:
     Raises:
         ModelError: two kinds claim the same layer.
     """
-    found: dict[int, list[StateLayer]] = {}
+    found: dict[torch.nn.Module, StateLayer] = {}
     for name in registry().names("state kind"):
         kind: StateKind = registry().make("state kind", name)
         entry = registry().entry("state kind", name)
@@ -120,13 +120,13 @@ def state_layers(model: torch.nn.Module, called: str) -> dict[int, StateLayer]:
         if "bitwise" in entry.traits.able("offers"):
             by_token = call_kind(told, "by_token", cast(BitwiseKind, kind).by_token)
         for number, kept in call_kind(told, "layers", kind.layers, model).items():
-            if number in found:
-                raise ModelError(
-                    f"layer {number} of {called} is claimed by {found[number][0].called} and {told}: expected one"
-                )
-            modules = kept if isinstance(kept, tuple) else (kept,)
-            found[number] = [StateLayer(number, kind, module, told, by_token) for module in modules]
-    return dict(enumerate(one for number in sorted(found) for one in found[number]))
+            for module in kept if isinstance(kept, tuple) else (kept,):
+                if module in found:
+                    raise ModelError(
+                        f"layer {number} of {called} is claimed by {found[module].called} and {told}: expected one"
+                    )
+                found[module] = StateLayer(number, kind, module, told, by_token)
+    return dict(enumerate(sorted(found.values(), key=lambda one: one.number)))
 
 
 def state_forwards(layers: Mapping[int, StateLayer], store: StateStore) -> dict[torch.nn.Module, Callable[..., Any]]:

@@ -115,8 +115,13 @@ def specframe_register_state_kinds(register: Register) -> None:
     register(
         "short-convolution",
         "specframe_std.states.short_conv:ShortConvolution",
-        summary="The short convolutions of LFM2 and its successors, and of Inkling.",
+        summary="The short convolutions of LFM2 and its successors, of Inkling and Inkling 2.",
         offers={"bitwise"},
+    )
+    register(
+        "dynamic-convolution",
+        "specframe_std.states.dynamic_conv:DynamicConvolution",
+        summary="The short convolutions of Inkling 2 whose weights are made of each token.",
     )
 
 

@@ -20,8 +20,9 @@ from specframe.forward.kept_states import KeptStates
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
-KINDS = ("qwen3_5_text", "nemotron_h", "lfm2", "zaya", "jamba", "minimax", "kimi_linear", "falcon_h1", "inkling_text")
-"""A hybrid model of each kind of state; three whose layers have both a state, or several, and attention."""
+HYBRIDS = ("qwen3_5_text", "nemotron_h", "lfm2", "zaya", "jamba", "minimax", "kimi_linear", "falcon_h1")
+KINDS = (*HYBRIDS, *filter(architectures.known, ("inkling_text", "inkling2_text")))
+"""A hybrid model of each kind of state; four whose layers have both a state, or several, and attention."""
 
 TARGET = states.fake_state_target()
 COMMON = harness.random_prompts([14], 61, seed=4)[0]

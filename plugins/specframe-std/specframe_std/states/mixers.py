@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
@@ -164,12 +164,7 @@ class MixerKind:
 
     def layers(self, model: torch.nn.Module) -> Mapping[int, tuple[torch.nn.Module, ...]]:
         """Return the mixers of a model that scan so, by the number of their layer."""
-        found: dict[int, tuple[torch.nn.Module, ...]] = {}
-        for module in model.modules():
-            if self.known(module):
-                number = int(module.layer_idx)  # type: ignore[arg-type]
-                found[number] = (*found.get(number, ()), module)
-        return found
+        return by_layer(module for module in model.modules() if self.known(module))
 
     def known(self, module: torch.nn.Module) -> bool:
         """Return whether a module is a mixer of the kind."""
@@ -265,6 +260,15 @@ class Stepped(MixerKind):
     ) -> torch.Tensor:
         """Return the states after the tokens that stand."""
         return last(one_by_one(self._kind.take(layer, scan), before, inputs, stands_BT), before)
+
+
+def by_layer(modules: Iterable[torch.nn.Module]) -> dict[int, tuple[torch.nn.Module, ...]]:
+    """Return modules by the number of their layer."""
+    found: dict[int, tuple[torch.nn.Module, ...]] = {}
+    for module in modules:
+        number = int(module.layer_idx)  # type: ignore[arg-type]
+        found[number] = (*found.get(number, ()), module)
+    return found
 
 
 def calls(module: torch.nn.Module) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Short convolutions, whose window is all that is kept of a row's tokens.
 
 LFM2 and its successors have one in the place of attention. Inkling has four in each layer, which attends as well: of keys, of
-values, and of what attention and the MLP add.
+values, and of what attention and the MLP add. Inkling 2 has them as well, and in some layers others for keys and values
+(:mod:`specframe_std.states.dynamic_conv`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from specframe_std.states.mixers import MixerKind
 
 
 class ShortConvolution(MixerKind):
-    """The short convolutions of LFM2 and its successors, and of Inkling."""
+    """The short convolutions of LFM2 and its successors, of Inkling and Inkling 2."""
 
     scan = mixers.CONVOLVE
 
