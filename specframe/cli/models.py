@@ -113,5 +113,7 @@ def layer_kinds(config: dict[str, Any]) -> dict[str, str]:
         return {}
     told = {"layer types": ", ".join(f"{count} {kind}" for kind, count in counts.items())}
     if {*counts} - ATTENDING:
-        told["not offered"] = "trees of a draft model, layer-skip, recorded and compiled forwards"
+        told["not offered"] = (
+            "trees of a draft model, layer-skip of layers that only keep a state, recorded and compiled forwards"
+        )
     return told
