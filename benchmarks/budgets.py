@@ -1,22 +1,27 @@
 """Draft-length policies beside plain decoding and fixed lengths, by batch size.
 
     python benchmarks/budgets.py [--pair embedded|cpu] [--batches 1,4,8,32] [--kinds spec,code,mixed] [--rounds 5] [--prompts FILE]
-        [--drafter model|prompt-lookup|suffix]
+        [--drafter model|prompt-lookup|suffix] [--policy goodput] [--beside]
 
 *Spec*: the prompts of FILE. *Code*: held-out library source. *Mixed*: half of the prompts are files that the target goes on to
 copy, half are pieces without a repetition of their own. All contenders decode the same prompts in turn, round after round, by
 wall-clock time. In each round a policy has learnt nothing when it begins, and decodes the prompts twice: its first run and its
 second. Figures are medians over rounds of tokens per second, as ratios to plain decoding of the same round, with the least and the
-greatest; and draft tokens accepted for each that was verified.
+greatest; and draft tokens accepted for each that was verified. With *--beside* a second program takes a core for a tenth of each
+second.
 """
 
 from __future__ import annotations
 
 import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plugins of a checkout that is not installed
 
+import contextlib
 import json
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +40,31 @@ from specframe.plugins.registry import registry
 POLICIES = ("explicit", "implicit", "goodput,confidence=off", "goodput")
 LOOKING = ("explicit", "goodput")
 """Those for drafters that look tokens up, and know no confidence."""
+
+
+BUSY, SECOND = 0.1, 1.0
+"""Seconds that the second program computes, and the seconds after which it does so again."""
+SECOND_PROGRAM = f"""
+import time
+while True:
+    until = time.perf_counter() + {BUSY}
+    while time.perf_counter() < until:
+        pass
+    time.sleep({SECOND - BUSY})
+"""
+
+
+@contextlib.contextmanager
+def company(wanted: bool) -> Iterator[None]:
+    """Have a second program run beside what is measured, if it is wanted."""
+    if not wanted:
+        yield
+        return
+    program = subprocess.Popen([sys.executable, "-c", SECOND_PROGRAM])
+    try:
+        yield
+    finally:
+        program.kill()
 
 
 def asked(kind: str, file: str | None, tokenizer: Any, count: int) -> list[list[int]]:
@@ -117,6 +147,14 @@ def measured(contenders: dict[str, Contender], prompts: Any, new: int, rounds: i
     "--drafter", default="model", show_default=True, help="The drafter; of the pair's draft model by default."
 )
 @click.option("--prompts", "file", default=None, help="The prompt file of the kind spec.")
+@click.option(
+    "--policy",
+    "policies",
+    type=click.Choice(POLICIES),
+    multiple=True,
+    help="A policy; all by default that the drafter knows.",
+)
+@click.option("--beside", is_flag=True, help="A second program takes a core for a tenth of each second.")
 @click.option("--output", default=None, help="A JSON file for all figures.")
 def main(
     pair: str,
@@ -128,6 +166,8 @@ def main(
     rounds: int,
     drafter: str,
     file: str | None,
+    policies: tuple[str, ...],
+    beside: bool,
     output: str | None,
 ) -> None:
     """Measure every cell and print a line for each."""
@@ -138,11 +178,13 @@ def main(
     for kind in kinds.split(","):
         for batch in map(int, batches.split(",")):
             prompts = asked(kind, file, tokenizer, max(count, 2 * batch))
-            names = ["plain", *lengths.split(","), *(POLICIES if drafter == "model" else LOOKING)]
+            tried = policies or (POLICIES if drafter == "model" else LOOKING)
+            names = ["plain", *lengths.split(","), *tried]
             by = draft if drafter == "model" else drafter
             contenders = {name: Contender(target, by, tokenizer, name, batch) for name in names}
-            cell = {"pair": pair, "drafter": drafter, "kind": kind, "batch": batch}
-            found.append({**cell, **measured(contenders, prompts, new, rounds)})
+            cell = {"pair": pair, "drafter": drafter, "kind": kind, "batch": batch, "beside": beside}
+            with company(beside):
+                found.append({**cell, **measured(contenders, prompts, new, rounds)})
             print(json.dumps(found[-1]), flush=True)
             if output:
                 Path(output).write_text(json.dumps(found, indent=1) + "\n")
