@@ -159,6 +159,11 @@ def test_with_everything_else(options: dict[str, Any]) -> None:
         harness.check(piped(model, **options), asked())
 
 
+def test_memory_can_be_bounded() -> None:
+    """A dry run has no numbers to tell whether a layer does more than add its sublayers to its input; the run itself has."""
+    harness.check(piped(target("qwen3"), memory="8MB"), asked())
+
+
 @pytest.mark.slow
 def test_compiled_layers_leave_the_sublayers_out() -> None:
     """Every draft of a target whose sublayers add nothing is accepted, with compiled layers, too."""
