@@ -22,8 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 class Sampled:
     """Marks the cases of tests that are ``sampled(N)`` as slow, but for each N-th.
 
-    Tests of one name in several classes, as those of a suite, begin with another case each, so that together they have all. Of a
-    module, ``sampled(N, suites=True)`` is about the tests of its classes alone.
+    Of two and more parameters those cases are left whose values have the fewest of the others: each N-th would have one value of a
+    parameter with N values. Tests of one name in several classes, as those of a suite, begin with another case each, so that
+    together they have all. Of a module, ``sampled(N, suites=True)`` is about the tests of its classes alone.
     """
 
     @pytest.hookimpl(tryfirst=True)
@@ -44,9 +45,25 @@ class Sampled:
             name = test.partition("::")[0], test.rpartition("::")[2]
             first = namesakes[name] % min(every, len(own))
             namesakes[name] += 1
-            for place, item in enumerate(own):
-                if (place - first) % every:
-                    item.add_marker("slow")
+            by_turns = [item for start in range(every) for item in own[(first + start) % every :: every]]
+            for item in {*own} - {*fewest_alike(by_turns, len(own[first::every]))}:
+                item.add_marker("slow")
+
+
+def fewest_alike(items: list[pytest.Item], count: int) -> list[pytest.Item]:
+    """Return so many cases of a test: each has the values that those before have least, the first of those where several do."""
+    had: Counter[tuple[str, int]] = Counter()
+    left, found = [*items], list[pytest.Item]()
+    for _ in range(count):
+        found.append(min(left, key=lambda item: sum(had[value] for value in values(item))))
+        left.remove(found[-1])
+        had.update(values(found[-1]))
+    return found
+
+
+def values(item: pytest.Item) -> list[tuple[str, int]]:
+    """Return the name and the identity of each value of a case: cases share the values of their test."""
+    return [(name, id(value)) for name, value in item.callspec.params.items()]  # type: ignore[attr-defined]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -135,6 +135,7 @@ def test_attention_that_cannot_be_had_is_refused(implementation: str, asked: str
         harness.decode(harness.pipeline(target, None, attention=asked), harness.requests(PROMPTS, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "options", "fault"),
     [
@@ -324,6 +325,7 @@ def test_the_steps_of_a_draft_are_recorded_as_one() -> None:
     assert pipe.report.draft_forwards == sum(len(round.draft) for round in feeds.rounds)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
 @pytest.mark.parametrize("attention", ["masked", "packed"])
 def test_recorded_drafts_are_exact(flash: list[int], name: str, attention: str) -> None:

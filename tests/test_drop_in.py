@@ -71,6 +71,7 @@ def test_tokens_are_those_without_an_assistant(name):
     assert (ended[:, -3:] == zoo.EOS).any(), "no row ended early"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("draft_length", [1, 2, 7])
 @pytest.mark.parametrize("options", [{}, {"align": "eqspec"}, {"align": "exspec", "kv": "slab"}], ids=str)
 def test_any_draft_length_and_alignment(draft_length, options):

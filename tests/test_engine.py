@@ -125,6 +125,7 @@ def test_idle_engines_do_nothing_and_go_on() -> None:
     assert one.idle
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("align", "schedule"), SCHEMES)
 @pytest.mark.parametrize("steps", range(7))
 def test_an_aborted_request_leaves_the_others_as_they_are(align: str, schedule: str | None, steps: int) -> None:
@@ -197,6 +198,7 @@ def samples(engine: Engine, count: int = 3, new: int = 8) -> list[Request]:
     return requests
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("sample", "steps", "schedule"), by_turns(2, range(3), range(5), ["continuous,piece=4", "fixed"])
 )
@@ -265,6 +267,7 @@ def test_rotary_groups_take_turns() -> None:
     assert_exact([*done, *run(one)], requests, target)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("accept", ["greedy", "block", "gumbel"])
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_requests_without_speculation(align: str, accept: str) -> None:

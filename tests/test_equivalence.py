@@ -180,6 +180,7 @@ def test_a_prompt_given_many_times() -> None:
     assert len({tuple(result.token_ids) for result in results}) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [{"vocab_size": 80}, {"vocab_size": 128}, {"max_position_embeddings": 12}],

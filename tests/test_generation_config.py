@@ -64,6 +64,7 @@ GREEDY: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "align"), by_turns(2, [*GREEDY], ("ragged", "eqspec")))
 def test_greedy_tokens_are_those_of_generate(model: PreTrainedModel, name: str, align: str) -> None:
     """Whatever one setting asks for, the tokens and where they end are those of ``generate``; switched off, those without it."""

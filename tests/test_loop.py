@@ -15,7 +15,7 @@ from specframe.engine import loop as decode_module
 from specframe.errors import ModelError, OptionError
 from specframe.pipeline import Pipeline
 from specframe.plugins.registry import registry
-from specframe.reference import reference_decode
+from specframe.reference import reference_decode, reference_tokens
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -32,6 +32,7 @@ def watched(draft, asked, **options):
     return results, feeds
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=5"])
 @pytest.mark.parametrize("align", registry().names("alignment"))
 def test_draft_is_fed_at_most_k_plus_one_tokens_per_row(align, schedule):
@@ -187,6 +188,7 @@ class Sometimes:
         """Nothing to learn."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lengths", [[4, 0], [0, 0, 0, 0, 3], [1, 7, 0, 2]])
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_rounds_without_a_draft(align, lengths):
@@ -231,6 +233,21 @@ def test_reference_stops_and_ends():
     assert len(free) == 8
     assert reference_decode(target, [5, 6], 8, {free[3]}) == free[: free.index(free[3]) + 1]
     assert len(reference_decode(target, [1] * 17, 8)) == 3
+    assert reference_decode(target, [5, 6], 0) == []
+
+
+def test_a_reference_token_is_computed_when_it_is_asked_for():
+    """A token costs one forward pass, and none that nobody asks for is computed."""
+    target, fed = fakes.fake_target(), list[int]()
+    target.register_forward_pre_hook(
+        lambda model, given, named: fed.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    tokens = reference_tokens(target, [5, 6, 7])
+    assert fed == []
+    first = next(tokens)
+    assert fed == [3]
+    assert [first, next(tokens)] == reference_decode(TARGET, [5, 6, 7], 2)
+    assert fed == [3, 1]
 
 
 def test_reference_equals_a_forward_without_cache():

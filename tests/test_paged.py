@@ -242,6 +242,7 @@ def with_room_for(rows: int, target: Any, asked: list[Request], **options: Any) 
 OWN = harness.random_prompts([9, 5, 12, 1, 7], zoo.VOCABULARY, seed=3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["continuous", "continuous,piece=4", "fixed"])
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_requests_wait_for_room(rows: int, schedule: str) -> None:

@@ -36,6 +36,7 @@ def alignments() -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("layout", "piece"), by_turns(2, alignments(), (1, 5, 16)))
 def test_tokens_are_the_reference_decoder_s(layout: tuple[str, str], piece: int) -> None:
     """Whatever is decoded between two pieces, under every alignment; positions, masks and caches are as they should be."""

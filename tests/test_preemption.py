@@ -294,6 +294,7 @@ class Cramped(ChainVerifier):
         return scores
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("align", "kind", "after"),
     [

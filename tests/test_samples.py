@@ -66,6 +66,7 @@ def test_samples_differ_and_keep_their_order():
     assert [one.token_ids for one in single] == [one.token_ids for one in results if one.sample == 0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("storage", "schedule"), by_turns(2, STORAGE, SCHEDULES))
 @pytest.mark.parametrize(
     "rule", ["block", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("gumbel", "rejection"))]
@@ -123,6 +124,7 @@ def ending_at_once(how):
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("align", "schedule", "how"), by_turns(2, ["ragged", "eqspec", "exspec"], SCHEDULES, ["length", "eos"])
 )
@@ -135,6 +137,7 @@ def test_a_parent_may_end_at_once(align, schedule, how):
     assert feeds.rounds[0].report.finished[0].request.sample == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_any_workload(seed):
     """Prompts, samples, lengths, stops, rows and windows at random: every request gets what it gets alone."""

@@ -34,7 +34,7 @@ from specframe.forward.states import RowStates, state_layers
 from specframe.plugins.registry import add_entry, registry
 from specframe.text.sampling import Sampling
 
-pytestmark = pytest.mark.sampled(2, suites=True)
+pytestmark = pytest.mark.sampled(3, suites=True)
 
 TARGET = states.fake_state_target()
 
@@ -205,6 +205,7 @@ def test_aborted_rows_leave_nothing(steps: int, align: str) -> None:
         assert_the_references(ended, asked)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", ["halved", "one by one", "error"])
 @pytest.mark.parametrize("steps", range(5))
 def test_faults_inside_any_step(steps: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:

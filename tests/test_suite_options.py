@@ -63,6 +63,32 @@ def test_a_sampled_test_s_cases_are_slow_but_for_some(pytester: pytest.Pytester)
     assert ran == [f"test_part[{case}]" for case in (1, 3, 5)]
 
 
+PRODUCT = """
+import pytest
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("fast", "ab")
+@pytest.mark.parametrize("slow", range(4))
+def test_product(slow, fast): pass
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 1), (2, 2), (3, 3)])
+def test_together(one, other): pass
+"""
+
+
+def test_each_value_of_a_product_is_fast_somewhere(pytester: pytest.Pytester) -> None:
+    """Half of the cases are left, and not those with one value of a parameter that has two; values given together count once."""
+    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
+    pytester.makepyfile(PRODUCT)
+    result = pytester.runpytest_inprocess("-m", "not slow", "--collect-only", "-q", "-p", "no:xdist")
+    ran = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    assert ran == [
+        *(f"test_product[{case}]" for case in ("0-a", "1-b", "2-a", "3-b")),
+        *(f"test_together[{case}]" for case in ("0-0", "2-2")),
+    ]
+
+
 SUITES = """
 import pytest
 

@@ -10,7 +10,7 @@ from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
 from specframe.forward.recorded_chains import Still
 
-pytestmark = pytest.mark.sampled(2, suites=True)
+pytestmark = pytest.mark.sampled(3, suites=True)
 
 
 class TestRagged(AlignmentSuite):

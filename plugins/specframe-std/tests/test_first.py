@@ -25,7 +25,7 @@ from specframe.errors import SpecframeError
 from specframe.models.pairs import choose, chosen_name
 from specframe.plugins.registry import registry
 
-pytestmark = pytest.mark.sampled(2, suites=True)
+pytestmark = pytest.mark.sampled(3, suites=True)
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5)

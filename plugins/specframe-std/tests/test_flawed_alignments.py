@@ -49,6 +49,7 @@ def exact_share(architecture: str, **options: Any) -> float:
     return sum(equal) / len(equal)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ["masking", "padding"])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
@@ -70,6 +71,7 @@ def test_each_flaw_alone_is_one(align: str) -> None:
     assert exact_share("qwen3", align=align) < 0.8
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("align", "schedule", "batch_size", "draft_length"),
     by_turns(2, ["rollback", *FIXED], SCHEDULERS, (1, 3, 8), (1, 4)),

@@ -66,6 +66,7 @@ def test_a_single_row(curve: str) -> None:
     assert sorted(world.ratio() for world in played(curve, 1))[2] >= 0.965
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("curve", CURVES)
 def test_changes_are_few(curve: str) -> None:
     """After 100 rounds it changes in one round of four at most, trials included, and seldom where one is far ahead."""

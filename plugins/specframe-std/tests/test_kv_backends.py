@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from specframe_testing.conformance import KVBackendSuite
 
-pytestmark = pytest.mark.sampled(2, suites=True)
+pytestmark = pytest.mark.sampled(3, suites=True)
 
 
 class TestDynamic(KVBackendSuite):

@@ -84,6 +84,7 @@ def test_equals_the_reference(place: int, name: str) -> None:
         assert pipe.report.num_draft_tokens > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ALIGNMENTS)
 @pytest.mark.parametrize(("name", "skip"), [("qwen3", "attn:0"), ("gpt2", "mlp:0+attn:1"), ("gemma3", "attn:0-2")])
 def test_the_cache_is_never_wrong(name: str, skip: str, align: str) -> None:
@@ -109,6 +110,7 @@ class Noting(LayerSkip):
         return draft
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ["ragged", "eqspec"])
 @pytest.mark.parametrize(("name", "skip"), [("qwen3", "attn:0"), ("opt", "mlp:0"), ("glm4", "attn:1+mlp:1")])
 def test_drafts_are_those_of_a_model_without_the_sublayers(name: str, skip: str, align: str) -> None:

@@ -9,7 +9,7 @@ from specframe_testing.conformance.acceptance import VOCABULARY
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 
-pytestmark = pytest.mark.sampled(2, suites=True)
+pytestmark = pytest.mark.sampled(3, suites=True)
 
 
 class TestChain(VerifierSuite):

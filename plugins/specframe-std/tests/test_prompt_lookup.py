@@ -17,7 +17,7 @@ from specframe.errors import OptionError
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 
-pytestmark = pytest.mark.sampled(2, suites=True)
+pytestmark = pytest.mark.sampled(3, suites=True)
 
 
 class TestPromptLookup(DrafterSuite):

@@ -6,7 +6,7 @@ from specframe_testing.conformance.scheduler import simulate
 
 from specframe.plugins.registry import registry
 
-pytestmark = pytest.mark.sampled(2, suites=True)
+pytestmark = pytest.mark.sampled(3, suites=True)
 
 
 class TestFixed(SchedulerSuite):

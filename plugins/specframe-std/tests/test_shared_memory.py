@@ -130,6 +130,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_tokens_are_exact_however_they_are_drafted(options: dict[str, Any]) -> None:
     """Trees, pieces and the other alignments find their slots, in blocks that nothing is a multiple of."""
@@ -259,6 +260,7 @@ COMING = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:the device's memory ran out")
 @pytest.mark.parametrize("kv", COMING)
 def test_requests_come_and_go(kv: str, poison: list[PooledStore]) -> None:

@@ -23,7 +23,7 @@ from specframe.contracts.round import Batch
 from specframe.errors import SpecframeError
 from specframe.plugins.registry import registry
 
-pytestmark = pytest.mark.sampled(2, suites=True)
+pytestmark = pytest.mark.sampled(3, suites=True)
 
 TREE = "suffix,tree=dynamic,nodes=8,factor=4"
 

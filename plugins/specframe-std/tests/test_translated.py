@@ -24,7 +24,7 @@ from specframe.errors import CompositionError, ModelError
 from specframe.models.aliases import resolve
 from specframe.text.sampling import Sampling
 
-pytestmark = pytest.mark.sampled(2, suites=True)
+pytestmark = pytest.mark.sampled(3, suites=True)
 
 TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "
 EOS = "<|endoftext|>"

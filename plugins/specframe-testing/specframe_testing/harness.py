@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import weakref
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import attrs
@@ -28,7 +29,7 @@ from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
-from specframe.reference import reference_decode
+from specframe.reference import reference_decode, reference_tokens
 from specframe_testing import suite_device
 from specframe_testing.constraints import OneByOne
 
@@ -101,22 +102,42 @@ def decode(pipe: Pipeline, asked: Sequence[Request]) -> list[Result]:
     return sorted(pipe.decode(asked), key=lambda result: (result.index, result.sample))
 
 
+class Continuation:
+    """The reference decoder's tokens after a prompt; each is computed when it is asked for the first time, and kept."""
+
+    def __init__(self, model: PreTrainedModel, prompt: Sequence[int], rounded: Rounding | None) -> None:
+        self._again = functools.partial(reference_tokens, model, [*prompt], rounded=rounded)
+        self._tokens, self._more = list[int](), self._again()
+
+    def first(self, count: int) -> list[int]:
+        """Return the first ``count`` tokens, fewer where the model's context ends."""
+        try:
+            self._tokens += itertools.islice(self._more, max(0, count - len(self._tokens)))
+        except BaseException:  # a generator that an error has left would tell that the context has ended
+            self._tokens, self._more = [], self._again()
+            raise
+        return self._tokens[:count]
+
+    def __iter__(self) -> Iterator[int]:
+        for place in itertools.count():
+            if len(known := self.first(place + 1)) == place:
+                return
+            yield known[place]
+
+
 @functools.lru_cache(maxsize=4096)
-def _continuation(
-    model: PreTrainedModel, prompt: tuple[int, ...], count: int, rounded: Rounding | None
-) -> tuple[int, ...]:
-    return tuple(reference_decode(model, list(prompt), count, rounded=rounded))
+def _continuation(model: PreTrainedModel, prompt: tuple[int, ...], rounded: Rounding | None) -> Continuation:
+    return Continuation(model, prompt, rounded)
 
 
 def continuation(
     model: PreTrainedModel, prompt: Sequence[int], count: int, rounded: Rounding | None = None
 ) -> list[int]:
     """Return the reference decoder's ``count`` tokens after a prompt, fewer where the model's context ends."""
-    cached = -(-count // 16) * 16
-    return list(_continuation(original(model), tuple(prompt), cached, rounded))[:count]
+    return _continuation(original(model), tuple(prompt), rounded).first(count)
 
 
-def truth(model: PreTrainedModel, asked: Sequence[Request], beyond: int = 16) -> list[list[int]]:
+def truth(model: PreTrainedModel, asked: Sequence[Request], beyond: int = 8) -> list[list[int]]:
     """Return the continuation of every request, by index, and ``beyond`` its end; it is the script of a scripted drafter."""
     found: list[list[int]] = [[] for _ in range(1 + max(request.index for request in asked))]
     for request in asked:
@@ -129,16 +150,16 @@ def expected(model: PreTrainedModel, request: Request, rounded: Rounding | None 
 
     ``rounded`` is what becomes of keys and values, if that is something.
     """
-    if request.constraint is None:
-        tokens = continuation(model, request.prompt_ids, request.max_new_tokens, rounded)
-    else:
-        tokens = constrained(model, request)
-    for place, token in enumerate(tokens):
+    known = _continuation(original(model), tuple(request.prompt_ids), rounded)
+    more = constrained(model, request) if request.constraint else itertools.islice(known, request.max_new_tokens)
+    tokens = list[int]()
+    for token in more:
+        tokens.append(token)
         if token in request.stop_token_ids:
-            return tokens[: place + 1], "eos"
-        ids = np.array([*request.prompt_ids, *tokens[: place + 1]])
+            return tokens, "eos"
+        ids = np.array([*request.prompt_ids, *tokens])
         if any(check.first(ids, len(request.prompt_ids), 1) == 0 for check in request.stop_checks):
-            return tokens[: place + 1], "stop"
+            return tokens, "stop"
     return tokens, "length"
 
 

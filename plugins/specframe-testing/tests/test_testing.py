@@ -12,6 +12,7 @@ from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
 from specframe.contracts.round import Kept
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
+from specframe.reference import reference_decode
 from specframe.row_map import RowMap
 
 pytest_plugins = ["pytester"]
@@ -123,6 +124,34 @@ def test_scripts_are_followed():
     drafter.start(harness.open_run(TARGET, 2, 16))
     assert drafter.propose(pool.batch(pool.live), Budget(3)).tokens_BN.tolist() == [[1, 3, 4], [5, 6, 7]]
     assert drafter.proposed == [3]
+
+
+# ---- the reference's tokens ------------------------------------------------------------------------------------------
+
+
+def test_known_tokens_of_the_reference_go_on():
+    """More tokens are those after the known ones; fewer are the first of them; the context's end is the end."""
+    target = fakes.fake_target(context=20)
+    own = reference_decode(target, [5, 6], 18)
+    for count in (3, 0, 8, 5, 18, 40):
+        assert harness.continuation(target, [5, 6], count) == own[:count]
+    assert [*harness.Continuation(target, [5, 6], None)] == own
+
+
+def test_an_error_is_no_end_of_the_references_tokens(monkeypatch):
+    """After an error the same tokens are asked for again, from the first on."""
+    target, own = fakes.fake_target(), reference_decode(TARGET, [5, 6], 8)
+    assert harness.continuation(target, [5, 6], 3) == own[:3]
+    with monkeypatch.context() as patched:
+        patched.setattr(type(target), "forward", failing)
+        with pytest.raises(torch.OutOfMemoryError):
+            harness.continuation(target, [5, 6], 8)
+    assert harness.continuation(target, [5, 6], 8) == own
+
+
+def failing(*arguments, **options):
+    """Run out of memory."""
+    raise torch.OutOfMemoryError("planted")
 
 
 # ---- the zoo ---------------------------------------------------------------------------------------------------------
