@@ -135,7 +135,6 @@ def test_attention_that_cannot_be_had_is_refused(implementation: str, asked: str
         harness.decode(harness.pipeline(target, None, attention=asked), harness.requests(PROMPTS, 3))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "options", "fault"),
     [

@@ -68,7 +68,6 @@ RULES: dict[str, tuple[Any, tuple[float, float], str | None]] = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("peeks", [False, True], ids=["first-drop", "past-it"])
 @pytest.mark.parametrize("rule", by_turns(3, [*RULES]))
 def test_the_first_drop_is_where_to_stop(rule: str, peeks: bool, monkeypatch: pytest.MonkeyPatch) -> None:

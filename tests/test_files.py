@@ -248,7 +248,6 @@ CASES = [
 IDS = [f"{c}-{f}" for table, faults in ((FILES, FILE_FAULTS), (FOLDERS, FOLDER_FAULTS)) for c in table for f in faults]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("command", "make", "said"), CASES, ids=IDS)
 def test_an_output_that_cannot_be_written_is_refused_at_once(
     command: list[str], make: Callable[[], str], said: str, monkeypatch: pytest.MonkeyPatch

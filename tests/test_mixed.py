@@ -60,7 +60,6 @@ def test_architectures(name: str, joined: list[tuple[int, int]]) -> None:
     assert len(joined) > 2
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("options", "joins"),
     [

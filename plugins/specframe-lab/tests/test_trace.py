@@ -77,7 +77,6 @@ def lanes(trace: SchemeTrace) -> list[Lane]:
 # ---- what is recorded ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_results_follow_from_the_frames(align: str) -> None:
     """The tokens gained in the frames, joined, are the run's results; the lengths before each pass fit."""
@@ -96,7 +95,6 @@ def test_results_follow_from_the_frames(align: str) -> None:
     assert all((a.phase == "settle") != (b.phase == "settle") for a, b in zip(trace.frames, trace.frames[1:]))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_slots_hold_the_tokens_of_their_row(align: str) -> None:
     """Every frame shows each standing token of a row once, in order, with its id; drafts are marked by fate."""
@@ -115,7 +113,6 @@ def test_slots_hold_the_tokens_of_their_row(align: str) -> None:
             assert lane.marks.count(CUT) == lane.score.judged - lane.score.accepted
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_positions_and_masks(align: str) -> None:
     """Correct alignments feed every token at its place and hide what is to be hidden; published flaws show."""
@@ -161,7 +158,6 @@ class Witness(Trace):
                     self.compared += 1
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_book_is_what_the_cache_holds(align: str) -> None:
     """On every KV backend, each slot of the real cache holds the token and position that the trace says it does."""
