@@ -24,7 +24,6 @@ from specframe.forward.runner import ModelRunner
 from specframe.models.hollow import META, hollow
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["slab", "columns", pytest.param("windows", marks=pytest.mark.slow), "experts", "biases", "states"]
 )
