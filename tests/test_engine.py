@@ -198,7 +198,6 @@ def samples(engine: Engine, count: int = 3, new: int = 8) -> list[Request]:
     return requests
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("sample", "steps", "schedule"), by_turns(2, range(3), range(5), ["continuous,piece=4", "fixed"])
 )
