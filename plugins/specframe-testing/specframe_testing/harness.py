@@ -151,7 +151,8 @@ def expected(model: PreTrainedModel, request: Request, rounded: Rounding | None 
     ``rounded`` is what becomes of keys and values, if that is something.
     """
     known = _continuation(original(model), tuple(request.prompt_ids), rounded)
-    more = constrained(model, request) if request.constraint else itertools.islice(known, request.max_new_tokens)
+    free = request.constraint is None
+    more = itertools.islice(known, request.max_new_tokens) if free else constrained(model, request)
     tokens = list[int]()
     for token in more:
         tokens.append(token)
