@@ -23,6 +23,7 @@ from specframe_std.policies.acceptance import LONGEST, Acceptance, survival
 from specframe_std.policies.confidence import PRIOR_OF_BOTH, Calibration, ConfidenceStop, logit
 from specframe_std.policies.levels import Levels
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
+from specframe_std.policies.thread_clock import clock_of
 
 PLAIN_FIRST = 3
 """Rounds of plain decoding at the start of a pipeline: drafts are compared with them. The first is not timed."""
@@ -92,8 +93,9 @@ class Goodput:
         if confidence not in ("on", "off"):
             raise OptionError(f"confidence: expected 'on' or 'off', got {literal(confidence)}")
         self._confident = confidence == "on"
-        self.clock: Callable[[], float] = time.perf_counter
-        """Tells the time, in seconds."""
+        self.clock: Callable[[], float] | None = None
+        """Tells the time, in seconds; None: the one that :func:`clock_of` returns for the run's device."""
+        self._clock: Callable[[], float] = time.perf_counter
         self._stop: ConfidenceStop | None = None
         self._started: float | None = None
         self._leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
@@ -122,6 +124,7 @@ class Goodput:
         """Take what the models' shapes tell of a round's cost."""
         self._seconds.prepare(Prior.of(run))
         self._leaves_out, self._fits = run.runner.leaves_out_filler, {}
+        self._clock = clock_of(run.runner.device)
 
     def budget(self, batch: Batch) -> Budget:
         """Return each row's part of the plan with the most expected tokens per second."""
@@ -138,7 +141,7 @@ class Goodput:
         choice.left -= 1
         choice.settled += 1
         budget = self._parts(batch, choice.depth) if choice.depth else NOTHING
-        self._started = None if batch.beside is not None else self.clock()
+        self._started = None if batch.beside is not None else self._now()
         return budget
 
     def observe(self, report: RoundReport) -> None:
@@ -149,12 +152,16 @@ class Goodput:
             self._stop = None
         self._acceptance.add(report)
         if self._started is not None:
-            seconds, typical = self.clock() - self._started, bool(self._drafted or not depth)
+            seconds, typical = self._now() - self._started, bool(self._drafted or not depth)
             if typical and depth and self._seconds.surprises(rows, depth, seconds):
                 self._choices[rows].left += 1
             self._seconds.add(rows, depth, self._paid(rows, depth, report.computed), seconds, typical)
         self._drafted = depth
         self._round += 1
+
+    def _now(self) -> float:
+        """Return the time, in seconds."""
+        return (self.clock or self._clock)()
 
     def _parts(self, batch: Batch, depth: int) -> Budget:
         """Return each row's part of a plan, and the rule that ends drafts of which the drafter is not sure."""
