@@ -17,6 +17,11 @@ END = -1
 """Token after each response, which is no token id: no text runs over it."""
 
 
+COPIED = 8
+"""Tokens of a match, a power of two, from which on a row is taken to copy: it takes one walk more if it does not, and
+up to seven fewer if it does."""
+
+
 class Branch:
     """A node that occurs at least twice: the text of its edge, and what follows it."""
 
@@ -147,10 +152,11 @@ class Corpus:
             left = min(most - len(found.tokens), self._reach.depth - above - inside)
             if not isinstance(child, int):
                 left = min(left, child.length - inside)
-            for token in self._tokens[start : start + left]:
-                if token == END:
-                    return found
-                found.add(token, len(found.tokens) - 1, chance)
+            follow = self._tokens[start : start + left]
+            if END in follow:
+                found.extend(follow[: follow.index(END)], chance)
+                break
+            found.extend(follow, chance)
             if isinstance(child, int) or not child.children:
                 break
             below, above = self._top(child), above + child.length
@@ -169,10 +175,15 @@ class Corpus:
         return branch.children[branch.top]
 
     def _longest(self, context: list[int], low: int, end: int) -> int:
-        """Return the longest match from ``low``, which occurs, to before ``end``: longer ones occur where shorter ones do."""
+        """Return the longest match from ``low``, which occurs, to before ``end``: longer ones occur where shorter ones do.
+
+        A row that copies a response has the whole match, which is tried as soon as :data:`COPIED` tokens occur.
+        """
         step = 1
         while low + step < end and self._walk(context, low + step):
             low, step = low + step, 2 * step
+            if step == COPIED and self._walk(context, end - 1):
+                return end - 1
         high = min(low + step, end)
         while high - low > 1:
             middle = (low + high) // 2

@@ -76,6 +76,15 @@ class Speculation:
         self.score = single(self.score + probability)
         return len(self.tokens) - 1
 
+    def extend(self, tokens: list[int], probability: float) -> None:
+        """Take tokens each of which follows the one before, the first the latest that there is."""
+        latest = len(self.tokens) - 1
+        self.tokens += tokens
+        self.parents += range(latest, latest + len(tokens))
+        self.probabilities += [probability] * len(tokens)
+        for _ in tokens:
+            self.score = single(self.score + probability)
+
     def within(self, depth: int) -> Speculation:
         """Return the tokens that lie no deeper than this."""
         found, places, levels = Speculation(match=self.match), dict[int, int](), {-1: 0}
