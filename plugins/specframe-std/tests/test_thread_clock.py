@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
+import types
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from specframe_std.policies import goodput, thread_clock
-from specframe_std.policies.thread_clock import Reading, ThreadClock, clock_of
+from specframe_std.policies.thread_clock import Reading, ThreadClock, clock_of, tells_waits
 from specframe_testing import harness, zoo
 from specframe_testing.device import kind as simulated_kind  # noqa: F401  # torch knows the device by it
 
-counted = pytest.mark.skipif(not thread_clock.TELLS, reason="this system does not count the waits of one thread")
+counted = pytest.mark.skipif(not tells_waits(), reason="this system does not count the waits of one thread")
 
 
 def passed(*readings: Reading) -> list[float]:
@@ -60,10 +61,23 @@ def test_a_thread_that_sleeps_and_computes() -> None:
 
 def test_where_a_device_works_on_the_wall_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU has the clock of a thread; a device with a queue, and a system that counts no waits, that on the wall."""
-    assert isinstance(clock_of(torch.device("cpu")), ThreadClock) == thread_clock.TELLS
+    assert isinstance(clock_of(torch.device("cpu")), ThreadClock) == tells_waits()
     assert clock_of(torch.device("sim")) is time.perf_counter
-    monkeypatch.setattr(thread_clock, "TELLS", False)
+    monkeypatch.setattr(thread_clock, "tells_waits", lambda: False)
     assert clock_of(torch.device("cpu")) is time.perf_counter
+
+
+@pytest.mark.parametrize(("counts", "told"), [((5, 6), True), ((5, 5), False)])
+def test_a_count_that_never_changes_tells_nothing(
+    counts: tuple[int, int], told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waits are counted where the count is higher after a short sleep."""
+    left = iter(counts)
+    monkeypatch.setattr(thread_clock, "reading", lambda: Reading(0, 0, next(left), 1))
+    monkeypatch.setattr(thread_clock, "resource", types.SimpleNamespace(RUSAGE_THREAD=1))
+    assert tells_waits.__wrapped__() == told
+    monkeypatch.setattr(thread_clock, "resource", None)
+    assert not tells_waits.__wrapped__()
 
 
 def test_goodput_reads_the_clock_of_its_run_twice_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
