@@ -57,6 +57,21 @@ def test_responses_are_counted(seed: int, trees: bool) -> None:
                 assert corpus.find(context[-reach.depth :], one, expected.score) is None, "the row's own text wins ties"
 
 
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+def test_matches_of_every_length_are_found(trees: bool) -> None:
+    """A context whose last tokens occur, as many as there are, and those before them do not, gets what counting gives."""
+    draw, reach, one = random.Random(7), Reach(tree=trees), Most(8, 8)
+    response = text(draw, 90, 50)
+    corpus = Corpus(reach, 2)
+    corpus.add(response)
+    corpus.add(response[20:70])
+    for match in range(1, 64):
+        context = [*range(100, 170), *response[5 : 5 + match]]
+        expected, _ = counted([response, response[20:70]], context, one, reach)
+        assert expected.match >= min(match, 50)
+        assert same(corpus.find(context[-reach.depth :], one, 0.0) or Speculation(), expected, trees)
+
+
 def test_nothing_of_a_response_that_has_gone_is_left() -> None:
     """A corpus of one response has the tokens and the tree of that one, however many there were."""
     corpus, draw = Corpus(Reach(), 1), random.Random(3)
