@@ -35,7 +35,7 @@ def test_seconds_of_waiting_count() -> None:
 
 
 def test_the_seconds_of_two_threads_are_not_compared() -> None:
-    """A round that begins in one thread and ends in another takes the seconds of the clock on the wall."""
+    """A round that begins in one thread and ends in another takes the seconds of the wall clock."""
     assert passed(Reading(10, 50, 7, 1), Reading(16, 2, 7, 2), Reading(18, 3, 7, 2)) == [6, 7]
 
 
@@ -60,7 +60,7 @@ def test_a_thread_that_sleeps_and_computes() -> None:
 
 
 def test_where_a_device_works_on_the_wall_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU has the clock of a thread; a device with a queue, and a system that counts no waits, that on the wall."""
+    """A CPU has the clock of a thread; a device with a queue, and a system that counts no waits, the wall clock."""
     assert isinstance(clock_of(torch.device("cpu")), ThreadClock) == tells_waits()
     assert clock_of(torch.device("sim")) is time.perf_counter
     monkeypatch.setattr(thread_clock, "tells_waits", lambda: False)

@@ -22,7 +22,7 @@ class Reading(NamedTuple):
     """The counts of the thread that reads them."""
 
     wall: float
-    """Seconds of the clock on the wall."""
+    """Seconds of the wall clock."""
     computed: float
     """Seconds for which the thread had a core."""
     waits: int
@@ -74,6 +74,6 @@ def clock_of(device: torch.device) -> Callable[[], float]:
     """Return a clock for rounds of a device, in seconds.
 
     A round on a CPU takes the seconds of the thread that computes it. A device with a queue works on while the thread has no core,
-    and so the clock on the wall serves. It serves also where the system does not count the waits of a thread.
+    and so the wall clock serves. It serves also where the system does not count the waits of a thread.
     """
     return ThreadClock() if tells_waits() and not kinds.of(device).queues else time.perf_counter
