@@ -301,7 +301,9 @@ def test_an_unknown_kind_is_an_accelerator_of_which_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", [ROOT / "specframe", *sorted(ROOT.glob("plugins/*/specframe_*"))], ids=lambda p: p.name
+    "package",
+    [ROOT / "specframe", *sorted(path.parent for path in ROOT.glob("plugins/*/specframe_*/__init__.py"))],
+    ids=lambda p: p.name,
 )
 def test_one_place_knows_kinds_of_devices(package: Path) -> None:
     """No module but those of ``devices/`` and the test kit compares a device's type with CUDA's, or calls ``torch.cuda``."""
