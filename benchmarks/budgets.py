@@ -1,14 +1,15 @@
 """Draft-length policies beside plain decoding and fixed lengths, by batch size.
 
-    python benchmarks/budgets.py [--pair embedded|cpu] [--batches 1,4,8,32] [--kinds spec,code,mixed] [--rounds 5] [--prompts FILE]
-        [--drafter model|prompt-lookup|suffix] [--policy goodput] [--beside]
+    python benchmarks/budgets.py [--pair embedded|cpu] [--batches 1,4,8,32] [--kinds spec,code,mixed] [--repeats 5] [--prompts FILE]
+        [--longest 128] [--drafter model|prompt-lookup|suffix] [--policy goodput] [--beside]
 
 *Spec*: the prompts of FILE. *Code*: held-out library source. *Mixed*: half of the prompts are files that the target goes on to
-copy, half are pieces without a repetition of their own. All contenders decode the same prompts in turn, round after round, by
-wall-clock time. In each round a policy has learnt nothing when it begins, and decodes the prompts twice: its first run and its
-second. Figures are medians over rounds of tokens per second, as ratios to plain decoding of the same round, with the least and the
-greatest; and draft tokens accepted for each that was verified. With *--beside* a second program takes a core for a tenth of each
-second.
+copy, half are pieces without a repetition of their own. All contenders decode the same prompts side by side, round after round:
+whoever has the fewest tokens decodes its next round, so that a change of the machine's pace meets all of them alike. In each repeat
+a policy has learnt nothing when it begins, and one of the same kind has decoded the prompts once before, which is its second run.
+Figures are medians over repeats of tokens per second by wall-clock time, prompts included, as ratios to plain decoding of the same
+repeat, with the least and the greatest; the share of its seconds that a policy takes itself; and draft tokens accepted for each one
+verified. With *--beside* a second program takes a core for a tenth of each second.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from specframe import Pipeline
 from specframe.plugins.registry import registry
 
 POLICIES = ("explicit", "implicit", "goodput,confidence=off", "goodput")
+AGAIN = " again"
+"""Ends the name of a policy's second run."""
 LOOKING = ("explicit", "goodput")
 """Those for drafters that look tokens up, and know no confidence."""
 
@@ -67,72 +70,104 @@ def company(wanted: bool) -> Iterator[None]:
         program.kill()
 
 
-def asked(kind: str, file: str | None, tokenizer: Any, count: int) -> list[list[int]]:
-    """Return so many prompts of a kind."""
+def asked(kind: str, file: str | None, longest: int, tokenizer: Any, count: int) -> list[list[int]]:
+    """Return so many prompts of a kind; those of a file have at most ``longest`` tokens."""
     if kind == "mixed":
         found = workloads(tokenizer)["mixed"]
         return [found[number % len(found)] for number in range(count)]
     if kind == "code":
         return held_out_prompts(tokenizer, count)
-    return read_prompts({"file": file, "longest": 128}, tokenizer, count)
+    return read_prompts({"file": file, "longest": longest}, tokenizer, count)
 
 
 class Contender:
     """A pipeline of a draft length or policy."""
 
-    def __init__(self, target: Any, draft: Any, tokenizer: Any, length: str, batch: int) -> None:
-        self._policy = length if length in POLICIES else None
-        how = {"drafter": None} if length == "plain" else {"drafter": draft, "draft_length": length}
-        self._pipe = Pipeline(target, tokenizer=tokenizer, batch_size=batch, generation_config=None, **how)
+    def __init__(self, target: Any, draft: Any, length: str, batch: int) -> None:
+        name = length.removesuffix(AGAIN)
+        self._policy, self._second = name if name in POLICIES else None, name != length
+        how = {"drafter": None} if name == "plain" else {"drafter": draft, "draft_length": name}
+        self._pipe = Pipeline(target, batch_size=batch, generation_config=None, **how)
+        self.seconds = self.own = 0.0
 
-    def forget(self) -> None:
-        """Have the policy learn anew."""
+    def begin(self, prompts: Any, new: int) -> None:
+        """Begin to decode the prompts, by a policy that has learnt nothing, or has decoded them once before."""
         if self._policy is not None:
-            made = registry().make("draft-length policy", self._policy)
+            made: Any = registry().make("draft-length policy", self._policy)
+            made.budget, made.observe = self._timed(made.budget), self._timed(made.observe)
             self._pipe.parts.composition = attrs.evolve(self._pipe.composition, policy=made)
+            if self._second:
+                list(self._pipe.generate(prompts, new))
+        self.seconds = self.own = 0.0
+        self.count, self.found, self._chunks = 0, [[] for _ in prompts], self._pipe.stream(prompts, new)
+        self.going = True
 
-    def run(self, prompts: Any, new: int) -> tuple[float, float, Any]:
-        """Return tokens per second, draft tokens accepted for each verified one, and the tokens."""
+    def advance(self) -> None:
+        """Take the next chunk, which most often is a round's; the first also reads prompts."""
         started = time.perf_counter()
-        results = [one.token_ids for one in self._pipe.generate(prompts, new)]
-        seconds, report = time.perf_counter() - started, self._pipe.report
-        return sum(map(len, results)) / seconds, report.draft_acceptance_rate, results
+        chunk = next(self._chunks, None)
+        self.seconds += time.perf_counter() - started
+        self.going = chunk is not None
+        if chunk is not None:
+            self.count += len(chunk.token_ids)
+            self.found[chunk.index] += chunk.token_ids
+
+    @property
+    def accepted(self) -> float:
+        """Draft tokens accepted for each that was verified."""
+        return self._pipe.report.draft_acceptance_rate
+
+    def _timed(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a policy's function that adds its seconds to the policy's own."""
+
+        def called(about: Any) -> Any:
+            started = time.perf_counter()
+            returned = function(about)
+            self.own += time.perf_counter() - started
+            return returned
+
+        return called
 
 
-def measured(contenders: dict[str, Contender], prompts: Any, new: int, rounds: int) -> dict[str, Any]:
-    """Return each contender's ratios to plain decoding, by runs."""
-    rates: dict[str, list[float]] = {}
-    accepted: dict[str, float] = {}
-    same = None
-    for number in range(rounds + 1):
+def measured(contenders: dict[str, Contender], prompts: Any, new: int, repeats: int) -> dict[str, Any]:
+    """Return each contender's ratios to plain decoding."""
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    shares: dict[str, list[float]] = {name: [] for name in contenders if name.removesuffix(AGAIN) in POLICIES}
+    for number in range(repeats + 1):
+        for contender in contenders.values():
+            contender.begin(prompts, new)
+        while going := [contender for contender in contenders.values() if contender.going]:
+            min(going, key=lambda contender: contender.count).advance()
+        same = contenders["plain"].found
         for name, contender in contenders.items():
-            contender.forget()
-            for run in ("", " again") if name in POLICIES else ("",):
-                rate, share, tokens = contender.run(prompts, new)
-                same = same or tokens
-                assert tokens == same, f"{name} has other tokens"
-                accepted[name + run] = share
-                if number:  # the first warms up
-                    rates.setdefault(name + run, []).append(rate)
+            assert contender.found == same, f"{name} has other tokens"
+            if number:  # the first warms up
+                rates[name].append(contender.count / contender.seconds)
+                if name in shares:
+                    shares[name].append(contender.own / contender.seconds)
     plain = rates["plain"]
     ratios = {name: [one / of for one, of in zip(found, plain, strict=True)] for name, found in rates.items()}
-    fixed = [name for name in ratios if name.partition(" again")[0] not in POLICIES]
-    best = [max(ratios[name][number] for name in fixed) for number in range(rounds)]
+    fixed = [name for name in ratios if name not in shares]
+    best = [max(ratios[name][number] for name in fixed) for number in range(repeats)]
     median = {name: statistics.median(found) for name, found in ratios.items()}
     leader = max(fixed, key=median.__getitem__)
     return {
-        "to_plain": {
-            name: [round(one, 3) for one in (median[name], min(found), max(found))] for name, found in ratios.items()
-        },
+        "to_plain": {name: spread(found) for name, found in ratios.items()},
         "best_fixed": leader,
         "to_best_fixed": {
-            name: round(statistics.median(one / of for one, of in zip(found, ratios[leader], strict=True)), 3)
-            for name, found in ratios.items()
-            if name not in fixed
+            name: spread([one / of for one, of in zip(ratios[name], ratios[leader], strict=True)]) for name in shares
         },
-        "best_of_each_round": round(statistics.median(best), 3),
-        "accepted_per_verified": {name: round(share, 3) for name, share in accepted.items() if name != "plain"},
+        "best_of_each_repeat": round(statistics.median(best), 3),
+        "own_share": {name: round(statistics.median(found), 4) for name, found in shares.items()},
+        "accepted_per_verified": {
+            name: round(contender.accepted, 3) for name, contender in contenders.items() if name != "plain"
+        },
     }
+
+
+def spread(found: list[float]) -> list[float]:
+    """Return the median, the least and the greatest."""
+    return [round(one, 3) for one in (statistics.median(found), min(found), max(found))]
 
 
 @click.command(help=__doc__.partition("\n")[0])
@@ -142,11 +177,12 @@ def measured(contenders: dict[str, Contender], prompts: Any, new: int, rounds: i
 @click.option("--lengths", default="1,2,3,4,6", show_default=True, help="Fixed draft lengths.")
 @click.option("--count", default=24, show_default=True, help="Prompts; at least twice the batch.")
 @click.option("--new", default=64, show_default=True, help="New tokens per prompt.")
-@click.option("--rounds", default=5, show_default=True)
+@click.option("--repeats", default=5, show_default=True)
 @click.option(
     "--drafter", default="model", show_default=True, help="The drafter; of the pair's draft model by default."
 )
 @click.option("--prompts", "file", default=None, help="The prompt file of the kind spec.")
+@click.option("--longest", default=128, show_default=True, help="Tokens of the prompts of that file, at most.")
 @click.option(
     "--policy",
     "policies",
@@ -163,9 +199,10 @@ def main(
     lengths: str,
     count: int,
     new: int,
-    rounds: int,
+    repeats: int,
     drafter: str,
     file: str | None,
+    longest: int,
     policies: tuple[str, ...],
     beside: bool,
     output: str | None,
@@ -177,14 +214,14 @@ def main(
     found = []
     for kind in kinds.split(","):
         for batch in map(int, batches.split(",")):
-            prompts = asked(kind, file, tokenizer, max(count, 2 * batch))
+            prompts = asked(kind, file, longest, tokenizer, max(count, 2 * batch))
             tried = policies or (POLICIES if drafter == "model" else LOOKING)
-            names = ["plain", *lengths.split(","), *tried]
+            names = ["plain", *lengths.split(","), *tried, *(name + AGAIN for name in tried)]
             by = draft if drafter == "model" else drafter
-            contenders = {name: Contender(target, by, tokenizer, name, batch) for name in names}
+            contenders = {name: Contender(target, by, name, batch) for name in names}
             cell = {"pair": pair, "drafter": drafter, "kind": kind, "batch": batch, "beside": beside}
             with company(beside):
-                found.append({**cell, **measured(contenders, prompts, new, rounds)})
+                found.append({**cell, **measured(contenders, prompts, new, repeats)})
             print(json.dumps(found[-1]), flush=True)
             if output:
                 Path(output).write_text(json.dumps(found, indent=1) + "\n")
