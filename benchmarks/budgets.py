@@ -34,6 +34,7 @@ from bench import read_prompts
 from contenders import held_out_prompts
 from copying import workloads
 from grow import PAIRS, load_pair
+from side_by_side import side_by_side
 
 from specframe import Pipeline
 from specframe.plugins.registry import registry
@@ -87,35 +88,25 @@ class Contender:
         name = length.removesuffix(AGAIN)
         self._policy, self._second = name if name in POLICIES else None, name != length
         how = {"drafter": None} if name == "plain" else {"drafter": draft, "draft_length": name}
-        self._pipe = Pipeline(target, batch_size=batch, generation_config=None, **how)
-        self.seconds = self.own = 0.0
+        self.pipe = Pipeline(target, batch_size=batch, generation_config=None, **how)
+        self.own = 0.0
+        """Seconds that the policy took."""
 
     def begin(self, prompts: Any, new: int) -> None:
-        """Begin to decode the prompts, by a policy that has learnt nothing, or has decoded them once before."""
-        if self._policy is not None:
-            made: Any = registry().make("draft-length policy", self._policy)
-            made.budget, made.observe = self._timed(made.budget), self._timed(made.observe)
-            self._pipe.parts.composition = attrs.evolve(self._pipe.composition, policy=made)
-            if self._second:
-                list(self._pipe.generate(prompts, new))
-        self.seconds = self.own = 0.0
-        self.count, self.found, self._chunks = 0, [[] for _ in prompts], self._pipe.stream(prompts, new)
-        self.going = True
-
-    def advance(self) -> None:
-        """Take the next chunk, which most often is a round's; the first also reads prompts."""
-        started = time.perf_counter()
-        chunk = next(self._chunks, None)
-        self.seconds += time.perf_counter() - started
-        self.going = chunk is not None
-        if chunk is not None:
-            self.count += len(chunk.token_ids)
-            self.found[chunk.index] += chunk.token_ids
+        """Have the policy learn nothing so far, or what it learns as it decodes the prompts once."""
+        if self._policy is None:
+            return
+        made: Any = registry().make("draft-length policy", self._policy)
+        made.budget, made.observe = self._timed(made.budget), self._timed(made.observe)
+        self.pipe.parts.composition = attrs.evolve(self.pipe.composition, policy=made)
+        if self._second:
+            list(self.pipe.generate(prompts, new))
+        self.own = 0.0
 
     @property
     def accepted(self) -> float:
         """Draft tokens accepted for each that was verified."""
-        return self._pipe.report.draft_acceptance_rate
+        return self.pipe.report.draft_acceptance_rate
 
     def _timed(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a policy's function that adds its seconds to the policy's own."""
@@ -133,18 +124,15 @@ def measured(contenders: dict[str, Contender], prompts: Any, new: int, repeats: 
     """Return each contender's ratios to plain decoding."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     shares: dict[str, list[float]] = {name: [] for name in contenders if name.removesuffix(AGAIN) in POLICIES}
-    for number in range(repeats + 1):
+    pipes = {name: contender.pipe for name, contender in contenders.items()}
+    for number in range(repeats + 1):  # the first one warms up, by a few prompts
+        these = prompts if number else prompts[: len(prompts) // 4]
         for contender in contenders.values():
-            contender.begin(prompts, new)
-        while going := [contender for contender in contenders.values() if contender.going]:
-            min(going, key=lambda contender: contender.count).advance()
-        same = contenders["plain"].found
-        for name, contender in contenders.items():
-            assert contender.found == same, f"{name} has other tokens"
-            if number:  # the first warms up
-                rates[name].append(contender.count / contender.seconds)
-                if name in shares:
-                    shares[name].append(contender.own / contender.seconds)
+            contender.begin(these, new)
+        for name, decoded in side_by_side(pipes, these, new).items() if number else ():
+            rates[name].append(decoded.rate)
+            if name in shares:
+                shares[name].append(contenders[name].own / decoded.seconds)
     plain = rates["plain"]
     ratios = {name: [one / of for one, of in zip(found, plain, strict=True)] for name, found in rates.items()}
     fixed = [name for name in ratios if name not in shares]

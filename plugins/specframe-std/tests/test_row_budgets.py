@@ -14,7 +14,7 @@ from policy_worlds import Rows, World, round_report
 from specframe_std.policies.acceptance import Acceptance, survival
 from specframe_std.policies.confidence import Calibration, ConfidenceStop, Evidence, distribution_features
 from specframe_std.policies.explicit import Explicit
-from specframe_std.policies.goodput import Plans
+from specframe_std.policies.goodput import Choice, Plans
 from specframe_std.policies.implicit import Implicit
 from specframe_std.policies.levels import Levels
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds, Speed, pass_seconds, weights
@@ -412,12 +412,57 @@ def test_plans_take_the_tokens_that_pay() -> None:
     assert best[2] == 0, "a row whose tokens do not pay drafts nothing"
 
 
+def test_rounds_counted_at_once_say_what_each_says_by_itself() -> None:
+    """Rounds of changing rows, some without a draft, some at a row's limit: counted late they are worth as much as at once."""
+    draw, at_once, late = np.random.default_rng(5), Acceptance(Levels(Budget(4))), Acceptance(Levels(Budget(4)))
+    batches = [Rows(3), Rows(2)]
+    batches[0].sequences[1].limit = 12  # of the row's 10 tokens: one more can stand
+    for number in range(12):
+        rows, depth = batches[number // 4 % 2], number % 3 * 2
+        drafted = draw.integers(0, depth + 1, len(rows))
+        report = round_report(np.minimum(draw.integers(0, 5, len(rows)), drafted), depth, rows, drafted)
+        at_once.add(report)
+        at_once.rates()
+        late.add(report)
+    assert late.rates() == pytest.approx(at_once.rates(), rel=1e-12)
+    for rows in batches:
+        assert late.rates_of(rows.sequences).ravel() == pytest.approx(
+            at_once.rates_of(rows.sequences).ravel(), rel=1e-12
+        )
+
+
 def test_plans_of_a_rectangle_take_all_of_it() -> None:
     """Where forwards do not leave out filler, every row drafts as deep as the deepest: its places are computed anyway."""
     stands_BK = np.array([[0.9, 0.8, 0.7], [0.5, 0.2, 0.1]])
     plans = Plans.best(stands_BK, curve(0.05, 0.2), lambda rows, depth: 0, Levels(Budget(3)))
-    assert plans.budget(3).depths_B.tolist() == [3, 3]
+    assert [(one.depth, one.depths_B) for one in map(plans.budget, range(4))] == [
+        (0, None),
+        (1, None),
+        (2, None),
+        (3, None),
+    ]
     assert plans.tokens_C.tolist() == [0, 1, 2, 3]
+
+
+def test_a_plan_of_a_rectangle_holds_for_other_rows() -> None:
+    """Rows without parts of their own need no plan of their own: other ones of the same number take the plan that there is."""
+    policy = World(lambda rows, length: 0.01 * (1 + 0.02 * length), 0.8, 4).run(60)
+    policy.budget(Rows(3))
+    policy.budget(Rows(4))
+    policy._plan(Rows(4))
+    policy._choices[4] = policy._choices[3] = Choice(3, left=5)
+    before = policy._plans
+    assert policy.budget(Rows(4)).depth == 3
+    assert policy._plans is before
+    assert policy.budget(Rows(3)).depth == 3
+    assert policy._plans is not before, "rows of another number may have parts of their own"
+    policy._leaves_out, policy._fits = lambda places, tokens: tokens < places, {}
+    near_its_end = Rows(3)
+    near_its_end.limits[0] = 12
+    policy._plan(near_its_end)
+    before = policy._plans
+    assert policy.budget(near_its_end).depths_B.tolist() == [1, 3, 3]
+    assert policy._plans is not before, "a row's part follows what is known of the row in each round"
 
 
 @pytest.mark.parametrize("cheap", [0.12, 0.3])

@@ -7,6 +7,7 @@ Tensor names carry their shape: B rows, K places of a draft.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 
 import attrs
@@ -106,24 +107,34 @@ class Acceptance:
             self._count()  # a sequence that has ended is not held on to
 
     def _count(self) -> None:
-        """Count the accepted tokens of the rounds noted. Where a row ended, what came after its end says nothing."""
-        for noted in self._noted:
-            self._all_2K *= 0.5 ** (len(noted.sequences) / WINDOW)
-            rows = self._rows.rows(noted.sequences)
-            self._rows.counts_2RK[:, rows] *= 0.5 ** (1 / ROW_WINDOW)
-            if noted.depth:
-                seen_2BK = self._seen(noted)
-                self._all_2K += seen_2BK.sum(1)
-                self._rows.counts_2RK[:, rows] += seen_2BK
+        """Count the accepted tokens of the rounds noted, those of the same rows at once."""
+        for _, rounds in itertools.groupby(self._noted, key=lambda noted: id(noted.sequences)):
+            alike = list(rounds)
+            rows, seen_2NBK = self._rows.rows(alike[0].sequences), self._seen(alike)
+            fade, fade_row = 0.5 ** (len(rows) / WINDOW), 0.5 ** (1 / ROW_WINDOW)
+            before_N = np.arange(len(alike))[::-1]
+            self._all_2K *= fade ** len(alike)
+            self._all_2K += fade**before_N @ seen_2NBK.sum(2)
+            self._rows.counts_2RK[:, rows] *= fade_row ** len(alike)
+            own_2X = fade_row**before_N @ seen_2NBK.reshape(2, len(alike), -1)
+            self._rows.counts_2RK[:, rows] += own_2X.reshape(2, len(rows), -1)
         self._noted.clear()
 
-    def _seen(self, noted: Noted) -> np.ndarray:
-        """Return the places of each row that were reached, and those that stood, (2, B, K)."""
-        most_B = np.minimum(self._levels.of(noted.drafted), noted.depth)
-        limits_B = np.array([sequence.limit for sequence in noted.sequences])
-        stood_B = np.minimum(noted.accepted, most_B)
-        tested_B = ~np.array(noted.ended) & (noted.accepted < np.minimum(most_B, limits_B - noted.lengths - 1))
-        return np.arange(self._maximum) < np.stack([stood_B + tested_B, stood_B])[..., None]
+    def _seen(self, rounds: list[Noted]) -> np.ndarray:
+        """Return the places of each row that were reached, and those that stood, in N rounds of the same rows, (2, N, B, K).
+
+        Where a row ended, what came after its end says nothing.
+        """
+        most_NB = self._levels.of(np.stack([noted.drafted for noted in rounds]))
+        most_NB = np.minimum(most_NB, np.array([[noted.depth] for noted in rounds]))
+        accepted_NB = np.stack([noted.accepted for noted in rounds])
+        room_NB = np.array([sequence.limit - 1 for sequence in rounds[0].sequences]) - np.stack(
+            [noted.lengths for noted in rounds]
+        )
+        stood_NB = np.minimum(accepted_NB, most_NB)
+        tested_NB = accepted_NB < np.minimum(most_NB, room_NB)
+        tested_NB &= ~np.array([noted.ended for noted in rounds])
+        return np.arange(self._maximum) < np.stack([stood_NB + tested_NB, stood_NB])[..., None]
 
     def rates(self, hope: float = 0.0) -> np.ndarray:
         """Return the probability of each place to stand in any row, given that those before it do, (K,).

@@ -38,7 +38,7 @@ DWELL = 8
 IDLE = 32
 """Rounds for which plans of rows that draft nothing stay as they are, and only the hope that goes into a choice grows: nothing is
 learnt of drafts meanwhile, and a plan takes a tenth of a small model's round."""
-EAGER = 8
+EAGER = 4
 """A depth is kept for one round more after every so many rounds, up to :data:`DWELL`: early estimates change fast."""
 MARGIN = 0.02
 """Share by which another depth has to promise more than the one in use: a change of shapes costs a little time."""
@@ -136,7 +136,7 @@ class Goodput:
                 self._curves[rows] = self._seconds.curve(rows)
                 self._plan(batch)
             choice = self._choices[rows] = self._choose(rows, self._plans)
-        elif choice.depth and (self._uneven(choice.depth) or batch.sequences is not self._planned):
+        elif choice.depth and not self._holds(choice.depth, rows):
             self._plan(batch)
         choice.left -= 1
         choice.settled += 1
@@ -190,9 +190,9 @@ class Goodput:
         recent = self._round - self._planned_in < min(IDLE, choice.settled // 4)
         return not choice.depth and recent and batch.sequences is self._planned
 
-    def _uneven(self, depth: int) -> bool:
-        """Return whether rows have parts of their own in the plan of a depth."""
-        return self._plans is not None and self._plans.uneven(depth)
+    def _holds(self, depth: int, rows: int) -> bool:
+        """Return whether the plan of a depth still holds: rows have no parts of their own in it, and are as many."""
+        return self._plans is None or (len(self._plans.stands_BK) == rows and not self._plans.uneven(depth))
 
     def _paid(self, rows: int, depth: int, computed: int) -> int:
         """Return the tokens whose time a round took: leaving out filler takes the time of the least filler that is left out."""
@@ -308,6 +308,8 @@ class Plans:
         return bool(self.tokens_C[depth] < self.levels.nodes_D[depth])
 
     def budget(self, depth: int) -> Budget:
-        """Return the plan of a depth."""
+        """Return the plan of a depth: where rows have no parts of their own in it, whichever rows there are."""
+        if not self.uneven(depth):
+            return Budget(depth, int(self.levels.nodes_D[depth])) if self.tokens_C[depth] else NOTHING
         depths_B = (self.stands_BK[:, :depth] >= self.least_C[depth]).sum(1)
         return self.levels.budget(depths_B) if depths_B.any() else NOTHING
