@@ -72,12 +72,12 @@ def company(wanted: bool) -> Iterator[None]:
 
 
 def asked(kind: str, file: str | None, longest: int, tokenizer: Any, count: int) -> list[list[int]]:
-    """Return so many prompts of a kind; those of a file have at most ``longest`` tokens."""
+    """Return so many prompts of a kind; those of a file and held-out pieces have at most ``longest`` tokens."""
     if kind == "mixed":
         found = workloads(tokenizer)["mixed"]
         return [found[number % len(found)] for number in range(count)]
     if kind == "code":
-        return held_out_prompts(tokenizer, count)
+        return held_out_prompts(tokenizer, count, longest)
     return read_prompts({"file": file, "longest": longest}, tokenizer, count)
 
 
@@ -170,7 +170,9 @@ def spread(found: list[float]) -> list[float]:
     "--drafter", default="model", show_default=True, help="The drafter; of the pair's draft model by default."
 )
 @click.option("--prompts", "file", default=None, help="The prompt file of the kind spec.")
-@click.option("--longest", default=128, show_default=True, help="Tokens of the prompts of that file, at most.")
+@click.option(
+    "--longest", default=128, show_default=True, help="Tokens of such a prompt, and of held-out pieces, at most."
+)
 @click.option(
     "--policy",
     "policies",
