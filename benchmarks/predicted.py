@@ -5,9 +5,9 @@
 
 The device's profile is measured first, by the same process and thread. Then every batch size and draft length decodes held-out
 prompts, in turn, round after round. A round's seconds are the median over the decoding rounds in which all rows drafted as much, by
-the wall clock; the least stands beside it, since a profile is of the fastest products. The prediction is that for the mean number of
-tokens in the cache. Speeds are those of draft lengths beside plain decoding, at the acceptance length that was measured; end effects
-(prompts, the last rows of a run) are in neither.
+the wall clock; the least stands beside it, since a profile is of the fastest products. The prediction is that for the mean number
+of tokens in the cache. Speeds are those of draft lengths beside plain decoding, at the acceptance length that was measured; end
+effects (prompts, the last rows of a run) are in neither.
 """
 
 from __future__ import annotations
