@@ -17,10 +17,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = (
-    ROOT,
-    *(ROOT / "plugins" / name for name in ("specframe-std", "specframe-heads", "specframe-lab", "specframe-tiny")),
-)
+PLUGINS = ("specframe-std", "specframe-heads", "specframe-lab", "specframe-testing", "specframe-tiny")
+PARTS = (ROOT, *(ROOT / "plugins" / name for name in PLUGINS))
 
 
 def installed(name: str) -> bool:

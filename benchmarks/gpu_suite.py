@@ -1,6 +1,7 @@
 """Everything that needs a GPU, in one command and a given time: tests, equivalence, and benchmarks at published shapes.
 
-    python benchmarks/gpu_suite.py [--budget SECONDS] [--pair qwen3-8b] [--device cuda] [--small] [--resume] [--output FILE.json]
+    python benchmarks/gpu_suite.py [--budget SECONDS] [--pair qwen3-8b] [--device cuda] [--parts tests,bench] [--together]
+        [--small] [--resume] [--output FILE.json]
 
 1. waits and copies per round and scheme, and a run of each in which torch's sync debug mode makes every wait but the round's one an
 error; a short part of that under torch's sanitizer of streams; 2. every test marked ``cuda``; 3. equivalence with the reference
@@ -12,8 +13,9 @@ Needs torch, transformers, pytest and specframe's other dependencies; neither a 
 not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part
 is a process of its own: one that crashes, runs out of memory or of time is a line in the result, and the others go on. A benchmark
 that loses the device is taken up again without the scheme that lost it. What is done is written after each part, and ``--resume``
-keeps the parts of an earlier run that found nothing wrong. ``--small`` does all of it in a minute or two without a GPU, with a
-small pair: the first part on the simulated accelerator of the test kit, the others on the CPU.
+keeps the parts of an earlier run that found nothing wrong. ``--parts`` chooses some of them, ``--together`` runs them all at once:
+faults are found sooner, and times say nothing. ``--small`` does all of it in a minute or two without a GPU, with a small pair: the
+first part on the simulated accelerator of the test kit, the others on the CPU.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +40,8 @@ from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
+PROCESSES = 4
+"""Test processes on a GPU: each takes half a gigabyte of its memory before it has done anything."""
 SMALL = {
     "traffic": "--device sim --schemes ragged;eqspec",
     "sanitizer": "--device sim",
@@ -56,40 +63,80 @@ LARGE = {
     " --new 64 --least 4 --waves 1 --references 16 --rounds 2 --compiled 8,1",
 }
 
+SHARES = {
+    "traffic": 0.1,
+    "sanitizer": 0.08,
+    "tests": 0.22,
+    "equivalence": 0.15,
+    "bitwise": 0.1,
+    "attention": 0.08,
+    "heads": 0.11,
+    "bench": 0.16,
+}
+"""The parts in their order, and the share of the time that each may take; the benchmark has all that is left."""
+
 
 @click.command(help=__doc__.partition("\n")[0])
 @click.option("--budget", default=520.0, show_default=True, help="Seconds for everything.")
 @click.option("--pair", default="qwen3-8b", show_default=True, help="The pair of the benchmark.")
 @click.option("--device", default="cuda", show_default=True)
+@click.option("--parts", default=",".join(SHARES), show_default=True, help="What to run.")
+@click.option("--together", is_flag=True, help="All parts at once, to find faults sooner: times say nothing then.")
 @click.option("--small", is_flag=True, help="Everything on a CPU, with a small pair.")
 @click.option("--resume", is_flag=True, help="Keep the parts of an earlier run that found nothing wrong.")
 @click.option("--output", default=None, help="Where the JSON goes.  [default: benchmarks/results/]")
-def main(budget: float, pair: str, device: str, small: bool, resume: bool, output: str | None) -> None:
+def main(
+    budget: float,
+    pair: str,
+    device: str,
+    parts: str,
+    together: bool,
+    small: bool,
+    resume: bool,
+    output: str | None,
+) -> None:
     """Run the parts, write what came of them, and print it; exit with 1 when a part found something wrong."""
     deadline = time.monotonic() + budget
     chosen = {part: text.format(pair=pair, device=device).split() for part, text in (SMALL if small else LARGE).items()}
     path = Path(output or HERE / "results" / f"gpu-suite-{'small' if small else pair}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     result = finished(path) if resume else {}
+    writing = threading.Lock()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        parts: dict[str, Callable[[], dict[str, Any]]] = {
-            "traffic": lambda: by_rows("traffic", chosen["traffic"], 0.1 * budget, folder, timed=False),
-            "sanitizer": lambda: sanitized(chosen["sanitizer"], 0.08 * budget),
-            "tests": lambda: tests(0.22 * budget),
-            "equivalence": lambda: by_rows("equivalence", chosen["equivalence"], 0.15 * budget, folder),
-            "bitwise": lambda: by_rows("bitwise", chosen["bitwise"], 0.1 * budget, folder),
-            "attention": lambda: by_rows("attention", chosen["attention"], 0.08 * budget, folder),
-            "heads": lambda: by_rows("heads", chosen["heads"], 0.11 * budget, folder),
-            "bench": lambda: bench(chosen["bench"], deadline - 5, folder),
-        }
-        for part, act in parts.items():
-            if part not in result:
-                result[part] = act()
+
+        def act(part: str) -> None:
+            seconds = 0.95 * budget if together else SHARES[part] * budget
+            found = one(part, chosen.get(part, []), seconds, deadline, Path(name))
+            with writing:
+                result[part] = found
                 path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+        with ThreadPoolExecutor(len(SHARES) if together else 1) as pool:
+            list(pool.map(act, [part for part in named(parts) if part not in result]))
+    result = {part: result[part] for part in SHARES if part in result}
     show(result)
     print(f"written to {path}")
-    sys.exit(any(one["wrong"] for one in result.values()))
+    sys.exit(any(found["wrong"] for found in result.values()))
+
+
+def named(parts: str) -> list[str]:
+    """Return the parts of that name; raise an error of click's for one there is not."""
+    names = parts.split(",")
+    if unknown := [name for name in names if name not in SHARES]:
+        raise click.BadParameter(f"there is no part {unknown[0]!r}: expected {', '.join(SHARES)}", param_hint="--parts")
+    return names
+
+
+def one(part: str, options: list[str], seconds: float, deadline: float, folder: Path) -> dict[str, Any]:
+    """Run a part for so many seconds and return what came of it; the benchmark takes the time that there is."""
+    match part:
+        case "tests":
+            return tests(seconds)
+        case "sanitizer":
+            return sanitized(options, seconds)
+        case "bench":
+            return bench(options, deadline - 5, folder)
+    return by_rows(part, options, seconds, folder, timed=part != "traffic")
 
 
 def finished(path: Path) -> dict[str, Any]:
@@ -126,6 +173,9 @@ def run(command: list[str], seconds: float, **variables: str) -> dict[str, Any]:
 def tests(seconds: float) -> dict[str, Any]:
     """Run the tests marked ``cuda``; what failed, and the sum, or the test that ran out of time, are among the lines."""
     options = ["-v", "-m", "cuda", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors"]
+    options += ["--durations=10", "-o", "faulthandler_timeout=60"]  # a test that hangs shows where
+    if find_spec("xdist") and (os.cpu_count() or 1) >= 2 * PROCESSES:
+        options += ["-n", str(PROCESSES)]  # tests of tiny models leave most of a GPU idle
     found = run([sys.executable, "-u", "-m", "pytest", *options, *with_marks()], seconds)
     kept = [line for line in found["lines"] if line.startswith(("FAILED", "ERROR")) or " FAILED" in line]
     last = found["lines"][-1].strip("= ") if found["lines"] else ""
@@ -184,56 +234,71 @@ def bench(options: list[str], deadline: float, folder: Path) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """Print one line per part and per thing that went wrong; the parts have printed their own tables."""
     table = Table("part", "outcome", title="GPU suite")
-    schemes = result["traffic"]["rows"]
-    table.add_row("traffic", f"{len(schemes)} schemes; {state(result['traffic'])}")
-    for row in schemes:
-        if row["fault"] or row["most_waits"] > 1:
-            table.add_row("", f"{row['scheme']}: {row['fault'] or ''} {row['most_waits']} waits in a round")
-    table.add_row("sanitizer", state(result["sanitizer"]))
-    table.add_row("tests", "\n".join(result["tests"]["lines"]))
-    rows = result["equivalence"]["rows"]
-    table.add_row(
-        "equivalence",
-        f"{len(rows)} comparisons, {sum(row['bugs'] for row in rows)} bugs; {state(result['equivalence'])}",
-    )
-    for row in rows:
-        if row["fault"] or row["bugs"]:
-            place = f"{row['pair']} {row['dtype']} {row['scheme']} batch {row['batch']}"
-            table.add_row("", f"{place}: {row['fault'] or row['exactness']}")
-    times = result["attention"]["rows"]
-    table.add_row("attention", f"{len(times)} timings; {state(result['attention'])}")
-    for row in times:
-        if row["fault"]:
-            table.add_row("", f"{row['way']}, {row['rows']} rows, {row['slots']} slots: {row['fault']}")
-    show_bitwise(table, result["bitwise"])
-    show_heads(table, result["heads"])
-    for one in result["bench"]["runs"]:
-        cells = one.get("result", {}).get("cells", [])
-        measured = [cell for cell in cells if "tokens_per_second" in cell]
-        table.add_row("benchmark", f"{len(measured)} of {len(cells)} cells; {state(one)}")
-        for cell in cells:
-            if cell["fault"] or cell.get("bugs"):
-                table.add_row("", f"{cell['contender']} batch {cell['batch']}: {cell['fault'] or cell['exactness']}")
+    for part, found in result.items():
+        if part == "tests":
+            table.add_row(part, "\n".join(found["lines"]))
+        elif part == "bench":
+            show_bench(table, found)
+        elif part == "sanitizer":
+            table.add_row(part, state(found))
+        else:
+            told, wrong = ROWS[part]
+            table.add_row(part, f"{len(found['rows'])} {told}; {state(found)}")
+            for line in filter(None, map(wrong, found["rows"])):
+                table.add_row("", line)
     Console(width=132).print(table)
 
 
-def show_heads(table: Table, part: dict[str, Any]) -> None:
-    """Add how many rounds with heads' drafts were timed, and which failed."""
-    table.add_row("heads", f"{len(part['rows'])} rounds timed; {state(part)}")
-    for row in part["rows"]:
-        if row["fault"]:
-            table.add_row("", f"{row['draft']}, batch {row['batch']}: {row['fault']}")
+def waits(row: dict[str, Any]) -> str | None:
+    """Return what is wrong with a scheme's waits."""
+    if row["fault"] or row["most_waits"] > 1:
+        return f"{row['scheme']}: {row['fault'] or ''} {row['most_waits']} waits in a round"
+    return None
 
 
-def show_bitwise(table: Table, part: dict[str, Any]) -> None:
-    """Add in how many prompts all logits are the same to the bit, and what that costs."""
-    rows = part["rows"]
-    table.add_row(
-        "bitwise", f"{len(rows)} comparisons, {sum(row['bugs'] for row in rows)} prompts differ; {state(part)}"
-    )
-    for row in rows:
-        told = row["fault"] or f"equal {row['equal']}, without {row['plain']}, {row['price']} times the time"
-        table.add_row("", f"{row['dtype']} {row['align']} batch {row['batch']}: {told}")
+def inexact(row: dict[str, Any]) -> str | None:
+    """Return where a scheme's tokens are not the reference decoder's."""
+    if row["fault"] or row["bugs"]:
+        place = f"{row['pair']} {row['dtype']} {row['scheme']} batch {row['batch']}"
+        return f"{place}: {row['fault'] or row['exactness']}"
+    return None
+
+
+def price(row: dict[str, Any]) -> str:
+    """Return in how many prompts all logits are the same to the bit, and the price of that."""
+    told = row["fault"] or f"equal {row['equal']}, without {row['plain']}, {row['price']} times the time"
+    return f"{row['dtype']} {row['align']} batch {row['batch']}: {told}"
+
+
+def failed_way(row: dict[str, Any]) -> str | None:
+    """Return how a way to attend failed."""
+    return row["fault"] and f"{row['way']}, {row['rows']} rows, {row['slots']} slots: {row['fault']}"
+
+
+def failed_draft(row: dict[str, Any]) -> str | None:
+    """Return how a head's draft failed."""
+    return row["fault"] and f"{row['draft']}, batch {row['batch']}: {row['fault']}"
+
+
+ROWS: dict[str, tuple[str, Callable[[dict[str, Any]], str | None]]] = {
+    "traffic": ("schemes", waits),
+    "equivalence": ("comparisons", inexact),
+    "bitwise": ("comparisons", price),
+    "attention": ("timings", failed_way),
+    "heads": ("rounds timed", failed_draft),
+}
+"""Of each part that writes rows: the noun for them, and the line that is shown of a row, if any."""
+
+
+def show_bench(table: Table, part: dict[str, Any]) -> None:
+    """Add how many cells were measured, and which failed or gave other tokens."""
+    for run in part["runs"]:
+        cells = run.get("result", {}).get("cells", [])
+        measured = [cell for cell in cells if "tokens_per_second" in cell]
+        table.add_row("benchmark", f"{len(measured)} of {len(cells)} cells; {state(run)}")
+        for cell in cells:
+            if cell["fault"] or cell.get("bugs"):
+                table.add_row("", f"{cell['contender']} batch {cell['batch']}: {cell['fault'] or cell['exactness']}")
 
 
 def state(part: dict[str, Any]) -> str:
