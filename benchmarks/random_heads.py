@@ -40,13 +40,13 @@ def save(kind: str, folder: Path, target: Any, places: int) -> str:
         places: the longest draft.
     """
     config, shapes = KINDS[kind](target, places)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     tensors = {name: random(name, shape, target) for name, shape in shapes.items()}
     if kind in ("eagle", "peagle") and config["draft_vocab_size"] < target.config.vocab_size:
         tensors["d2t"] = torch.zeros(config["draft_vocab_size"], dtype=torch.long)
     if kind == "medusa" and config["truncated_vocab_size"] < target.config.vocab_size:
         tensors["token_map"] = torch.arange(config["truncated_vocab_size"])
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
     return str(folder)
 

@@ -15,6 +15,7 @@ from specframe.contracts.drafts import Block
 from specframe.contracts.model import How
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
+from specframe.devices import kinds
 from specframe.forward.attention import flex
 from specframe.forward.attention.masks import masks, staircase
 from specframe.forward.runner import ModelRunner
@@ -130,6 +131,20 @@ def test_one_mask_is_kept_for_drafts_and_rows_of_any_length(monkeypatch: pytest.
     for width, slots in ((3, 40), (1, 100), (9, 12), (2, 2)):
         staircase(width, slots, None, torch.float32, torch.device("cpu"))
     assert [mask.shape for mask in kept.values()] == [(1, 1, 16, 128)]
+
+
+@pytest.mark.parametrize(("width", "slots"), [(1, 9), (3, 16), (5, 130), (40, 41)])
+def test_masks_are_aligned_where_kernels_need_it(width: int, slots: int) -> None:
+    """On a device as strict as CUDA a mask and its rows begin at multiples of 8 numbers, and it hides the same as on a CPU."""
+    on_cpu, made = (
+        masks(Placement(order_BT, order_BT, order_BT, key_order_1S, even_of=even_of), [None], torch.float32)[None]
+        for key_order_1S in (torch.arange(slots)[None], kinds.numbers(0, slots, kinds.pick("sim")))
+        for order_BT in [key_order_1S[:, -width:].expand(3, -1)]
+        for even_of in [(order_BT, order_BT, key_order_1S)]
+    )
+    assert made.storage_offset() % 8 == 0
+    assert not any(stride % 8 for stride in made.stride()[:-1])
+    assert torch.equal(made.cpu(), on_cpu)
 
 
 @pytest.mark.parametrize("window", [None, 2])

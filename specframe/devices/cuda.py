@@ -1,41 +1,96 @@
-"""CUDA graphs, and products in full precision."""
+"""CUDA graphs, events of a device's queue, and products in full precision."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 
-class CudaRecording:
-    """A CUDA graph. All graphs share one memory pool, for no two run at once and outputs are copied before the next runs."""
+class Pool:
+    """The memory that all graphs of a device share, for no two run at once and outputs are copied before the next runs.
 
-    _pool: Any = None
-    _turn = threading.Lock()
-    """Held from a replay until its outputs are copied: other threads replay graphs of the same pool."""
+    torch gives the memory up with its last graph, and refuses to record into it from then on, so graphs hold their pool and a later
+    one gets a new one.
+    """
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+
+
+class CudaRecording:
+    """A CUDA graph."""
+
+    _pools: WeakValueDictionary[torch.device, Pool] = WeakValueDictionary()
+    _turn = threading.RLock()
+    """Held while a graph is recorded, and from a replay until its outputs are copied: other threads replay graphs of the same
+    pool, and all are recorded on one stream."""
 
     def __init__(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> None:
-        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            for _ in range(2):  # libraries choose their kernels, and allocate what they need, before the recording
-                function()
-        current.wait_stream(aside)
-        if CudaRecording._pool is None:
-            CudaRecording._pool = torch.cuda.graph_pool_handle()
-        self._graph = torch.cuda.CUDAGraph()
-        # other threads may allocate meanwhile
-        with torch.cuda.graph(self._graph, pool=CudaRecording._pool, capture_error_mode="thread_local"):
-            self._outputs = function()
+        device = function()[0].device
+        aside = stream(device)
+        with CudaRecording._turn, torch.cuda.device(device):
+            current = torch.cuda.current_stream()
+            aside.wait_stream(current)
+            pool = CudaRecording._pools.setdefault(device, Pool())
+            self._graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.stream(aside):  # which torch leaves set where a recording fails
+                    function()  # libraries choose their kernels, and allocate what they need, before the recording
+                    # other threads may allocate meanwhile
+                    with torch.cuda.graph(self._graph, pool.handle, aside, capture_error_mode="thread_local"):
+                        self._outputs = function()
+            except BaseException:
+                CudaRecording._pools.pop(device, None)
+                usable_again(torch.cuda.default_generators[device.index])
+                raise
+            finally:
+                current.wait_stream(aside)
+        self._pool = pool  # the last attribute goes last
 
     def replay(self, rows: int) -> tuple[torch.Tensor, ...]:
         """Launch the graph."""
         with CudaRecording._turn:
             self._graph.replay()
             return tuple(output[:rows].clone() for output in self._outputs)
+
+
+@functools.cache
+def stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which graphs of a device are recorded: one, as libraries hold working memory for each."""
+    return torch.cuda.Stream(device)
+
+
+def usable_again(generator: torch.Generator) -> None:
+    """Have a generator draw numbers after a recording that failed: torch leaves its state marked as being recorded."""
+    generator.graphsafe_set_state(generator.clone_state())
+
+
+class DeviceEvent:
+    """A CUDA event in the queue of one device, whichever is the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        """Set the mark after everything queued so far."""
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def query(self) -> bool:
+        """Return whether the device has passed the mark."""
+        return self._event.query()
+
+    def synchronize(self) -> None:
+        """Wait for the mark."""
+        self._event.synchronize()
+
+    def elapsed_time(self, end_event: DeviceEvent) -> float:
+        """Return the milliseconds from this mark to a later one."""
+        return self._event.elapsed_time(end_event._event)
 
 
 @contextlib.contextmanager

@@ -58,6 +58,8 @@ class Kind:
     """The precision of models that are loaded in no particular one."""
     generators = False
     """Whether its devices have random generators of their own."""
+    words = 1
+    """Numbers that attention reads at once: a mask and each of its rows begin at multiples of so many in memory."""
     vectors = True
     """Whether it computes the last numbers of a tensor by other instructions than the first, which fill its vectors."""
     queues = False
@@ -71,8 +73,8 @@ class Kind:
     """Whether its tensors hold numbers. Where they do not, shapes alone are worked out: all that is read of them is 0."""
     recording: Callable[[Callable[[], tuple[torch.Tensor, ...]]], Recording] | None = None
     """Records a function as a graph; None: it has no graphs."""
-    event: Callable[[], Event] | None = None
-    """Makes a mark whose time can be read; None: the host's clock serves."""
+    event: Callable[[torch.device], Event] | None = None
+    """Makes a mark in a device's queue whose time can be read; None: the host's clock serves."""
 
     def count(self) -> int:
         """Return the number of devices."""
@@ -123,6 +125,8 @@ class Cuda(Kind):
     kernels = frozenset({"packed", "flex"})
     dtype = torch.bfloat16
     generators = True
+    words = 8
+    """16 bytes of half precision. Of float32 it is half as many; torch aligns masks to 8 numbers of any precision."""
     vectors = False
     queues = True
     tile = 128
@@ -138,9 +142,11 @@ class Cuda(Kind):
         return CudaRecording(function)
 
     @staticmethod
-    def event() -> Event:
-        """Return a CUDA event."""
-        return torch.cuda.Event(enable_timing=True)
+    def event(device: torch.device) -> Event:
+        """Return a CUDA event in the queue of that device, whichever is the current one."""
+        from specframe.devices.cuda import DeviceEvent
+
+        return DeviceEvent(device)
 
     def count(self) -> int:
         """Return the number of CUDA devices."""
@@ -197,7 +203,7 @@ class Meta(Kind):
 class Unknown(Kind):
     """A kind that nobody told of: an accelerator, and nothing else is known of it."""
 
-    queues, tile, piece = Cuda.queues, Cuda.tile, Cuda.piece
+    words, queues, tile, piece = Cuda.words, Cuda.queues, Cuda.tile, Cuda.piece
 
 
 _KINDS: dict[str, Kind] = {"cpu": Kind(), "cuda": Cuda(), "meta": Meta()}

@@ -28,7 +28,7 @@ class Stopwatch(Watcher):
 
     def __init__(self, device: torch.device) -> None:
         self.seconds = self.idle = 0.0
-        self._event = kinds.of(device).event
+        self._device, self._event = device, kinds.of(device).event
         self._stages: dict[str, float] = defaultdict(float)
         self._open: list[str] = []
         self._slices: deque[tuple[str, Event, Event]] = deque()
@@ -90,9 +90,9 @@ class Stopwatch(Watcher):
             self._read(*self._slices.popleft())
         return {stage: seconds for stage, seconds in self._stages.items() if stage != REMOTE}
 
-    def _cut(self, event: Callable[[], Event], stage: str | None) -> None:
+    def _cut(self, event: Callable[[torch.device], Event], stage: str | None) -> None:
         """End the device's slice of time since the last event, which belongs to ``stage``, with a new event."""
-        now = event()
+        now = event(self._device)
         now.record()
         if stage is not None and self._latest is not None:
             self._slices.append((stage, self._latest, now))

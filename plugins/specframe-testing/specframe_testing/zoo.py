@@ -127,7 +127,7 @@ def good_draft(model: PreTrainedModel, seed: int = 0, noise: float = 0.01) -> Pr
     noise_of = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weights in draft.parameters():
-            weights.add_(noise * torch.randn(weights.shape, generator=noise_of))
+            weights.add_(noise * torch.randn(weights.shape, generator=noise_of).to(weights.device))
     return draft
 
 

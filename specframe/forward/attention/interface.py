@@ -20,6 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from specframe.contracts.attention import Attend
 from specframe.contracts.cache import Dense, KVView, Window
 from specframe.errors import ModelError
+from specframe.forward.attention.masks import aligned
 from specframe.forward.current_forward import CURRENT, NAME
 
 
@@ -146,7 +147,7 @@ def for_heads(mask: torch.Tensor, shared: int, repeated: list[torch.Tensor] | No
     """
     if repeated and repeated[0] is mask and repeated[1].shape[2] == shared * mask.shape[2]:
         return repeated[1]
-    made = mask.repeat(1, 1, shared, 1)
+    made = aligned(mask.repeat(1, 1, shared, 1))
     if repeated is not None:
         repeated[:] = mask, made
     return made

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
+import torch.nn.functional as F
 
 from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import Chunk, Placement, Window
+from specframe.devices import kinds
 from specframe.devices.kinds import constant
 
 FEW = 16
@@ -42,10 +44,23 @@ def masks(placement: Placement, windows: Collection[Window], dtype: torch.dtype)
     width, slots, device = placement.order_BT.shape[1], placement.key_order_BS.shape[1], placement.order_BT.device
     if placement.even and width <= FEW and not any(isinstance(window, Chunk) for window in windows):
         rows = placement.order_BT.shape[0]
-        made = {window: staircase(width, slots, window, dtype, device) for window in windows}
+        made = {window: aligned(staircase(width, slots, window, dtype, device)) for window in windows}
         return made if rows == 1 else {window: mask.expand(rows, -1, -1, -1) for window, mask in made.items()}
     least = constant((torch.finfo(dtype).min,), device, dtype)
-    return {window: least.masked_fill(seen, 0)[:, None] for window, seen in placement.seen_within(windows).items()}
+    seen_within = placement.seen_within(windows)
+    return {window: aligned(least.masked_fill(seen, 0)[:, None]) for window, seen in seen_within.items()}
+
+
+def aligned(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask that attention's kernels of its device can read, which take several numbers at once.
+
+    torch looks at the distance of a mask's rows, and copies the mask for every layer where that is not aligned. It does not look
+    where the mask begins, and the kernel then fails with a misaligned address.
+    """
+    words = kinds.of(mask.device).words
+    if words == 1 or not (mask.storage_offset() % words or any(stride % words for stride in mask.stride()[:-1])):
+        return mask
+    return F.pad(mask, (0, -mask.shape[-1] % words))[..., : mask.shape[-1]]
 
 
 def staircase(width: int, slots: int, window: Window, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

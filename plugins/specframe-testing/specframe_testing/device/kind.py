@@ -10,7 +10,7 @@ from torch.nn.attention import varlen
 from torch.utils import backend_registration
 
 from specframe.devices.kinds import Cuda, Kind, Traffic
-from specframe_testing.device import indexed, packed
+from specframe_testing.device import indexed, masked, packed
 from specframe_testing.device.counters import COPY, COUNTERS, WAIT
 from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording
@@ -52,7 +52,7 @@ class Module(backend_registration._DummyBackendModule):
 class SimEvent:
     """A mark in the queue of a device that has always done everything."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._seconds = 0.0
 
     def record(self) -> None:
@@ -79,7 +79,7 @@ class Simulated(Kind):
     kernels = frozenset({"packed"})
     recording = SimRecording
     event = SimEvent
-    queues, tile, piece = Cuda.queues, Cuda.tile, Cuda.piece
+    words, queues, tile, piece = Cuda.words, Cuda.queues, Cuda.tile, Cuda.piece
 
     def count(self) -> int:
         """Return the number of devices."""
@@ -130,6 +130,7 @@ def register() -> Simulated:
         LIBRARY.impl(name, on_sim(operator), "PrivateUse1")
     KERNELS[aten.histc.default] = lambda counted, *bounds: aten.histc(counted.float(), *bounds).to(counted.dtype)
     KERNELS[aten._flash_attention_forward.default] = packed.flash
+    KERNELS[aten.scaled_dot_product_attention.default] = masked.attention
     KERNELS[aten.index_copy_.default] = indexed.index_copy
     KERNELS[aten.index_put_.default] = indexed.index_put
     KERNELS[aten.scatter_.src] = indexed.scatter
