@@ -3,11 +3,12 @@
     python benchmarks/gpu_suite.py [--budget SECONDS] [--pair qwen3-8b] [--device cuda] [--parts tests,bench] [--together]
         [--small] [--resume] [--output FILE.json]
 
-1. waits and copies per round and scheme, and a run of each in which torch's sync debug mode makes every wait but the round's one an
-error; a short part of that under torch's sanitizer of streams; 2. every test marked ``cuda``; 3. equivalence with the reference
-decoder, in float32 and bfloat16, on grown pairs; 4. logits that are the same to the bit, and their price; 5. what each way to
-attend costs; 6. what drafts of heads cost; 7. the benchmark at the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to
-64, the most telling cells first, with compiled layers too at 8 and 1.
+1. waits and copies per round and scheme, and a run of each in which torch's sync debug mode makes every wait but the round's one
+an error; a short part of that under torch's sanitizer of streams; 2. every test marked ``cuda``; 3. the conformance suites of the
+built-in strategies on the device; 4. equivalence with the reference decoder, in float32 and bfloat16, on grown pairs; 5. logits
+that are the same to the bit, and their price; 6. what each way to attend costs; 7. what drafts of heads cost; 8. the benchmark at
+the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells first, with compiled layers too at 8
+and 1.
 
 Needs torch, transformers, pytest and specframe's other dependencies; neither a network nor an installation: in a checkout that is
 not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part
@@ -42,7 +43,9 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 PROCESSES = 4
 """Test processes on a GPU: each takes half a gigabyte of its memory before it has done anything."""
+STANDARD = "plugins/specframe-std/tests"
 SMALL = {
+    "suites": f"--specframe-device sim -k TestGreedy {STANDARD}/test_other_roles.py",
     "traffic": "--device sim --schemes ragged;eqspec",
     "sanitizer": "--device sim",
     "equivalence": "--pairs small --batches 3 --count 3 --new 8 --device cpu",
@@ -53,6 +56,11 @@ SMALL = {
     " --least 3 --threads 1 --waves 1 --rounds 1",
 }
 LARGE = {
+    "suites": "--specframe-device {device} plugins/specframe-heads/tests/test_conformance.py"
+    + "".join(
+        f" {STANDARD}/test_{name}.py"
+        for name in ("alignments", "drafters", "kv_backends", "other_roles", "tree_drafts")
+    ),
     "traffic": "--device {device}",
     "sanitizer": "--device {device} --schemes ragged;eqspec",
     "equivalence": "--pairs small,cpu --batches 8,3,1 --new 32 --device {device}",
@@ -66,12 +74,13 @@ LARGE = {
 SHARES = {
     "traffic": 0.1,
     "sanitizer": 0.08,
-    "tests": 0.22,
+    "tests": 0.12,
+    "suites": 0.15,
     "equivalence": 0.15,
     "bitwise": 0.1,
     "attention": 0.08,
     "heads": 0.11,
-    "bench": 0.16,
+    "bench": 0.11,
 }
 """The parts in their order, and the share of the time that each may take; the benchmark has all that is left."""
 
@@ -131,7 +140,9 @@ def one(part: str, options: list[str], seconds: float, deadline: float, folder: 
     """Run a part for so many seconds and return what came of it; the benchmark takes the time that there is."""
     match part:
         case "tests":
-            return tests(seconds)
+            return tests(["-m", "cuda", *with_marks()], seconds)
+        case "suites":
+            return tests(["-m", "not slow", *options], seconds)
         case "sanitizer":
             return sanitized(options, seconds)
         case "bench":
@@ -170,13 +181,13 @@ def run(command: list[str], seconds: float, **variables: str) -> dict[str, Any]:
     }
 
 
-def tests(seconds: float) -> dict[str, Any]:
-    """Run the tests marked ``cuda``; what failed, and the sum, or the test that ran out of time, are among the lines."""
-    options = ["-v", "-m", "cuda", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors"]
+def tests(options: list[str], seconds: float) -> dict[str, Any]:
+    """Run tests; what failed, and the sum, or the test that ran out of time, are among the lines."""
+    options = ["-v", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors", *options]
     options += ["--durations=10", "-o", "faulthandler_timeout=60"]  # a test that hangs shows where
     if find_spec("xdist") and (os.cpu_count() or 1) >= 2 * PROCESSES:
         options += ["-n", str(PROCESSES)]  # tests of tiny models leave most of a GPU idle
-    found = run([sys.executable, "-u", "-m", "pytest", *options, *with_marks()], seconds)
+    found = run([sys.executable, "-u", "-m", "pytest", *options], seconds)
     kept = [line for line in found["lines"] if line.startswith(("FAILED", "ERROR")) or " FAILED" in line]
     last = found["lines"][-1].strip("= ") if found["lines"] else ""
     return found | {"lines": [*kept, f"out of time: {last}" if found["status"] is None else last]}
@@ -235,7 +246,7 @@ def show(result: dict[str, Any]) -> None:
     """Print one line per part and per thing that went wrong; the parts have printed their own tables."""
     table = Table("part", "outcome", title="GPU suite")
     for part, found in result.items():
-        if part == "tests":
+        if part in ("tests", "suites"):
             table.add_row(part, "\n".join(found["lines"]))
         elif part == "bench":
             show_bench(table, found)

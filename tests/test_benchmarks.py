@@ -6,12 +6,14 @@ import importlib.metadata
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from specframe_testing import zoo
@@ -162,6 +164,23 @@ def test_own_share_is_what_is_not_inside_of_the_models(pair: contenders.Models, 
     assert clock._marks == []
 
 
+def test_what_benchmarks_import_is_declared() -> None:
+    """Every plugin that a benchmark or a test for GPUs imports is found in a checkout that is not installed."""
+    files = [*BENCHMARKS.glob("*.py"), *(BENCHMARKS.parent / name for name in gpu_suite.with_marks())]
+    imported = {
+        name for file in files for name in re.findall(r"^ *(?:from|import) (specframe_\w+)", file.read_text(), re.M)
+    }
+    assert {"specframe_std", "specframe_testing"} <= imported
+    assert imported <= {name.replace("-", "_") for name in checkout.PLUGINS}
+
+
+def test_parts_of_the_gpu_suite_are_chosen() -> None:
+    """Parts are run in the order that they are asked for; one that there is not is refused, with the names of all."""
+    assert gpu_suite.named("bench,traffic") == ["bench", "traffic"]
+    with pytest.raises(click.BadParameter, match="there is no part 'test': expected traffic, sanitizer, tests"):
+        gpu_suite.named("traffic,test")
+
+
 def test_a_part_that_is_not_installed_is_declared(tmp_path: Path) -> None:
     """What a checkout's pyproject.toml says of entry points is found as an installation's would be."""
     checkout.declare(
@@ -197,6 +216,7 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
         "sanitizer": False,
         "bitwise": False,
         "tests": False,
+        "suites": False,
         "equivalence": False,
         "attention": False,
         "heads": False,

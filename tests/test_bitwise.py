@@ -130,6 +130,22 @@ def test_same_to_the_bit(name: str, dtype: torch.dtype, way: Way) -> None:
     assert same(decoded(name, dtype, way, bitwise=True), alone(name, dtype))
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_same_to_the_bit_on_cuda(dtype: torch.dtype) -> None:
+    """A GPU's logits are the same alone and without drafts as in a batch with drafts, of recorded forwards too."""
+    target = zoo.build("qwen3").to("cuda", dtype)
+    found: list[Logits] = []
+    for draft, options in ((None, {"batch_size": 1}), (zoo.good_draft(target), {"batch_size": 3, "draft_length": 4})):
+        kept = Kept()
+        pipe = harness.pipeline(target, draft, accept=kept, bitwise=True, **options)
+        for _ in range(2):  # shapes that come again are recorded
+            harness.decode(pipe, harness.requests(prompts(), 12))
+        found.append(kept.logits)
+    assert len(found[0]) == 12 * len(LENGTHS)
+    assert same(found[1], found[0])
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "way"),
     [

@@ -95,17 +95,22 @@ class DeviceEvent:
 
 @contextlib.contextmanager
 def precise() -> Iterator[None]:
-    """Switch off TF32, sums in half precision and split sums inside the block, in every thread."""
-    kernels = torch.backends.cuda.matmul
+    """Switch off TF32, sums in half precision and split sums inside the block, in every thread.
+
+    Of torch's libraries for products cuBLASLt alone can be told not to split sums; torch refuses to ask the others.
+    """
+    kernels, library = torch.backends.cuda.matmul, torch.backends.cuda.preferred_blas_library()
     names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")]
     before = {name: (getattr(kernels, name), getattr(kernels, f"{name}_split_k")) for name in names}
     tf32 = kernels.allow_tf32
     try:
+        torch.backends.cuda.preferred_blas_library("cublaslt")
         kernels.allow_tf32 = False
         for name in names:
             setattr(kernels, name, (False, False))
         yield
     finally:
+        torch.backends.cuda.preferred_blas_library(library)
         kernels.allow_tf32 = tf32
         for name, value in before.items():
             setattr(kernels, name, value)

@@ -74,7 +74,7 @@ def test_numbers_of_rejected_tokens_are_not_used_again(name: str) -> None:
     rule.start(harness.open_run(fakes.fake_target(), rows=1, capacity=8))
     pools = [harness.open_pool(harness.requests([[1] * length], 9)) for length in (2, 3)]
     earlier, later = (pool.batch(pool.admit(1)) for pool in pools)
-    uniform_1V = torch.zeros(1, 1000)
+    uniform_1V = torch.zeros(1, 1000, device=harness.device())
     assert rule.choose(earlier, 1, uniform_1V) == rule.choose(earlier, 1, uniform_1V)
     assert rule.choose(earlier, 1, uniform_1V) != rule.choose(later, 0, uniform_1V)
 
@@ -89,7 +89,7 @@ class TestTypical(AcceptanceRuleSuite):
         """An unlikely token does not stand where the target is sure, however unsure it is of the token after it."""
         logits_1TV = torch.zeros(1, 3, VOCABULARY)
         logits_1TV[0, 0] = torch.tensor([0.95, 0.05, *[0.0] * (VOCABULARY - 2)]).log()
-        verdict, _ = self.judge_logits(logits_1TV, [[1, 0]])
+        verdict, _ = self.judge_logits(logits_1TV.to(harness.device()), [[1, 0]])
         assert verdict.accepted_B.tolist() == [0]
 
     def test_longest_typical_path(self) -> None:

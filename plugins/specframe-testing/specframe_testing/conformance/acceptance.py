@@ -37,12 +37,13 @@ class AcceptanceRuleSuite(DecodingSuite):
 
     def judge_tree(self, choices: list[list[int]], drafted: list[list[int]], parents: list[int]) -> list[list[int]]:
         """Judge trees of one shape; return the standing tokens. ``choices`` are the target's, after the row and after each node."""
-        logits_BTV, tokens_BN = certain(torch.tensor(choices)), torch.tensor(drafted)
+        on = harness.device()
+        logits_BTV, tokens_BN = certain(torch.tensor(choices, device=on)), torch.tensor(drafted, device=on)
         rule, batch = self.opened(len(drafted))
         deep = list[int]()
         for parent in parents:
             deep.append(1 if parent < 0 else deep[parent] + 1)
-        parents_1N = torch.tensor([parents])
+        parents_1N = torch.tensor([parents], device=on)
         draft = Draft(tokens_BN, certain(tokens_BN), parents_1N, depth=max(deep))
         verdict = rule.judge(batch, draft, Scores(logits_BTV))
         assert verdict.path_BT is not None
@@ -98,8 +99,10 @@ class AcceptanceRuleSuite(DecodingSuite):
             pytest.skip("the rule's tokens depend on the draft")
         rule, batch = self.opened(16)
         parents, tokens, deepest = [-1, -1, 0, 0, 2, 1], [0, 1, 0, 1, 2, 2], 3
-        logits_BTV = 2 * torch.randn(16, 7, 3, generator=torch.Generator().manual_seed(0))
-        drafted = Draft(torch.tensor([tokens] * 16), logits_BTV[:, 1:], torch.tensor([parents]), depth=deepest)
+        on = harness.device()
+        logits_BTV = (2 * torch.randn(16, 7, 3, generator=torch.Generator().manual_seed(0))).to(on)
+        tokens_BN, parents_1N = torch.tensor([tokens] * 16, device=on), torch.tensor([parents], device=on)
+        drafted = Draft(tokens_BN, logits_BTV[:, 1:], parents_1N, depth=deepest)
         verdict = rule.judge(batch, drafted, Scores(logits_BTV))
         for row, count in enumerate(verdict.accepted_B.tolist()):
             path, place = list[int](), 0
@@ -116,7 +119,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         if "draft-invariant" not in self.object().offers:
             pytest.skip("the rule's tokens depend on the draft")
         rule, batch = self.opened(8)
-        logits_B1V = torch.randn(8, 1, VOCABULARY, generator=torch.Generator().manual_seed(0))
+        logits_B1V = torch.randn(8, 1, VOCABULARY, generator=torch.Generator().manual_seed(0)).to(harness.device())
         for offset in (0, 1, 3):
             tokens_BFC, _ = rule.siblings(batch, offset, logits_B1V, 2)
             assert tokens_BFC[:, 0, 0].tolist() == rule.choose(batch, offset, logits_B1V[:, 0]).tolist()
@@ -125,7 +128,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         """The children that a drafter should propose are token ids, with the logarithms of probabilities, for all nodes at once."""
         self.require_trees()
         rule, batch = self.opened(2)
-        logits_BFV = torch.randn(2, 3, VOCABULARY, generator=torch.Generator().manual_seed(0))
+        logits_BFV = torch.randn(2, 3, VOCABULARY, generator=torch.Generator().manual_seed(0)).to(harness.device())
         tokens_BFC, scores_BFC = rule.siblings(batch, 1, logits_BFV, 4)
         assert tokens_BFC.shape == scores_BFC.shape == (2, 3, 4)
         assert bool(((tokens_BFC >= 0) & (tokens_BFC < VOCABULARY)).all())
@@ -136,9 +139,9 @@ class AcceptanceRuleSuite(DecodingSuite):
             )
 
     def judge_logits(self, logits_BTV: torch.Tensor, drafted: list[list[int]]) -> tuple[Verdict, list[list[int]]]:
-        """Judge drafts by the target's logits."""
+        """Judge drafts by the target's logits, on the device of the suites."""
         rule, batch = self.opened(len(drafted))
-        tokens_BK = torch.tensor(drafted, dtype=torch.long).reshape(len(drafted), -1)
+        tokens_BK = torch.tensor(drafted, dtype=torch.long, device=harness.device()).reshape(len(drafted), -1)
         draft = Draft(tokens_BK, certain(tokens_BK))
         before = logits_BTV.clone(), tokens_BK.clone()
         verdict = rule.judge(batch, draft, Scores(logits_BTV))

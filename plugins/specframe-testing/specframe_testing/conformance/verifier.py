@@ -62,8 +62,9 @@ class VerifierSuite(DecodingSuite):
             begin(verifier, pool)
             batch = pool.batch(pool.live)
             parents_BN = torch.tensor([[-1, -1, 0, 1, 1, 3], [-1, 0, 1, 2, -1, 4], [-1, -1, -1, 2, 1, 0]])
-            tokens_BN = torch.arange(18).reshape(3, 6) + 7
-            found_BTV = verifier.score(batch, Draft(tokens_BN, parents_BN=parents_BN, depth=4)).logits_BTV
+            tokens_BN, on = torch.arange(18).reshape(3, 6) + 7, harness.device()
+            draft = Draft(tokens_BN.to(on), parents_BN=parents_BN.to(on), depth=4)
+            found_BTV = verifier.score(batch, draft).logits_BTV.cpu()
             for row, parents in enumerate(parents_BN.tolist()):
                 for node in range(-1, 6):
                     path = []
@@ -102,7 +103,7 @@ def begin(verifier: Any, pool: Any) -> None:
     batch = pool.batch(pool.admit(3))
     nothing = Draft(batch.tokens_BS[:, :0])
     logits_B1V = verifier.score(batch, nothing).logits_BTV
-    pool.advance(batch, Transfer(nothing, Verdict(torch.zeros(3, dtype=torch.long), logits_B1V.argmax(-1))))
+    pool.advance(batch, Transfer(nothing, Verdict(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))))
 
 
 @torch.inference_mode()
