@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 import specframe
 from specframe import Pipeline
+from specframe.devices import kinds
 from specframe.plugins.registry import registry
 
 Decoder = Callable[[list[list[int]], int], list[list[int]]]
@@ -72,18 +73,26 @@ def contenders(
         found.append(Contender(ASSISTED, batch, theirs(models, models.draft, batch, draft_length)))
     assistant = specframe.assisted(models.draft, draft_length)
     found.append(Contender(DROP_IN, batch, theirs(models, None, batch, draft_length, custom_generate=assistant)))
-    found += [ours(models, name, batch, **options) for name, options in schemes(draft_length, compiled).items()]
+    recorded = kinds.of(models.target.device).recording is not None
+    found += [
+        ours(models, name, batch, **options) for name, options in schemes(draft_length, compiled, recorded).items()
+    ]
     others = [ours(models, name, batch, drafter=name, draft_length=draft_length) for name in drafters]
     return found + [attrs.evolve(one, volume=None) for one in others]  # they move other bytes than the pair's
 
 
-def schemes(draft_length: int, compiled: bool = False) -> dict[str, dict[str, Any]]:
-    """Return what each of specframe's schemes asks of the pipeline, the most wanted first; plain decoding has no draft."""
+def schemes(draft_length: int, compiled: bool = False, recorded: bool = False) -> dict[str, dict[str, Any]]:
+    """Return what each of specframe's schemes asks of the pipeline, the most wanted first; plain decoding has no draft.
+
+    ``recorded``: the device records graphs, and ``ragged`` is run without them, too.
+    """
     known = registry()
     drafting = {align: {"align": align, "draft_length": draft_length} for align in ("ragged", "exspec", "eqspec")}
     found: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, **drafting}
     if "goodput" in known.names("draft-length policy"):
         found["goodput"] = {"draft_length": "goodput"}
+    if recorded:
+        found["ragged, not recorded"] = {**found["ragged"], "graphs": "off"}
     if "rollback" in known.names("alignment"):
         found["rollback"] = {"align": "rollback", "draft_length": draft_length}
     if compiled:

@@ -7,8 +7,7 @@
 an error; a short part of that under torch's sanitizer of streams; 2. every test marked ``cuda``; 3. the conformance suites of the
 built-in strategies on the device; 4. equivalence with the reference decoder, in float32 and bfloat16, on grown pairs; 5. logits
 that are the same to the bit, and their price; 6. what each way to attend costs; 7. what drafts of heads cost; 8. the benchmark at
-the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells first, with compiled layers too at 8
-and 1.
+the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells first.
 
 Needs torch, transformers, pytest and specframe's other dependencies; neither a network nor an installation: in a checkout that is
 not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part
@@ -63,12 +62,12 @@ LARGE = {
     ),
     "traffic": "--device {device}",
     "sanitizer": "--device {device} --schemes ragged;eqspec",
-    "equivalence": "--pairs small,cpu --batches 8,3,1 --new 32 --device {device}",
+    "equivalence": "--pairs small,cpu --batches 8,1 --new 24 --device {device}",
     "attention": "--device {device} --dtype bfloat16",
     "bitwise": "--pair cpu --device {device} --aligns ragged,eqspec --batches 8,1 --rounds 2",
     "heads": "--pair {pair} --device {device} --dtype bfloat16 --batches 8,1,64",
     "bench": "--pair {pair} --device {device} --dtype bfloat16 --draft-length 5 --batches 8,32,1,64,16,4,2"
-    " --new 64 --least 4 --waves 1 --references 16 --rounds 2 --compiled 8,1",
+    " --new 64 --least 4 --waves 2 --references 8 --rounds 2",
 }
 
 SHARES = {
@@ -82,7 +81,7 @@ SHARES = {
     "heads": 0.11,
     "bench": 0.11,
 }
-"""The parts in their order, and the share of the time that each may take; the benchmark has all that is left."""
+"""The parts in their order, and the share of all parts' time that each may take; the benchmark has all that is left."""
 
 
 @click.command(help=__doc__.partition("\n")[0])
@@ -110,11 +109,11 @@ def main(
     path = Path(output or HERE / "results" / f"gpu-suite-{'small' if small else pair}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     result = finished(path) if resume else {}
-    writing = threading.Lock()
+    writing, shares = threading.Lock(), sum(SHARES[part] for part in named(parts))
     with tempfile.TemporaryDirectory() as name:
 
         def act(part: str) -> None:
-            seconds = 0.95 * budget if together else SHARES[part] * budget
+            seconds = 0.95 * budget if together else SHARES[part] / shares * budget
             found = one(part, chosen.get(part, []), seconds, deadline, Path(name))
             with writing:
                 result[part] = found

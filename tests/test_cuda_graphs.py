@@ -28,9 +28,12 @@ def test_a_graph_is_recorded_after_all_others_are_gone() -> None:
     values = torch.arange(4.0, device="cuda")
     for factor in (1, 3):
         recordings = [CudaRecording(doubled(values)) for _ in range(2)]
+        for recording in recordings:
+            assert recording.replay(4)[0].tolist() == [0, 2, 4, 6]
         values.mul_(factor)
         for recording in recordings:
             assert recording.replay(3)[0].tolist() == [2 * factor * number for number in (0, 1, 2)]
+        values.div_(factor)
         del recording, recordings
         gc.collect()
 
@@ -46,13 +49,15 @@ def test_graphs_share_memory() -> None:
     before = torch.cuda.memory_reserved()
     second = CudaRecording(made)
     assert torch.cuda.memory_reserved() - before < 2**24
-    assert first.replay(1)[0].tolist() == second.replay(1)[0].tolist() == [2.0**22]
+    for _ in range(2):
+        assert first.replay(1)[0].tolist() == second.replay(1)[0].tolist() == [2.0**22]
 
 
 def test_a_recording_that_fails_leaves_the_device_as_it_was() -> None:
     """Random numbers are drawn, work goes where it went, and other functions are recorded, afterwards as before."""
     values, queue = torch.ones(3, device="cuda"), torch.cuda.current_stream()
     kept = CudaRecording(doubled(values))
+    kept.replay(3)
     torch.cuda.manual_seed(5)
     wanted = torch.rand(2, device="cuda").tolist()
     torch.cuda.manual_seed(5)
@@ -60,4 +65,5 @@ def test_a_recording_that_fails_leaves_the_device_as_it_was() -> None:
         CudaRecording(lambda: waits(values))
     assert torch.cuda.current_stream() == queue
     assert torch.rand(2, device="cuda").tolist() == wanted
-    assert CudaRecording(doubled(values)).replay(3)[0].tolist() == kept.replay(3)[0].tolist() == [2.0] * 3
+    made = CudaRecording(doubled(values))
+    assert [one.replay(3)[0].tolist() for one in (made, made, kept)] == [[2.0] * 3] * 3

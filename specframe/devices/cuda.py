@@ -23,7 +23,7 @@ class Pool:
 
 
 class CudaRecording:
-    """A CUDA graph."""
+    """A CUDA graph. The function is called twice: once for the first replay, and once for the graph."""
 
     _pools: WeakValueDictionary[torch.device, Pool] = WeakValueDictionary()
     _turn = threading.RLock()
@@ -31,19 +31,20 @@ class CudaRecording:
     pool, and all are recorded on one stream."""
 
     def __init__(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> None:
-        device = function()[0].device
+        self._first: tuple[torch.Tensor, ...] | None = function()  # libraries choose their kernels meanwhile
+        device = self._first[0].device
         aside = stream(device)
         with CudaRecording._turn, torch.cuda.device(device):
             current = torch.cuda.current_stream()
             aside.wait_stream(current)
             pool = CudaRecording._pools.setdefault(device, Pool())
             self._graph = torch.cuda.CUDAGraph()
+            recorded = torch.cuda.graph(
+                self._graph, pool.handle, aside, "thread_local"
+            )  # other threads may allocate meanwhile
             try:
-                with torch.cuda.stream(aside):  # which torch leaves set where a recording fails
-                    function()  # libraries choose their kernels, and allocate what they need, before the recording
-                    # other threads may allocate meanwhile
-                    with torch.cuda.graph(self._graph, pool.handle, aside, capture_error_mode="thread_local"):
-                        self._outputs = function()
+                with torch.cuda.stream(aside), recorded:  # torch leaves the stream set where a recording fails
+                    self._outputs = function()
             except BaseException:
                 CudaRecording._pools.pop(device, None)
                 usable_again(torch.cuda.default_generators[device.index])
@@ -53,7 +54,10 @@ class CudaRecording:
         self._pool = pool  # the last attribute goes last
 
     def replay(self, rows: int) -> tuple[torch.Tensor, ...]:
-        """Launch the graph."""
+        """Launch the graph; the first time what was computed before it was recorded is there already."""
+        if (first := self._first) is not None:
+            self._first = None
+            return tuple(output[:rows].clone() for output in first)
         with CudaRecording._turn:
             self._graph.replay()
             return tuple(output[:rows].clone() for output in self._outputs)

@@ -16,7 +16,10 @@ from specframe.errors import OptionError, sentence
 
 
 class Recording(Protocol):
-    """A recorded function without arguments that returns tensors; :meth:`replay` runs it on the present values of its buffers."""
+    """A recorded function without arguments that returns tensors; :meth:`replay` runs it on the present values of its buffers.
+
+    When a recording is made, its buffers hold the values of its first replay: those results may be computed already then.
+    """
 
     def replay(self, rows: int) -> tuple[torch.Tensor, ...]:
         """Execute the function and return the first rows of each tensor, in memory of their own."""
