@@ -10,10 +10,10 @@ that are the same to the bit, and their price; 6. what each way to attend costs;
 the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells first.
 
 Needs torch, transformers, pytest and specframe's other dependencies; neither a network nor an installation: in a checkout that is
-not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part
-is a process of its own: one that crashes, runs out of memory or of time is a line in the result, and the others go on. A benchmark
-that loses the device is taken up again without the scheme that lost it. What is done is written after each part, and ``--resume``
-keeps the parts of an earlier run that found nothing wrong. ``--parts`` chooses some of them, ``--together`` runs them all at once:
+not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part is a
+process of its own: one that crashes, runs out of memory or of time is a line in the result, and the others go on. A benchmark that
+loses the device is taken up again without the scheme that lost it. What is done is written after each part, and ``--resume`` runs
+those of an earlier run again that found something wrong. ``--parts`` chooses some of them, ``--together`` runs them all at once:
 faults are found sooner, and times say nothing. ``--small`` does all of it in a minute or two without a GPU, with a small pair: the
 first part on the simulated accelerator of the test kit, the others on the CPU.
 """
@@ -71,15 +71,15 @@ LARGE = {
 }
 
 SHARES = {
-    "traffic": 0.1,
-    "sanitizer": 0.08,
-    "tests": 0.12,
-    "suites": 0.15,
-    "equivalence": 0.15,
-    "bitwise": 0.1,
-    "attention": 0.08,
-    "heads": 0.11,
-    "bench": 0.11,
+    "traffic": 0.06,
+    "sanitizer": 0.06,
+    "tests": 0.16,
+    "suites": 0.1,
+    "equivalence": 0.12,
+    "bitwise": 0.08,
+    "attention": 0.06,
+    "heads": 0.08,
+    "bench": 0.28,
 }
 """The parts in their order, and the share of all parts' time that each may take; the benchmark has all that is left."""
 
@@ -108,7 +108,7 @@ def main(
     chosen = {part: text.format(pair=pair, device=device).split() for part, text in (SMALL if small else LARGE).items()}
     path = Path(output or HERE / "results" / f"gpu-suite-{'small' if small else pair}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = finished(path) if resume else {}
+    result = earlier(path) if resume else {}
     writing, shares = threading.Lock(), sum(SHARES[part] for part in named(parts))
     with tempfile.TemporaryDirectory() as name:
 
@@ -120,7 +120,7 @@ def main(
                 path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
         with ThreadPoolExecutor(len(SHARES) if together else 1) as pool:
-            list(pool.map(act, [part for part in named(parts) if part not in result]))
+            list(pool.map(act, [part for part in named(parts) if result.get(part, {"wrong": True})["wrong"]]))
     result = {part: result[part] for part in SHARES if part in result}
     show(result)
     print(f"written to {path}")
@@ -149,10 +149,9 @@ def one(part: str, options: list[str], seconds: float, deadline: float, folder: 
     return by_rows(part, options, seconds, folder, timed=part != "traffic")
 
 
-def finished(path: Path) -> dict[str, Any]:
-    """Return the parts of an earlier run that found nothing wrong."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {part: outcome for part, outcome in found.items() if not outcome["wrong"]}
+def earlier(path: Path) -> dict[str, Any]:
+    """Return what came of the parts of an earlier run; those that found something wrong are run again where they are asked for."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def run(command: list[str], seconds: float, **variables: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import torch
 from transformers import PreTrainedModel
 
+from specframe.devices import kinds
 from specframe.forward.own_states import SteppedCache
 from specframe.forward.positions import context_length
 
@@ -39,7 +40,8 @@ def reference_tokens(
     for _ in range(context - len(prompt_ids)):
         start = len(prompt_ids) + len(generated) - len(fed)
         positions = torch.arange(start, start + len(fed), device=model.device)
-        logits = alone.feed(torch.tensor([fed], device=model.device), positions[None])
+        with kinds.of(model.device).any_shape():
+            logits = alone.feed(torch.tensor([fed], device=model.device), positions[None])
         scores_1V = logits[:, -1]
         for processor in processors:
             scores_1V = processor(torch.tensor([prompt_ids + generated], device=model.device), scores_1V.float())

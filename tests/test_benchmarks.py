@@ -16,6 +16,7 @@ from typing import Any
 import click
 import pytest
 import torch
+from click.testing import CliRunner
 from specframe_testing import zoo
 from specframe_testing.fakes import fake_draft, fake_target
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -299,12 +300,27 @@ def test_what_is_wrong_after_a_kill() -> None:
     ]
 
 
-def test_the_gpu_suite_is_taken_up_again(tmp_path: Path) -> None:
-    """Parts of an earlier run that found nothing wrong are kept; one that did is run again."""
-    path = tmp_path / "suite.json"
-    assert gpu_suite.finished(path) == {}
-    path.write_text(json.dumps({"traffic": {"wrong": False, "rows": []}, "tests": {"wrong": True}}))
-    assert gpu_suite.finished(path) == {"traffic": {"wrong": False, "rows": []}}
+def test_the_gpu_suite_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of an earlier run that found nothing wrong are kept, and so are those that are not asked for."""
+    path, ran = tmp_path / "suite.json", list[str]()
+    kept = {
+        name: {"wrong": wrong, "rows": []} for name, wrong in (("traffic", False), ("heads", True), ("bitwise", True))
+    }
+    path.write_text(json.dumps(kept))
+
+    def one(part: str, *_: Any) -> dict[str, Any]:
+        ran.append(part)
+        return {"status": 0, "seconds": 1.0, "lines": [], "rows": [], "wrong": False}
+
+    monkeypatch.setattr(gpu_suite, "one", one)
+    done = CliRunner().invoke(
+        gpu_suite.main, ["--resume", "--parts", "bitwise,traffic,attention", "--small", "--output", str(path)]
+    )
+    assert ran == ["bitwise", "attention"]
+    assert done.exit_code == 1, "what was wrong and is not run again stays wrong"
+    found = json.loads(path.read_text())
+    wrong = {part: outcome["wrong"] for part, outcome in found.items()}
+    assert wrong == {"traffic": False, "heads": True, "bitwise": False, "attention": False}
 
 
 def test_the_gpu_suite_runs_the_files_with_marks() -> None:

@@ -5,6 +5,7 @@ A sample runs by default; ``SPECFRAME_FULL_MATRIX=1`` runs all.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -12,7 +13,7 @@ import itertools
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -35,9 +36,10 @@ from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
+from specframe.devices.cuda import Held
 from specframe.devices.kinds import on_device
 from specframe.forward import graphs, recorded_chains
-from specframe.forward.attention import kernel_trial, packed
+from specframe.forward.attention import interface, kernel_trial, packed
 from specframe.forward.attention.packed import Packed
 from specframe.text.sampling import Sampling
 
@@ -258,6 +260,54 @@ def test_memory_that_runs_out_halves_the_batch(align: str) -> None:
     with MEMORY.limited(used + (peak - used) * 2 // 3), pytest.warns(RuntimeWarning, match="memory ran out: going on"):
         harness.check(pipe, asked("qwen3"))
     assert pipe.report.sequences == len(LENGTHS)
+
+
+def test_attention_is_kept_from_kernels_that_need_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While models run torch does not ask cuDNN, which builds a plan for each length of a cache; after it, it does."""
+    seen: list[bool] = []
+
+    def look(query: torch.Tensor, *given: Any) -> torch.Tensor:
+        if query.device.type == "sim":  # the reference decodes on the CPU
+            seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attends(query, *given)
+
+    attends = interface.masked_attention
+    monkeypatch.setattr(interface, "masked_attention", look)
+    target = zoo.build("qwen3")
+    pipe = harness.pipeline(target, zoo.good_draft(target), graphs="off", batch_size=2, draft_length=2)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    asked = harness.requests(harness.random_prompts((5, 1), zoo.VOCABULARY), 4)
+    harness.check(pipe, asked)
+    seen.clear()  # a model is tried out in its first run
+    harness.check(pipe, asked)
+    assert seen
+    assert not any(seen)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_a_setting_holds_until_the_last_one_is_out() -> None:
+    """Threads that leave in any order put back what was there before the first of them."""
+    value, changes = ["before"], list[str]()
+
+    def change() -> Callable[[], None]:
+        before, value[0] = value[0], "held"
+        changes.append(before)
+
+        def put_back() -> None:
+            value[0] = before
+
+        return put_back
+
+    held = Held(change)
+    for _ in range(2):
+        first, second = contextlib.ExitStack(), contextlib.ExitStack()
+        for one in (first, second):
+            one.enter_context(held)
+        first.close()
+        assert value == ["held"]
+        second.close()
+        assert value == ["before"]
+    assert changes == ["before"] * 2
 
 
 def test_forwards_and_chains_are_recorded() -> None:

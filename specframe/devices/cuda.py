@@ -1,11 +1,10 @@
-"""CUDA graphs, events of a device's queue, and products in full precision."""
+"""CUDA graphs, events of a device's queue, and settings for products and for attention."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 import torch
@@ -97,9 +96,33 @@ class DeviceEvent:
         return self._event.elapsed_time(end_event._event)
 
 
-@contextlib.contextmanager
-def precise() -> Iterator[None]:
-    """Switch off TF32, sums in half precision and split sums inside the block, in every thread.
+class Held:
+    """Settings of the process that hold while anyone is inside the block, in every thread.
+
+    The first one in changes them, and the last one out puts back what was there before.
+
+    Args:
+        change: changes them, and returns the function that puts them back.
+    """
+
+    def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
+        self._change, self._turn, self._inside = change, threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._turn:
+            if not self._inside:
+                self._put_back = self._change()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._turn:
+            self._inside -= 1
+            if not self._inside:
+                self._put_back()
+
+
+def in_full_precision() -> Callable[[], None]:
+    """Switch off TF32, sums in half precision and split sums; return the function that puts back what was there before.
 
     Of torch's libraries for products cuBLASLt alone can be told not to split sums; torch refuses to ask the others.
     """
@@ -107,14 +130,29 @@ def precise() -> Iterator[None]:
     names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")]
     before = {name: (getattr(kernels, name), getattr(kernels, f"{name}_split_k")) for name in names}
     tf32 = kernels.allow_tf32
-    try:
-        torch.backends.cuda.preferred_blas_library("cublaslt")
-        kernels.allow_tf32 = False
-        for name in names:
-            setattr(kernels, name, (False, False))
-        yield
-    finally:
+
+    def put_back() -> None:
         torch.backends.cuda.preferred_blas_library(library)
         kernels.allow_tf32 = tf32
         for name, value in before.items():
             setattr(kernels, name, value)
+
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    kernels.allow_tf32 = False
+    for name in names:
+        setattr(kernels, name, (False, False))
+    return put_back
+
+
+def without_plans() -> Callable[[], None]:
+    """Keep attention away from cuDNN; return the function that puts back what was there before.
+
+    torch asks cuDNN first on Hopper and Blackwell. It builds a plan for every new shape, which takes 50 ms and more, and a cache
+    has another length in every round.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return lambda: torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+PRECISE, ANY_SHAPE = Held(in_full_precision), Held(without_plans)

@@ -97,6 +97,10 @@ class Kind:
         """Keep sums of products in full precision, and in one order, inside the block."""
         return contextlib.nullcontext()
 
+    def any_shape(self) -> AbstractContextManager[None]:
+        """Keep attention, inside the block, to kernels that are as fast for a shape that comes up for the first time."""
+        return contextlib.nullcontext()
+
     def pinned(self, values: torch.Tensor) -> torch.Tensor:
         """Return values of the host in memory that the device reads while the host goes on."""
         return values
@@ -170,9 +174,15 @@ class Cuda(Kind):
 
     def precise(self) -> AbstractContextManager[None]:
         """Switch off TF32, sums in half precision and split sums, for the process."""
-        from specframe.devices.cuda import precise
+        from specframe.devices.cuda import PRECISE
 
-        return precise()
+        return PRECISE
+
+    def any_shape(self) -> AbstractContextManager[None]:
+        """Keep attention away from cuDNN, for the process."""
+        from specframe.devices.cuda import ANY_SHAPE
+
+        return ANY_SHAPE
 
     def pinned(self, values: torch.Tensor) -> torch.Tensor:
         """Return a copy in page-locked memory."""

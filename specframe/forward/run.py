@@ -18,6 +18,7 @@ from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.contracts.round import Sequence
 from specframe.contracts.run import MakesLayout, Watch
 from specframe.contracts.states import StateBackend, StateLayer, StateStore
+from specframe.devices import kinds
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
 from specframe.forward.open_stores import OpenStore, Stores, keeps_prefixes
@@ -211,7 +212,8 @@ class Run:
 
     def session(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of a round, which is a session of every model."""
-        return Sessions([cached.runner.session() for cached in (*self.caches, *self._sharing)])
+        models = [cached.runner.session() for cached in (*self.caches, *self._sharing)]
+        return Sessions([kinds.of(self.runner.device).any_shape(), *models])
 
     def release(self) -> None:
         """Let go of all caches, whatever one of them raises."""

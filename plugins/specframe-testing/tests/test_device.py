@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from specframe_testing import suite_device, zoo
 from specframe_testing.device import kind
 from specframe_testing.device.counters import ALLOCATION, COPY, COUNTERS, WAIT, count
 from specframe_testing.device.memory import MEMORY
@@ -260,6 +265,50 @@ def test_nothing_is_computed_while_a_graph_is_recorded() -> None:
     assert held[-1].isnan().all()
     assert graph.replay(2)[0].tolist() == [2, 2]
     assert held[-1].tolist() == [2, 2]
+
+
+@torch.inference_mode()
+def test_a_mask_has_to_be_aligned() -> None:
+    """A mask that begins between two words of 16 bytes is refused, as CUDA's kernel ends in an error there."""
+    heads, mask = torch.ones(1, 2, 1, 8, device=SIM), torch.zeros(1, 1, 1, 16, device=SIM)
+    for first, fits in ((0, True), (3, False), (4, True)):
+        with (
+            contextlib.nullcontext()
+            if fits
+            else pytest.raises(RuntimeError, match="misaligned address: the mask begins 3")
+        ):
+            torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, mask[..., first : first + 1])
+
+
+def test_a_draft_of_a_model_on_the_device() -> None:
+    """A model on the device gets a draft beside it, with the noise that one of the CPU would have."""
+    target = zoo.build("qwen3")
+    wanted = zoo.good_draft(target)
+    found = dict(zoo.good_draft(target.to("sim")).named_parameters())
+    for name, weights in wanted.named_parameters():
+        assert found[name].device == SIM
+        assert torch.equal(found[name].detach().cpu(), weights.detach())
+
+
+def test_suites_of_cuda_leave_the_simulated_device_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that asks for the simulated device is skipped where suites run on CUDA."""
+    monkeypatch.setattr(suite_device, "NAME", "cuda:0")
+    with pytest.raises(pytest.skip.Exception, match="suites run on CUDA"), suite_device.running_on("sim"):
+        pass
+    monkeypatch.setattr(suite_device, "NAME", "cpu")
+    with suite_device.running_on("sim"):
+        assert suite_device.NAME == "sim"
+
+
+@pytest.mark.parametrize("name", ["TestGreedy", "TestTraversal", "TestChain"])
+def test_suites_run_on_the_device(name: str) -> None:
+    """The suites of built-in rules and verifiers make their tensors on the device that they are asked to run on."""
+    tests = Path(__file__).parents[2] / "specframe-std" / "tests" / "test_other_roles.py"
+    chosen = f"{name} and (full_acceptance or tree or sibling or shapes or mind_the_draft or path_of_choices)"
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--specframe-device", "sim", "-k", chosen]
+    done = subprocess.run([sys.executable, "-m", "pytest", *options, str(tests)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) >= 1
 
 
 def test_a_model_moves() -> None:

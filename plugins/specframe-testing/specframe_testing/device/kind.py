@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -96,6 +97,10 @@ class Simulated(Kind):
     def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
         """Return memory to which the device copies without a wait."""
         return page_locked(super().host_buffer(like))
+
+    def any_shape(self) -> AbstractContextManager[None]:
+        """Change torch's settings as on CUDA."""
+        return Cuda().any_shape()
 
     def traffic(self) -> Traffic:
         """Return what has been counted."""
