@@ -21,9 +21,9 @@ from specframe.value_checks import number, whole
 from specframe_lab.prediction.forwards import Load
 
 GPU_LAYER = 170e-6
-"""Seconds that a decoder layer of transformers takes on a GPU however little it computes, with its forward recorded as a graph: some
-sixty kernels of less than three microseconds each. Measured on an H100 (benchmarks/README.md), where rounds of 36 and of 28 layers
-agree on it; the same is taken for the others, as such kernels do not wait for memory."""
+"""Seconds that a decoder layer of transformers takes on a GPU however little it computes, with its forward recorded as a graph:
+some sixty kernels of less than three microseconds each. Measured on an H100 (benchmarks/README.md), where rounds of 36 and of 28
+layers agree on it; the same is taken for the others, as such kernels do not wait for memory."""
 
 SMALLEST, LARGEST, LONG_ENOUGH = 1024, 16384, 0.02
 """Rows of the square matrices that are multiplied: twice as many until a product takes so many seconds, on any device."""
