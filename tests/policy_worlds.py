@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,8 @@ class World:
 
     ``rate`` is a probability, one for each row, or one for each round. Taking up drafting costs 0.2 percent of a round for each
     token missed. ``pace``: the standard deviation of the machine's pace, which wanders from round to round. ``tight``: a row's
-    time is that of its own draft, since filler is left out.
+    time is that of its own draft, since filler is left out. ``recorded``: a round of a new length takes three times as long, and
+    six times when it is recorded, at its second time.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class World:
         pace: float = 0.0,
         tight: bool = False,
         held_up: float = 1 / 300,
+        recorded: bool = False,
     ) -> None:
+        self.recorded = recorded
         self.cost, self.rows, self.seed, self.pace, self.tight, self.held_up = cost, rows, seed, pace, tight, held_up
         self.rate: Callable[[int], Any] = rate if callable(rate) else lambda number: rate
 
@@ -68,6 +72,8 @@ class World:
         noise, self.now, missed, pace = np.random.default_rng(self.seed), 0.0, 0, 0.0
         policy = policy or Goodput()
         policy.clock = lambda: self.now
+        met, new = Counter[int](), 0
+        policy._new_shapes = lambda: new
         if self.tight:
             policy._leaves_out = lambda places, tokens: tokens < places
         rows = Rows(self.rows)
@@ -84,6 +90,10 @@ class World:
             missed = 0 if length else missed + 1
             pace = 0.9 * pace + noise.normal(0, self.pace * (1 - 0.9**2) ** 0.5)
             held_up = 5 if noise.random() < self.held_up else 1
+            if self.recorded and met[length] < 2:
+                held_up *= (3, 6)[met[length]]
+                met[length] += 1
+                new += 1
             self.now += seconds * float(np.exp(pace + noise.normal(0, 0.05))) * held_up
             rate_B = np.broadcast_to(self.rate(number), (self.rows,))
             stood_B = (noise.random((self.rows, length)) < rate_B[:, None]).cumprod(1).sum(1)

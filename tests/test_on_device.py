@@ -21,6 +21,7 @@ import pytest
 import torch
 from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
+from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording
@@ -34,8 +35,10 @@ from specframe import Pipeline
 from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
 from specframe.devices.cuda import Held
 from specframe.devices.kinds import on_device
 from specframe.forward import graphs, recorded_chains
@@ -355,6 +358,31 @@ def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graphs.
     asked = harness.requests(harness.random_prompts((3, 9, 5, 7), zoo.VOCABULARY), [24, 40, 30, 36])
     harness.check(harness.pipeline(target, zoo.good_draft(target), **drafter, **options), asked)
     assert {key[6] for key in shelves[0]._kept} > {None}
+
+
+def test_new_shapes_are_told(shelves: list[graphs.RecordingCache]) -> None:
+    """A run tells how often a forward was slower since its shape was new or recorded; what is replayed or never recorded is not."""
+    target = zoo.build("qwen3")
+    draft, asked = zoo.good_draft(target), harness.requests(harness.random_prompts((5, 5), zoo.VOCABULARY), 20)
+    told: dict[str, list[int]] = {"auto": [], "off": []}
+    for mode, numbers in told.items():
+
+        class Told(FixedLength):
+            """Notes what its run tells after every round."""
+
+            def start(self, run: Run) -> None:
+                """Keep the run."""
+                self.run = run
+
+            def observe(self, report: RoundReport, numbers: list[int] = numbers) -> None:
+                """Note the number of so far."""
+                numbers.append(self.run.new_shapes)
+
+        harness.check(harness.pipeline(target, draft, graphs=mode, batch_size=2, draft_length=Told(3)), asked)
+    first, second, *others = told["auto"]
+    assert second - first == 2, "target and draft are new in the first round and recorded in the second"
+    assert others[:2] == [second] * 2
+    assert set(told["off"]) == {0}
 
 
 def test_recordings_are_bounded(shelves: list[graphs.RecordingCache], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,13 @@ class Run(Protocol):
         """The run's observers."""
 
     @property
+    def new_shapes(self) -> int:
+        """The times so far that a forward was slow on a device with graphs, as its shape was new, or was recorded.
+
+        A round in which the number grows says nothing of the time of its kind.
+        """
+
+    @property
     def caches(self) -> Iterable[CachedModel]:
         """The models with a cache of their own, which are counted, and released when the run ends."""
 

@@ -17,7 +17,7 @@ from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Choose, Watch
 from specframe.contracts.states import PrefixStates
 from specframe.errors import ModelError
-from specframe.forward.graphs import Forward, Recorded, Recording
+from specframe.forward.graphs import Forward, Recorded, Recording, RecordingCache
 from specframe.forward.mixed_batch import Joined, piece_of
 from specframe.forward.recorded_chains import RecordedChain, chain
 
@@ -71,11 +71,19 @@ class CachedModel:
         """Whether states, where there are any, are :class:`specframe.contracts.states.PrefixStates`."""
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
+        self._recordings: list[RecordingCache] = []
         if record is not None and (slots := store.slots) is not None:
             pack = runner.by_lengths(how)
-            self._forward = Recorded(self._execute, store.rows, slots, record, pack, runner.leaves_out_filler)
+            recorded = Recorded(self._execute, store.rows, slots, record, pack, runner.leaves_out_filler)
+            self._forward, self._recordings = recorded, [recorded.recordings]
             if layout.static:
                 self._chain = RecordedChain(self._execute, layout, store.rows, slots, record, pack)
+                self._recordings.append(self._chain.recordings)
+
+    @property
+    def new_shapes(self) -> int:
+        """See :attr:`specframe.contracts.run.Run.new_shapes`; of this model alone."""
+        return sum(one.new for one in self._recordings)
 
     def shared(self, runner: Model, how: How, record: Callable[..., Recording] | None) -> CachedModel:
         """Return another model on this one's cache."""

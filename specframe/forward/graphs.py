@@ -114,6 +114,8 @@ class RecordingCache:
         self._kept: dict[tuple[Any, ...], tuple[Any, Recording]] = {}
         """The one that was used last at the end."""
         self._given_up = False
+        self.new = 0
+        """The times that a forward took longer than others of its shape: it was new, or was recorded."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -125,8 +127,11 @@ class RecordingCache:
             key: what tells one shape from another.
             prepare: returns the buffers of a new recording, filled, and the function that reads them.
         """
-        if self._given_up or key not in self._seen:
+        if self._given_up:
+            return None
+        if key not in self._seen:
             self._seen.add(key)
+            self.new += 1
             return None
         if key in self._kept:
             self._kept[key] = self._kept.pop(key)  # the last one of all
@@ -136,6 +141,7 @@ class RecordingCache:
             del self._kept[unused]
             self._seen.remove(unused)
         buffers, function = prepare()
+        self.new += 1
         try:
             self._kept[key] = buffers, self._record(function)
         except RuntimeError as error:

@@ -230,6 +230,11 @@ class Run:
             self.stores.keep(left, group)
 
     @property
+    def new_shapes(self) -> int:
+        """The times so far that a forward took longer than others of its shape: it was new, or was recorded."""
+        return sum(cached.new_shapes for cached in (*self.caches, *self._sharing))
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes that all caches hold, those of states included."""
         stores = {id(one): one for cached in self.caches for one in (cached.store, cached.states) if one is not None}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from policy_worlds import Cost, Rows, World, round_report
-from specframe_std.policies.goodput import DWELL, Goodput
+from specframe_std.policies.goodput import DWELL, NEW_SHAPES, PLAIN_FIRST, Goodput
 from specframe_std.policies.round_seconds import Curve, RoundSeconds
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
@@ -291,3 +291,26 @@ def test_the_draft_model_forgets_what_was_rejected(align: str) -> None:
     proposed = [(rows[index][:length], tokens) for index, length, tokens in drafts.seen if tokens]
     assert len(proposed) > 20
     assert all(reference_decode(draft, before, len(tokens)) == tokens for before, tokens in proposed)
+
+
+def test_rounds_of_new_shapes_are_not_timed() -> None:
+    """Rounds that a device runs anew or records, three and six times as long, decide nothing: where few tokens stand drafts end."""
+    worlds = [World(lambda rows, length: 1 + 0.11 * length, 0.2, 8, seed, recorded=True) for seed in range(8)]
+    for world in worlds:
+        policy = world.run(120)
+        assert world.ratio(10) > 0.97, world.seed
+        timed = {pair: one.seconds for pair, one in policy._seconds._measured.items() if one.seconds}
+        assert (8, 0) in timed
+        assert all(sorted(seconds)[len(seconds) // 2] < 2.5 for seconds in timed.values())
+        assert policy._plain_first == PLAIN_FIRST + 2
+
+
+def test_new_shapes_in_every_round_are_timed_after_a_while() -> None:
+    """A device that meets a new shape in each round does not keep a choice for good."""
+    policy, rows, new = Goodput(), Rows(4), iter(range(10**6))
+    policy.clock, policy._new_shapes = (lambda: 0.1 * next(new)), (lambda: next(new))
+    for _ in range(60):
+        depth = policy.budget(rows).depth
+        policy.observe(round_report(np.zeros(4, dtype=int), depth, rows))
+    assert policy._plain_first == PLAIN_FIRST + NEW_SHAPES
+    assert policy._seconds.longest > 0

@@ -31,6 +31,9 @@ FIRST = 4
 """The first draft length that is tried: a longer draft says more about its cost and about acceptance than a short one."""
 EVIDENCE = 4
 """Rows that the first draft length is tried on beyond :data:`TRIAL` rounds: the acceptance of two or three rows says little."""
+NEW_SHAPES = 4
+"""Rounds at most for which a choice is kept longer because their shapes were new to the device, and which are not timed: each
+forward of a round is slow twice there, once as it is and once while it is recorded."""
 TRIAL = 2
 """Rounds for which drafts are kept after a plain round: the first is not timed, since the drafter has to catch up."""
 DWELL = 8
@@ -63,6 +66,8 @@ class Choice:
     """Rounds for which it is kept at least."""
     settled: int = 0
     """Rounds for which it is in use."""
+    longer: int = NEW_SHAPES
+    """Rounds with new shapes for which it is still kept longer."""
 
 
 class Goodput:
@@ -98,6 +103,8 @@ class Goodput:
         self._clock: Callable[[], float] = time.perf_counter
         self._stop: ConfidenceStop | None = None
         self._started: float | None = None
+        self._new_shapes: Callable[[], int] = lambda: 0
+        self._known_shapes = 0
         self._leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
         self._fits: dict[tuple[int, int], int] = {}
         self.longest = whole("maximum", maximum, 1, LONGEST)
@@ -115,6 +122,7 @@ class Goodput:
         self._curves: dict[int, Curve] = {}
         """The seconds of rounds, by batch size, since a depth was last chosen for it."""
         self._round = self._drafted = self._planned_in = 0
+        self._plain_first = PLAIN_FIRST
 
     def calibrated(self) -> np.ndarray:
         """Return by bins what the calibration predicted, and what stood."""
@@ -125,6 +133,7 @@ class Goodput:
         self._seconds.prepare(Prior.of(run))
         self._leaves_out, self._fits = run.runner.leaves_out_filler, {}
         self._clock = clock_of(run.runner.device)
+        self._new_shapes = lambda: run.new_shapes
 
     def budget(self, batch: Batch) -> Budget:
         """Return each row's part of the plan with the most expected tokens per second."""
@@ -141,7 +150,7 @@ class Goodput:
         choice.left -= 1
         choice.settled += 1
         budget = self._parts(batch, choice.depth) if choice.depth else NOTHING
-        self._started = None if batch.beside is not None else self._now()
+        self._started, self._known_shapes = None if batch.beside is not None else self._now(), self._new_shapes()
         return budget
 
     def observe(self, report: RoundReport) -> None:
@@ -153,11 +162,22 @@ class Goodput:
         self._acceptance.add(report)
         if self._started is not None:
             seconds, typical = self._now() - self._started, bool(self._drafted or not depth)
+            if self._new_shapes() > self._known_shapes:
+                typical = False
+                self._keep(rows)
             if typical and depth and self._seconds.surprises(rows, depth, seconds):
                 self._choices[rows].left += 1
             self._seconds.add(rows, depth, self._paid(rows, depth, report.computed), seconds, typical)
         self._drafted = depth
         self._round += 1
+
+    def _keep(self, rows: int) -> None:
+        """Keep a choice for a round more, since the last one was not timed."""
+        choice = self._choices[rows]
+        if choice.longer:
+            choice.left, choice.longer = choice.left + 1, choice.longer - 1
+        if self._round < self._plain_first < PLAIN_FIRST + NEW_SHAPES:
+            self._plain_first += 1
 
     def _now(self) -> float:
         """Return the time, in seconds."""
@@ -208,7 +228,7 @@ class Goodput:
 
     def _choose(self, rows: int, plans: Plans | None) -> Choice:
         """Return the best depth for so many rows, or the one in use where another is not better by :data:`MARGIN`."""
-        if self._round < PLAIN_FIRST:
+        if self._round < self._plain_first:
             return Choice(0)
         if plans is None:
             return Choice(min(FIRST, self.maximum.depth), TRIAL + min(3, EVIDENCE // rows))
