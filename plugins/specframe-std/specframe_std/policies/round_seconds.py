@@ -53,8 +53,8 @@ class Speed:
 
 
 CPU, ACCELERATOR = Speed(2e10, 1e11, 1e-4), Speed(3e12, 3e14, 1.7e-4)
-"""A CPU with a few cores, where a layer has about ten operations of 10 microseconds; an H100, where it has some sixty kernels.
-There a step of a draft with 28 layers took 0.47 of a plain round of a target with 36 (benchmarks/README.md); by these it is 0.46."""
+"""A CPU with a few cores, where a layer has about ten operations of 10 microseconds; an H100, where it has some sixty kernels. A
+step of a draft with 28 layers took 0.47 of a plain round of a target with 36 there (benchmarks/README.md); by these it is 0.46."""
 
 
 @attrs.frozen
