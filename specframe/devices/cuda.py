@@ -38,9 +38,8 @@ class CudaRecording:
             aside.wait_stream(current)
             pool = CudaRecording._pools.setdefault(device, Pool())
             self._graph = torch.cuda.CUDAGraph()
-            recorded = torch.cuda.graph(
-                self._graph, pool.handle, aside, "thread_local"
-            )  # other threads may allocate meanwhile
+            mode = "thread_local"  # other threads may allocate meanwhile
+            recorded = torch.cuda.graph(self._graph, pool.handle, aside, mode)
             try:
                 with torch.cuda.stream(aside), recorded:  # torch leaves the stream set where a recording fails
                     self._outputs = function()
