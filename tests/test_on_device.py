@@ -360,6 +360,14 @@ def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graphs.
     assert {key[6] for key in shelves[0]._kept} > {None}
 
 
+def test_bitwise_rounds_are_recorded() -> None:
+    """With bitwise forwards are recorded and replayed, as kernels that its rules do not see again."""
+    target, replays = zoo.build("qwen3"), SimRecording.replays
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, bitwise=True)
+    harness.check(pipe, harness.requests(harness.random_prompts(LENGTHS[:3], zoo.VOCABULARY), NEW))
+    assert SimRecording.replays > replays
+
+
 def test_new_shapes_are_told(shelves: list[graphs.RecordingCache]) -> None:
     """A run tells how often a forward was slower since its shape was new or recorded; what is replayed or never recorded is not."""
     target = zoo.build("qwen3")

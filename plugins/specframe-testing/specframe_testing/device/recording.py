@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from specframe_testing.device.counters import COPY, COUNTERS, WAIT
 from specframe_testing.device.operators import Rules
@@ -98,7 +99,7 @@ class SimRecording:
         if (first := self._first) is not None:
             self._first = None
             return tuple(output[:rows].clone() for output in first)
-        with torch.inference_mode(False), torch.no_grad():
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():  # they are Python's, too
             for step in self._steps:
                 step.replay()
         return tuple(output[:rows].clone() for output in self._outputs)
