@@ -39,6 +39,7 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
+from specframe.devices import kinds
 from specframe.devices.cuda import Held
 from specframe.devices.kinds import on_device
 from specframe.forward import graphs, recorded_chains
@@ -366,6 +367,22 @@ def test_bitwise_rounds_are_recorded() -> None:
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, bitwise=True)
     harness.check(pipe, harness.requests(harness.random_prompts(LENGTHS[:3], zoo.VOCABULARY), NEW))
     assert SimRecording.replays > replays
+
+
+class Forgetful(harness.Feeds):
+    """Has the constants that were sent to the device given back after every round, as others that are used more are kept."""
+
+    def round(self, report: RoundReport) -> None:
+        """Give them back."""
+        kinds._constant.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_graphs_hold_the_constants_that_they_read(name: str) -> None:
+    """What was sent once for many forwards stays where a graph reads it, when it is no longer among those used last."""
+    replays = SimRecording.replays
+    harness.check(piped(name, graphs="on", batch_size=3, observers=[Forgetful()]), asked(name, 8))
+    assert SimRecording.replays > replays + 2
 
 
 def test_new_shapes_are_told(shelves: list[graphs.RecordingCache]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -308,7 +309,32 @@ def constant(values: tuple[Any, ...], device: torch.device, dtype: torch.dtype |
         device: where they go.
         dtype: None: int64, or bool for truth values.
     """
-    return _constant(values, dtype or (torch.bool if isinstance(values[0], bool) else torch.int64), device)
+    found = _constant(values, dtype or (torch.bool if isinstance(values[0], bool) else torch.int64), device)
+    if _NOTES.constants is not None:
+        _NOTES.constants.append(found)
+    return found
+
+
+class Notes(threading.local):
+    """The constants that this thread was given since it began to note them."""
+
+    constants: list[torch.Tensor] | None = None
+
+
+_NOTES = Notes()
+
+
+@contextlib.contextmanager
+def constants_noted() -> Iterator[list[torch.Tensor]]:
+    """Yield a list of the constants that this thread is given inside the block.
+
+    Those used last are kept, and a graph that reads one does not tell when: who has the graph holds them.
+    """
+    before, _NOTES.constants = _NOTES.constants, []
+    try:
+        yield _NOTES.constants
+    finally:
+        _NOTES.constants = before
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import attrs
 import numpy as np
@@ -105,13 +105,22 @@ class Buffers:
             mine.key_order_BS[:keys, :extent].copy_(given.key_order_BS)
 
 
+class Kept(NamedTuple):
+    """A recording, with the memory that it reads: a graph does not keep what it has not made itself."""
+
+    buffers: Any
+    """Its inputs."""
+    recording: Recording
+    constants: list[torch.Tensor]
+
+
 class RecordingCache:
     """Recordings by key: made the second time a key comes up, until one cannot be made; at most :data:`MOST` are kept."""
 
     def __init__(self, record: Callable[..., Recording]) -> None:
         self._record = record
         self._seen: set[tuple[Any, ...]] = set()
-        self._kept: dict[tuple[Any, ...], tuple[Any, Recording]] = {}
+        self._kept: dict[tuple[Any, ...], Kept] = {}
         """The one that was used last at the end."""
         self._given_up = False
         self.new = 0
@@ -120,8 +129,8 @@ class RecordingCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def take(self, key: tuple[Any, ...], prepare: Callable[[], tuple[Any, Callable[[], Outputs]]]) -> Any:
-        """Return the buffers and the recording of a key, or None where there is none.
+    def take(self, key: tuple[Any, ...], prepare: Callable[[], tuple[Any, Callable[[], Outputs]]]) -> Kept | None:
+        """Return the recording of a key with its buffers, or None where there is none.
 
         Args:
             key: what tells one shape from another.
@@ -143,7 +152,8 @@ class RecordingCache:
         buffers, function = prepare()
         self.new += 1
         try:
-            self._kept[key] = buffers, self._record(function)
+            with kinds.constants_noted() as constants:
+                self._kept[key] = Kept(buffers, self._record(function), constants)
         except RuntimeError as error:
             self._give_up(error)
             return None
@@ -221,9 +231,8 @@ class Recorded:
         found = self.recordings.take(key, prepare)
         if found is None:
             return self._forward(block, placement, keep, hidden)
-        buffers, recording = found
-        buffers.fill(block, placement, in_bucket(block, rows, tokens))
-        logits_BTV, *states = recording.replay(len(ids_BT))
+        found.buffers.fill(block, placement, in_bucket(block, rows, tokens))
+        logits_BTV, *states = found.recording.replay(len(ids_BT))
         return Scores(logits_BTV, dict(zip(hidden, states, strict=True)), tokens or rows * width)
 
     def _tokens(self, block: Block, rows: int) -> int | None:

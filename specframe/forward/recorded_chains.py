@@ -102,9 +102,8 @@ class RecordedChain:
             found = self.recordings.take((rows, width, count, extent, rows > len(batch)), prepare)
         if found is None:
             return self._run(batch, ids_BT, count, choose), len(batch)
-        buffers, recording = found
-        buffers.fill(batch, ids_BT)
-        return recording.replay(len(batch))[0], rows
+        found.buffers.fill(batch, ids_BT)
+        return found.recording.replay(len(batch))[0], rows
 
     def _run(
         self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, buffers: ChainBuffers | None = None

@@ -267,6 +267,20 @@ def test_nothing_is_computed_while_a_graph_is_recorded() -> None:
     assert held[-1].tolist() == [2, 2]
 
 
+def test_a_graph_does_not_keep_the_memory_that_it_reads() -> None:
+    """What was there before a graph has to be there at each replay, and what the graph has made is its own."""
+    held = {"given": torch.ones(2, 3, device=SIM)}
+    held["view"] = held["given"][1:]
+    graph = SimRecording(lambda: ((held["view"].t() * 2).t() + held["given"],))
+    graph.replay(2)
+    assert graph.replay(2)[0].tolist() == [[3, 3, 3]] * 2
+    held["given"] = torch.zeros(2, 3, device=SIM)
+    assert graph.replay(2)[0].tolist() == [[3, 3, 3]] * 2, "a view holds the memory"
+    del held["view"]
+    with pytest.raises(RuntimeError, match="uses memory that was given back after the graph was recorded"):
+        graph.replay(2)
+
+
 @torch.inference_mode()
 def test_a_mask_has_to_be_aligned() -> None:
     """A mask that begins between two words of 16 bytes is refused, as CUDA's kernel ends in an error there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -49,12 +50,17 @@ MEMORY = Memory()
 """The memory of this program's devices."""
 
 
+NUMBERS = itertools.count()
+"""Numbers of allocations, in the order in which they are made."""
+
+
 class Block:
     """An allocation: in use until the last tensor that looks at it is gone."""
 
-    __slots__ = ("_index", "_memory", "_nbytes")
+    __slots__ = ("__weakref__", "_index", "_memory", "_nbytes", "number")
 
     def __init__(self, index: int, nbytes: int) -> None:
+        self.number = next(NUMBERS)
         self._memory, self._index, self._nbytes = MEMORY, index, 0
         MEMORY.take(index, nbytes)
         self._nbytes = nbytes

@@ -1,12 +1,14 @@
 """Graphs of the simulated device: operations are recorded with the memory they read and write, and replayed in the same memory.
 
-As in a CUDA graph, nothing of Python is replayed: a number that Python computed stays as it was when the graph was recorded.
+As in a CUDA graph, nothing of Python is replayed: a number that Python computed stays as it was when the graph was recorded. Nor
+does a graph keep the memory that it reads and has not made itself: a replay after it was given back is an error.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from specframe_testing.device.counters import COPY, COUNTERS, WAIT
+from specframe_testing.device.memory import NUMBERS, Block
 from specframe_testing.device.operators import Rules
 
 Outputs = tuple[torch.Tensor, ...]
@@ -42,13 +45,27 @@ class Tape:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self._outside: dict[int, tuple[weakref.ref[Block], Any]] = {}
+        """Memory that was there before, by its number, and the operation that uses it first."""
+        self._first = next(NUMBERS)
 
-    def add(self, func: Any, args: list[Any], kwargs: dict[str, Any], found: Any, own: Rules) -> None:
-        """Record an operation that was just done."""
+    def add(
+        self, func: Any, args: list[Any], kwargs: dict[str, Any], found: Any, own: Rules, used: Iterable[Block]
+    ) -> None:
+        """Record an operation that was just done in such memory."""
+        for block in used:
+            if block.number < self._first:
+                self._outside.setdefault(block.number, (weakref.ref(block), func))
         if own.writes:
             self.steps.append(Step(func, args, kwargs, []))
         elif own.fresh:
             self.steps.append(Step(func, args, kwargs, tensors(found)))
+
+    def require_memory(self) -> None:
+        """Raise RuntimeError where memory that the graph has not made is no longer there: on CUDA others may have it."""
+        for block, func in self._outside.values():
+            if block() is None:
+                raise RuntimeError(f"{func} of a graph uses memory that was given back after the graph was recorded")
 
 
 _CURRENT = threading.local()
@@ -87,8 +104,8 @@ class SimRecording:
         self._first: Outputs | None = function()  # as on CUDA
         with recording() as made:
             self._outputs = function()
-        self._steps = made.steps
-        for step in self._steps:
+        self._tape = made
+        for step in made.steps:
             for result in step.results:
                 spoil(result)
         SimRecording.made += 1
@@ -99,8 +116,9 @@ class SimRecording:
         if (first := self._first) is not None:
             self._first = None
             return tuple(output[:rows].clone() for output in first)
+        self._tape.require_memory()
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():  # they are Python's, too
-            for step in self._steps:
+            for step in self._tape.steps:
                 step.replay()
         return tuple(output[:rows].clone() for output in self._outputs)
 

@@ -95,6 +95,11 @@ class Operands:
         self.args = [self._inner(arg) for arg in args]
         self.kwargs = {name: self._inner(value) for name, value in kwargs.items()}
 
+    @property
+    def blocks(self) -> list[Block]:
+        """The memory of those of the device."""
+        return [one.block for one in self.sims]
+
     def _inner(self, arg: Any) -> Any:
         if isinstance(arg, SimTensor):
             self.sims.append(arg)
@@ -121,7 +126,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     with torch.inference_mode(False), torch.no_grad():
         found = kernel(*operands.args, **operands.kwargs)
         if (recorder := tape()) is not None:
-            recorder.add(kernel, operands.args, operands.kwargs, found, own)
+            recorder.add(kernel, operands.args, operands.kwargs, found, own, operands.blocks)
         return wrapped(found, own, operands.sims, index)
 
 
@@ -183,7 +188,7 @@ def copied(func: Any, args: Any, operands: Operands) -> Any:
     with torch.inference_mode(False), torch.no_grad():
         found = func(*inner_args, **inner_kwargs)
     if (recorder := tape()) is not None:
-        recorder.add(func, inner_args, inner_kwargs, found, rules(func))
+        recorder.add(func, inner_args, inner_kwargs, found, rules(func), operands.blocks)
     if func is not TO:
         return args[0]
     return found if target.type != "sim" else SimTensor(found, target.index or 0)
