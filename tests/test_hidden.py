@@ -17,6 +17,7 @@ from specframe.errors import ModelError
 from specframe.forward import compiled, graphs
 from specframe.forward.attention import choice
 from specframe.forward.cached import CachedModel
+from specframe.forward.kept_graphs import ModelGraphs
 
 PROMPTS = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
 
@@ -29,7 +30,9 @@ def layers_of(model: PreTrainedModel) -> int:
 def cached(model: PreTrainedModel, layers: str = "eager", record: Any = None) -> CachedModel:
     """Return a model with room for the prompts."""
     run = harness.open_run(model, len(PROMPTS), 60)
-    return CachedModel(run.runner, run.target.store, run.target.layout, run.watch, How(layers=layers), record)
+    how = How(layers=layers)
+    made = ModelGraphs(run.runner, how, record, ()) if record else None
+    return CachedModel(run.runner, run.target.store, run.target.layout, run.watch, how, made)
 
 
 def batch_of_prompts() -> Batch:

@@ -188,6 +188,10 @@ def test_weights_that_were_written_to_and_other_rotary_factors() -> None:
     with torch.no_grad():
         next(iter(model.module.parameters())).add_(0)
     assert stores.room(model, kv, 1, 9, group=False) == (1, 9)
+    stores.keep([OpenStore(model, kv, 2, 20, run.target.store)], group=False)
+    one = next(iter(model.module.parameters()))
+    one.data = one.data.clone()
+    assert stores.room(model, kv, 1, 9, group=False) == (1, 9), "torch counts no write where the memory is another"
 
 
 # ---- prefixes ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import attrs
@@ -17,7 +17,8 @@ from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Choose, Watch
 from specframe.contracts.states import PrefixStates
 from specframe.errors import ModelError
-from specframe.forward.graphs import Forward, Recorded, Recording, RecordingCache
+from specframe.forward.graphs import Forward
+from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.mixed_batch import Joined, piece_of
 from specframe.forward.recorded_chains import RecordedChain, chain
 
@@ -31,7 +32,7 @@ class CachedModel:
         layout: where its tokens are.
         watch: is told of forwards.
         how: how forwards are run; those of layers with a state are neither compiled nor recorded.
-        record: makes recordings of forwards over a slab; None: none are made.
+        graphs: recordings of forwards over a slab; None: none are made.
 
     Raises:
         ModelError: forwards cannot be run so, or the model has layers that keep a state, and there are no states.
@@ -44,10 +45,10 @@ class CachedModel:
         layout: Layout,
         watch: Watch,
         how: How = PLAIN,
-        record: Callable[..., Recording] | None = None,
+        graphs: ModelGraphs | None = None,
     ) -> None:
         if runner.state_layers:
-            record, how = None, attrs.evolve(how, layers="eager")
+            graphs, how = None, attrs.evolve(how, layers="eager")
             if how.states is None:
                 raise ModelError(
                     f"{runner} has layers that keep a state: expected a strategy whose cache run.open_cache() opens without a "
@@ -71,28 +72,24 @@ class CachedModel:
         """Whether states, where there are any, are :class:`specframe.contracts.states.PrefixStates`."""
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
-        self._recordings: list[RecordingCache] = []
-        if record is not None and (slots := store.slots) is not None:
-            pack = runner.by_lengths(how)
-            recorded = Recorded(self._execute, store.rows, slots, record, pack, runner.leaves_out_filler)
-            self._forward, self._recordings = recorded, [recorded.recordings]
-            if layout.static:
-                self._chain = RecordedChain(self._execute, layout, store.rows, slots, record, pack)
-                self._recordings.append(self._chain.recordings)
+        self._graphs: ModelGraphs | None = None
+        if graphs is not None and (slots := store.slots) is not None:
+            self._graphs = graphs
+            self._forward, self._chain = graphs.begin(self._execute, store, slots, layout)
 
     @property
     def new_shapes(self) -> int:
         """See :attr:`specframe.contracts.run.Run.new_shapes`; of this model alone."""
-        return sum(one.new for one in self._recordings)
+        return self._graphs.new_shapes if self._graphs else 0
 
-    def shared(self, runner: Model, how: How, record: Callable[..., Recording] | None) -> CachedModel:
+    def shared(self, runner: Model, how: How, graphs: ModelGraphs | None) -> CachedModel:
         """Return another model on this one's cache."""
-        made = self._beside(runner, attrs.evolve(how, states=self.states), record)
+        made = self._beside(runner, attrs.evolve(how, states=self.states) if self.states is not None else how, graphs)
         made._borrowed = True
         return made
 
-    def _beside(self, runner: Model, how: How, record: Callable[..., Recording] | None) -> CachedModel:
-        return CachedModel(runner, self.store, self.layout, self._watch, how, record)
+    def _beside(self, runner: Model, how: How, graphs: ModelGraphs | None) -> CachedModel:
+        return CachedModel(runner, self.store, self.layout, self._watch, how, graphs)
 
     def _execute(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
         return self.runner.forward(block, placement, self.store, keep=keep, hidden=hidden, how=self._how)
@@ -118,11 +115,12 @@ class CachedModel:
         return self.store.first == 0
 
     def release(self) -> None:
-        """Have the store release what it has room for, and let go of it and of the CUDA graphs recorded over it."""
+        """Have the store release what it has room for, and let go of it and of what is recorded over it."""
         try:
             for sequence in [*self._reserved.values()]:
                 self.forget(sequence)
         finally:
+            self._graphs = None
             del self.store, self.layout, self.states, self._forward, self._chain
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:

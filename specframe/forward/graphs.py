@@ -106,11 +106,13 @@ class Buffers:
 
 
 class Kept(NamedTuple):
-    """A recording, with the memory that it reads: a graph does not keep what it has not made itself."""
+    """A recording, and what holds the memory that it reads: a graph does not keep what it has not made itself."""
 
     buffers: Any
     """Its inputs."""
     recording: Recording
+    function: Callable[[], Outputs]
+    """What was recorded."""
     constants: list[torch.Tensor]
 
 
@@ -153,11 +155,16 @@ class RecordingCache:
         self.new += 1
         try:
             with kinds.constants_noted() as constants:
-                self._kept[key] = Kept(buffers, self._record(function), constants)
+                self._kept[key] = Kept(buffers, self._record(function), function, constants)
         except RuntimeError as error:
             self._give_up(error)
             return None
         return self._kept[key]
+
+    def clear(self) -> None:
+        """Let go of all recordings."""
+        self._kept.clear()
+        self._seen.clear()
 
     def _give_up(self, error: RuntimeError) -> None:
         """Release all recordings and go on without, because memory is short or the model cannot be recorded."""
@@ -191,6 +198,10 @@ class Recorded:
         self._forward, self._rows, self._slots, self._pack = forward, rows, slots, pack
         self._leaves_out = leaves_out
         self.recordings = RecordingCache(record)
+
+    def begin(self, forward: Forward) -> None:
+        """Take the forward of another run, which computes the same."""
+        self._forward = forward
 
     def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
         """Return the scores of the last ``keep`` tokens of a block, with the hidden states of these numbers."""

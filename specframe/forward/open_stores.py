@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import cast
 
 import attrs
-import torch
 
 from specframe.contracts.cache import KVBackend, KVShape, KVStore, PooledStore
 from specframe.contracts.model import Model
 from specframe.contracts.states import PrefixStates, StateStore
+from specframe.forward.kept_graphs import StoreGraphs
+from specframe.forward.model_state import weights
 from specframe.value_checks import unwrap_guards
 
 
@@ -25,15 +26,17 @@ class OpenStore:
     """Slots per row."""
     store: KVStore
     states: StateStore | None = None
+    graphs: StoreGraphs = attrs.field(factory=StoreGraphs, init=False)
+    """Forwards that are recorded over this store."""
     _shapes: list[KVShape] = attrs.field(init=False)
-    _weights: list[tuple[int, int]] = attrs.field(init=False)
+    _weights: list[tuple[tuple[int, int], int]] = attrs.field(init=False)
 
     @_shapes.default
     def _of_the_model(self) -> list[KVShape]:
         return self.model.kv_shapes
 
     @_weights.default
-    def _as_they_are(self) -> list[tuple[int, int]]:
+    def _as_they_are(self) -> list[tuple[tuple[int, int], int]]:
         return weights(self.model)
 
     def suits(self, model: Model, kv: KVBackend) -> bool:
@@ -108,9 +111,3 @@ class Stores:
 def keeps_prefixes(kv: KVBackend) -> bool:
     """Return whether a backend keeps states of what rows begin with, beside keys and values."""
     return {"prefix", "states"} <= kv.offers
-
-
-def weights(model: Model) -> list[tuple[int, int]]:
-    """Return what tells whether a model's weights were replaced, or written to."""
-    parameters: Iterable[torch.nn.Parameter] = model.module.parameters()
-    return [(id(one), 0 if one.is_inference() else one._version) for one in parameters]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import attrs
@@ -85,31 +86,56 @@ class RecordedChain:
         pack: bool = False,
     ) -> None:
         self._forward, self._layout, self._rows, self._slots, self._pack = forward, layout, rows, slots, pack
+        self._choose: Choose | None = None
+        """What chose the tokens last."""
+        self._earlier = False
+        """Whether that was in an earlier run."""
         self.recordings = RecordingCache(record)
+
+    def begin(self, forward: Forward, layout: Layout) -> None:
+        """Take the forward and the layout of another run, which give the same."""
+        self._forward, self._layout, self._earlier = forward, layout, True
 
     def __call__(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> tuple[torch.Tensor, int]:
         """Return the tokens chosen, (B, count), and in how many rows forwards have computed them."""
+        self._chosen_by(choose)
         width, rows = ids_BT.shape[1], min(power_of_two(len(batch)), self._rows)
         extent = self._slots - count if self._pack else min(bucket(batch.longest), self._slots - count)
 
         def prepare() -> tuple[ChainBuffers, Callable[[], Outputs]]:
             buffers = ChainBuffers.of(batch, width, rows, extent)
             buffers.fill(batch, ids_BT)
-            return buffers, lambda: (self._run(buffers.batch, buffers.ids_RT, count, choose, buffers),)
+            return buffers, functools.partial(self._again, buffers, count, choose, self._layout)
 
         found = None
         if width <= min(LONGEST, int(batch.lengths.min())):
             found = self.recordings.take((rows, width, count, extent, rows > len(batch)), prepare)
         if found is None:
-            return self._run(batch, ids_BT, count, choose), len(batch)
+            return self._run(batch, ids_BT, count, choose, self._layout), len(batch)
         found.buffers.fill(batch, ids_BT)
         return found.recording.replay(len(batch))[0], rows
 
+    def _chosen_by(self, choose: Choose) -> None:
+        """Let go of an earlier run's recordings where the tokens of this one are chosen otherwise."""
+        if self._earlier and choose != self._choose:
+            self.recordings.clear()
+        self._choose, self._earlier = choose, False
+
+    def _again(self, buffers: ChainBuffers, count: int, choose: Choose, layout: Layout) -> Outputs:
+        """Return the tokens chosen after what is in the buffers; a recording holds what this is called with."""
+        return (self._run(buffers.batch, buffers.ids_RT, count, choose, layout, buffers),)
+
     def _run(
-        self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, buffers: ChainBuffers | None = None
+        self,
+        batch: Batch,
+        ids_BT: torch.Tensor,
+        count: int,
+        choose: Choose,
+        layout: Layout,
+        buffers: ChainBuffers | None = None,
     ) -> torch.Tensor:
         def step(block: Block) -> torch.Tensor:
-            placement = self._layout.place(batch, block)
+            placement = layout.place(batch, block)
             if buffers is not None:
                 placement = self._still(placement, buffers)
             return self._forward(block, placement, 1).logits_BTV

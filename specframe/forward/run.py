@@ -21,6 +21,7 @@ from specframe.contracts.states import StateBackend, StateLayer, StateStore
 from specframe.devices import kinds
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
+from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.open_stores import OpenStore, Stores, keeps_prefixes
 from specframe.forward.states import RowStates
 from specframe.value_checks import unwrap_guards
@@ -113,7 +114,8 @@ class Run:
         record = RECORDINGS["off" if spread else self.graphs](model.device)
         how = How(self.attention, self.layers)
         if share is not None:
-            self._sharing.append(unwrap_guards(share).shared(model, how, record))
+            graphs = self._recorded(self._stores.get(id(unwrap_guards(share))), model, how, record)
+            self._sharing.append(unwrap_guards(share).shared(model, graphs.how if graphs else how, graphs))
             return self._sharing[-1]
         backend, slots = self._backend(model, kv or self.kv), self.capacity if capacity is None else capacity
         opened = self._opened(model, backend, slots, layout is None)
@@ -122,9 +124,16 @@ class Run:
             how = How(self.attention if isinstance(self.attention, tuple) else ())
         if "prefix" in backend.offers:
             cast(PrefixStore, opened.store).ahead = ahead
-        cached = self._cached(model, opened.store, layout, backend, slots, how, record)
+        graphs = self._recorded(opened, model, how, record)
+        cached = self._cached(model, opened.store, layout, backend, slots, graphs.how if graphs else how, graphs)
         cached.keeps_states = keeps_prefixes(backend)
         return self._counted(cached, opened)
+
+    def _recorded(self, opened: OpenStore | None, model: Model, how: How, record: Any) -> ModelGraphs | None:
+        """Return what is recorded of a model over a store; None: nothing is to be."""
+        if record is None or opened is None or opened.store.slots is None or model.state_layers:
+            return None
+        return opened.graphs.of(model, how, record, (unwrap_guards(self.rule), self.seed))
 
     def _backend(self, model: Model, own: KVBackend) -> KVBackend:
         """Return the backend of a model's cache, which the run's may decide for drafts."""
@@ -162,17 +171,24 @@ class Run:
         unwrap_guards(cached).release()
 
     def _cached(
-        self, model: Model, store: KVStore, own: MakesLayout | None, kv: KVBackend, slots: int, how: How, record: Any
+        self,
+        model: Model,
+        store: KVStore,
+        own: MakesLayout | None,
+        kv: KVBackend,
+        slots: int,
+        how: How,
+        graphs: ModelGraphs | None,
     ) -> CachedModel:
         """Return a model on a store; a run that checks puts its checks around both.
 
         Args:
             own: makes the layout; None: the alignment does.
             kv: has opened the store, of so many slots per row.
-            record: as :class:`CachedModel` takes it.
+            graphs: as :class:`CachedModel` takes them.
         """
         layout = (own or self.alignment.layout)(store, self.rows, slots)
-        return CachedModel(model, store, layout, self.watch, how, record)
+        return CachedModel(model, store, layout, self.watch, how, graphs)
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room in all caches for a sequence that begins with ``tokens`` tokens.
@@ -226,6 +242,8 @@ class Run:
         """Let go of all caches, and leave their stores open for a later run; ``group``: of rotary factors, that they are for."""
         left = list(self._stores.values())
         self.release()
+        for one in left:
+            one.graphs.end()
         if self.stores:
             self.stores.keep(left, group)
 

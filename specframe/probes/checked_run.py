@@ -14,6 +14,7 @@ from specframe.contracts.model import How, Model
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Choose, MakesLayout
 from specframe.forward.cached import CachedModel
+from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.run import Run
 from specframe.probes.cache_checks import NAMES, Ledger, ViewLedger
 from specframe.probes.sequence_records import Accounts
@@ -27,7 +28,14 @@ class CheckedRun(Run):
     checks: Accounts = attrs.field(kw_only=True)
 
     def _cached(
-        self, model: Model, store: KVStore, own: MakesLayout | None, kv: KVBackend, slots: int, how: How, record: Any
+        self,
+        model: Model,
+        store: KVStore,
+        own: MakesLayout | None,
+        kv: KVBackend,
+        slots: int,
+        how: How,
+        graphs: ModelGraphs | None,
     ) -> CachedModel:
         """Return a model that is run as it would be without checks, with a ledger beside its store."""
         names = kv.open([NAMES] * len(model.kv_shapes), self.rows, slots, model.device)
@@ -36,7 +44,7 @@ class CheckedRun(Run):
         shares = bool({"paged", "pooled"} & kv.offers)
         ledger = (ViewLedger if own else Ledger)(model, names, self.checks, shares, rounding(kv))
         layout = tapped_layout(own or self.alignment.layout, ledger, store, self.rows, slots)
-        return CheckedModel(model, store, layout, self.watch, how, record, ledger=ledger)
+        return CheckedModel(model, store, layout, self.watch, how, graphs, ledger=ledger)
 
 
 class CheckedModel(CachedModel):
@@ -47,9 +55,9 @@ class CheckedModel(CachedModel):
         super().__init__(runner, store, layout.__wrapped__, *how)
         self.layout, self._ledger = layout, ledger
 
-    def _beside(self, runner: Model, how: How, record: Any) -> CachedModel:
+    def _beside(self, runner: Model, how: How, graphs: ModelGraphs | None) -> CachedModel:
         """Return another model on this one's cache, with the same ledger."""
-        return CheckedModel(runner, self.store, self.layout, self._watch, how, record, ledger=self._ledger)
+        return CheckedModel(runner, self.store, self.layout, self._watch, how, graphs, ledger=self._ledger)
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the placement after checking the batch that the layout is handed."""

@@ -1,0 +1,96 @@
+"""Recordings that stay from one run to the next, as the store does whose memory they read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from specframe.contracts.cache import KVStore
+from specframe.contracts.layout import Layout
+from specframe.contracts.model import How, Model
+from specframe.devices.kinds import Recording
+from specframe.forward.graphs import Forward, Recorded
+from specframe.forward.model_state import settings
+from specframe.forward.recorded_chains import RecordedChain
+from specframe.value_checks import unwrap_guards
+
+
+class ModelGraphs:
+    """The forwards of one model that are recorded over one store, those of runs before included.
+
+    Args:
+        model: the model.
+        how: how its forwards are run.
+        record: makes recordings.
+        drawn_by: what the tokens of a recorded chain are drawn by, besides the chain's own choice: the rule, and the seed.
+    """
+
+    def __init__(self, model: Model, how: How, record: Callable[..., Recording], drawn_by: tuple[Any, ...]) -> None:
+        self.how, self._model, self._record, self._drawn_by = how, model, record, drawn_by
+        self._settings = settings(model.module)
+        self._forward: Recorded | None = None
+        self._chain: RecordedChain | None = None
+        self._before = 0
+
+    def suits(self, model: Model, how: How, drawn_by: tuple[Any, ...]) -> bool:
+        """Return whether these are of a model as it is now, whose forwards are run so; chains drawn otherwise are let go."""
+        if unwrap_guards(self._model) is not unwrap_guards(model) or asked(self.how) != asked(how):
+            return False
+        if drawn_by != self._drawn_by:
+            self._drawn_by, self._chain = drawn_by, None
+        return self._settings == settings(model.module)
+
+    def begin(
+        self, forward: Forward, store: KVStore, slots: int, layout: Layout
+    ) -> tuple[Recorded, RecordedChain | None]:
+        """Return the forwards, and the chains where places follow from lengths alone, of a run that feeds the model so."""
+        pack = self._model.by_lengths(self.how)
+        if self._forward is None:
+            leaves_out = self._model.leaves_out_filler
+            self._forward = Recorded(forward, store.rows, slots, self._record, pack, leaves_out)
+        self._forward.begin(forward)
+        if not layout.static:
+            self._chain = None
+        elif self._chain is None:
+            self._chain = RecordedChain(forward, layout, store.rows, slots, self._record, pack)
+        else:
+            self._chain.begin(forward, layout)
+        self._before = self._new
+        return self._forward, self._chain
+
+    @property
+    def new_shapes(self) -> int:
+        """The times in this run that a forward took longer than others of its shape: it was new, or was recorded."""
+        return self._new - self._before
+
+    @property
+    def _new(self) -> int:
+        return sum(one.recordings.new for one in (self._forward, self._chain) if one is not None)
+
+
+class StoreGraphs:
+    """What is recorded over one store: for each model that is fed through it in this run, and those of the run before."""
+
+    def __init__(self) -> None:
+        self._now: list[ModelGraphs] = []
+        self._before: list[ModelGraphs] = []
+
+    def of(self, model: Model, how: How, record: Callable[..., Recording], drawn_by: tuple[Any, ...]) -> ModelGraphs:
+        """Return the recordings of a model that is fed through the store now: those of the run before if it had the same."""
+        found = next((one for one in self._before if one.suits(model, how, drawn_by)), None)
+        if found is None:
+            found = ModelGraphs(model, how, record, drawn_by)
+        else:
+            self._before.remove(found)
+        self._now.append(found)
+        return found
+
+    def end(self) -> None:
+        """Keep this run's for the next one, in the place of all others."""
+        self._now, self._before = [], self._now
+
+
+def asked(how: How) -> tuple[Any, ...]:
+    """Return what two ways of running forwards are compared by."""
+    backends = how.attention if isinstance(how.attention, tuple) else (how.attention,)
+    return (*map(unwrap_guards, backends), how.layers)

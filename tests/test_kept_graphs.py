@@ -1,0 +1,273 @@
+"""Forwards that one run has recorded are replayed in the next ones, as long as they compute the same."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from specframe_std.drafters.model import ModelDrafter
+from specframe_testing import fakes, harness, suite_device, zoo
+from specframe_testing.device.memory import MEMORY
+from specframe_testing.device.recording import SimRecording
+from transformers import PreTrainedModel
+
+from specframe import Pipeline
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
+from specframe.errors import SpecframeWarning
+from specframe.text.sampling import Sampling
+
+ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [12, 9, 14, 7], {7})
+
+
+@pytest.fixture(autouse=True)
+def on_sim() -> Iterator[None]:
+    """Have pipelines of the harness use copies of their models on the simulated device, which records."""
+    with suite_device.running_on("sim"):
+        harness.device()
+        yield
+
+
+def piped(target: PreTrainedModel | None = None, draft: Any = None, **options: Any) -> Pipeline:
+    """Return a pipeline of fakes, whose models this test alone has."""
+    target = target or fakes.fake_target()
+    draft = fakes.fake_draft(target) if draft is None else draft
+    pipe = harness.pipeline(target, draft, **{"batch_size": 2, "draft_length": 3, **options})
+    pipe.held = target  # type: ignore[attr-defined]  # the harness holds the original of a copy weakly
+    return pipe
+
+
+def recorded(act: Callable[[], Any]) -> int:
+    """Return how many forwards are recorded as something is done."""
+    before = SimRecording.made
+    act()
+    return SimRecording.made - before
+
+
+def settled(pipe: Pipeline) -> None:
+    """Decode until a run records nothing."""
+    for _ in range(4):
+        made = recorded(lambda: harness.check(pipe, ASKED))
+        if not made:
+            return
+    raise AssertionError(f"the fourth run of the same prompts has recorded {made} forwards")
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "chain": {},
+    "plain": {"drafter": "none"},
+    "static tree": {"drafter": "model,tree=static,branch=2/1", "draft_length": "auto"},
+    "bitwise": {"bitwise": True},
+    "lookup": {"drafter": "prompt-lookup"},
+    "goodput": {"draft_length": "goodput"},
+    "early exit": {"drafter": "early-exit,layers=1"},
+    "layer skip": {"drafter": "layer-skip,skip=mlp:0"},
+    "continuous": {"schedule": "continuous"},
+    "checked": {"check": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_later_runs_replay(kind: str) -> None:
+    """Runs of the same shapes replay what earlier ones have recorded, and are exact; goodput may come to new shapes."""
+    options = KINDS[kind]
+    target = (
+        zoo.build("qwen3") if kind in ("bitwise", "early exit", "layer skip", "static tree") else fakes.fake_target()
+    )
+    draft = zoo.good_draft(target) if isinstance(target, type(zoo.build("qwen3"))) else fakes.fake_draft(target)
+    pipe = piped(target, draft, **options)
+    replays = SimRecording.replays
+    made = [recorded(lambda: harness.check(pipe, ASKED)) for _ in range(4)]
+    assert SimRecording.replays > replays
+    if kind == "checked":  # a run with checks opens stores of its own
+        assert made[-1] == made[0] > 0
+    elif kind != "goodput":
+        assert made[0]
+        assert not made[-1], made
+
+
+def test_fewer_rows_and_shorter_prompts_replay() -> None:
+    """Stores that are large enough serve, and so does what was recorded over them."""
+    pipe = piped(batch_size=4)
+    settled(pipe)
+    harness.check(pipe, ASKED[:1])
+    harness.check(pipe, ASKED[:1])
+    assert not recorded(lambda: harness.check(pipe, ASKED[:1]))
+    longer = harness.requests(harness.random_prompts((20, 30), 61), 30)
+    assert recorded(lambda: [harness.check(pipe, longer) for _ in range(2)]), "larger stores are new memory"
+
+
+def test_a_store_that_is_opened_anew_has_its_own() -> None:
+    """What was recorded over a store goes with it, and the next run begins with nothing."""
+    pipe = piped()
+    settled(pipe)
+    pipe.close()
+    assert recorded(lambda: settled(pipe))
+
+
+def test_memory_is_given_back() -> None:
+    """A closed pipeline holds no recording: all that runs took is free."""
+    pipe = piped()
+    gc.collect()
+    before = MEMORY.used[0]
+    settled(pipe)
+    assert MEMORY.used[0] > before
+    pipe.close()
+    gc.collect()
+    assert MEMORY.used[0] - before < 4096, "but for constants"
+
+
+class Adapted(fakes.FakeModel):
+    """A fake that turns its logits by as much as the active one of its adapters says."""
+
+    active = "none"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.turns = {"none": 0, "other": 1}
+
+    @functools.wraps(fakes.FakeModel.forward)
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """Return the fake's output, turned."""
+        output = super().forward(*args, **options)
+        output.logits = output.logits.roll(self.turns[self.active], -1)
+        return output
+
+
+@pytest.mark.parametrize("change", ["text", "number inside"])
+def test_settings_of_a_model(change: str) -> None:
+    """Where a model computes with another number, as with another adapter, its forwards are recorded anew."""
+    config = fakes.fake_target().config
+    target, other = Adapted(config).eval(), Adapted(config).eval()
+    other.active = "other"
+    pipe = piped(target, drafter="none")
+    settled(pipe)
+    if change == "text":
+        pipe.target_model.active = "other"
+    else:
+        pipe.target_model.turns["none"] = 1
+    for _ in range(3):
+        found = [result.token_ids for result in harness.decode(pipe, ASKED)]
+        assert found == [harness.expected(other, request)[0] for request in ASKED]
+
+
+def test_weights_elsewhere() -> None:
+    """A buffer in new memory has the forwards that read it recorded anew; the old memory may be given back."""
+    pipe = piped()
+    settled(pipe)
+    pipe.target_model.shifts_V = pipe.target_model.shifts_V.clone()
+    gc.collect()
+    assert recorded(lambda: [harness.check(pipe, ASKED) for _ in range(2)])
+
+
+@pytest.mark.parametrize("change", ["hook", "forward"])
+def test_other_code_of_a_module(change: str) -> None:
+    """A hook, or a forward that was put in a module's place, is recorded."""
+    target, called = fakes.fake_target(), []
+    pipe = piped(target, drafter="none")
+    settled(pipe)
+    model = pipe.target_model
+    if change == "hook":
+        model.register_forward_pre_hook(lambda *_: called.append(1))
+    else:
+        usual = model.forward
+        model.forward = lambda *args, **options: called.append(1) or usual(*args, **options)  # type: ignore[method-assign]
+    assert recorded(lambda: [harness.check(pipe, ASKED) for _ in range(2)])
+
+
+@pytest.mark.parametrize("change", ["seed", "rule"])
+def test_drafts_are_drawn_as_the_run_asks(change: str) -> None:
+    """Another seed, or another rule for requests with a temperature, has chains recorded anew: drafts are as good as ever."""
+    prompts, warm = [request.prompt_ids for request in ASKED], Sampling(temperature=1.0)
+    options: dict[str, Any] = {"accept": "gumbel" if change == "seed" else "auto", "draft_length": 3}
+    target = fakes.fake_target()
+    draft = fakes.fake_draft(target, slip_every=10**6)  # it is right wherever it is drawn by the right numbers
+
+    def decode(pipe: Pipeline, sampling: Sampling) -> list[list[int]]:
+        return [result.token_ids for result in pipe.generate(prompts, 14, sampling=sampling)]
+
+    pipe = piped(target, draft, **options)
+    for _ in range(3):
+        decode(pipe, warm if change == "seed" else Sampling())
+    if change == "seed":
+        pipe.seed = 5
+    new = piped(target, draft, **options, seed=pipe.seed)
+    for _ in range(2):
+        assert decode(pipe, warm) == decode(new, warm)
+        assert pipe.report.draft_acceptance_rate == new.report.draft_acceptance_rate
+
+
+class ByTurns(ModelDrafter):
+    """Chooses, in each run, what is so far beside the draft model's choice."""
+
+    aside = 0
+
+    def start(self, run: Run) -> None:
+        """Take the distance of the run."""
+        super().start(run)
+        self._distance = self.aside
+
+    def _chain(self, batch: Batch, budget: Budget, width: int) -> Draft:
+        distance = self._distance
+
+        def choose(batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
+            return (self._choose(batch, offset, logits_B1V) + distance) % 61
+
+        return Draft(self._cache.extend(batch, batch.last_tokens(width), budget.depth, choose, pure=True))
+
+
+def test_a_choice_of_another_run() -> None:
+    """A function that chooses is that of its run, where it is not the same one again."""
+    drafter = ByTurns()
+    pipe = piped(drafter=drafter)
+    settled_rates = []
+    for aside in (0, 0, 0, 1, 0):
+        drafter.aside = aside
+        harness.check(pipe, ASKED)
+        settled_rates.append(pipe.report.draft_acceptance_rate)
+    assert settled_rates[0] == settled_rates[1] == settled_rates[2] == settled_rates[4] > 0
+    assert settled_rates[3] == 0
+
+
+class Fails(harness.Feeds):
+    """Raises at a round."""
+
+    left = 10**9
+
+    def round(self, report: Any) -> None:
+        """Count down."""
+        self.left -= 1
+        if not self.left:
+            raise RuntimeError("on purpose")
+
+
+def test_a_run_that_failed_leaves_nothing() -> None:
+    """After an error stores are opened anew, and recordings with them."""
+    failing = Fails()
+    pipe = piped(observers=[failing])
+    settled(pipe)
+    failing.left = 2
+    with pytest.raises(Exception, match="on purpose"):
+        harness.decode(pipe, ASKED)
+    assert recorded(lambda: settled(pipe))
+
+
+def test_a_run_without_memory() -> None:
+    """Where memory runs out in a run that replays, the batch is halved and all goes on, exactly."""
+    pipe = piped(zoo.build("qwen3"), zoo.good_draft(zoo.build("qwen3")), batch_size=4)
+    asked = harness.requests(harness.random_prompts((5, 1, 9, 3), zoo.VOCABULARY), 12)
+    for _ in range(3):
+        harness.check(pipe, asked)
+    gc.collect()
+    MEMORY.peak[0] = MEMORY.used[0]
+    harness.check(pipe, asked)
+    longer = harness.requests(harness.random_prompts((9, 3, 5, 2), zoo.VOCABULARY), 24)
+    with MEMORY.limited(MEMORY.peak[0]), pytest.warns(SpecframeWarning, match="memory ran out"):
+        harness.check(pipe, longer)
+    for _ in range(2):
+        harness.check(pipe, asked)
