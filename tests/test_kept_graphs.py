@@ -19,7 +19,7 @@ from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
-from specframe.errors import SpecframeWarning
+from specframe.errors import ContractError, SpecframeWarning
 from specframe.text.sampling import Sampling
 
 ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [12, 9, 14, 7], {7})
@@ -247,6 +247,26 @@ def test_a_choice_of_another_run() -> None:
         settled_rates.append(pipe.report.draft_acceptance_rate)
     assert settled_rates[0] == settled_rates[1] == settled_rates[2] == settled_rates[4] > 0
     assert settled_rates[3] == 0
+
+
+class Mapping(AtOnce):
+    """Chooses by a table that each run makes anew, which the contract of a choice rules out."""
+
+    def start(self, run: Run) -> None:
+        """Make the table."""
+        super().start(run)
+        self._table_V = torch.arange(61, device=run.target.runner.device)
+
+    def _choose(self, batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
+        return self._table_V[super()._choose(batch, offset, logits_B1V)]
+
+
+def test_a_table_that_is_made_anew() -> None:
+    """The simulated device tells of a drafter whose recorded choice reads what its next start lets go."""
+    pipe = piped(drafter=Mapping())
+    harness.check(pipe, ASKED)
+    with pytest.raises(ContractError, match="of a graph uses memory that was given back"):
+        harness.check(pipe, ASKED)
 
 
 class Fails(harness.Feeds):
