@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -28,7 +29,9 @@ from specframe_lab.grid import checked, expand
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.report import page
 from specframe_testing import fakes, harness, zoo
+from specframe_testing.device.recording import SimRecording
 
+from specframe import Pipeline
 from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.models import loading as models
@@ -547,6 +550,24 @@ def test_a_line_holds_one_run(pair: dict[str, str]):
             assert "token_ids" not in line
     assert len({line["tokens_digest"] for line in lines()}) == 1
     assert runs(lines()) == [("plain", 1, 0), ("plain", 2, 0), ("ragged", 2, 0), ("ragged", 2, 1), ("plain", 2, 1)]
+
+
+def test_what_is_timed_replays_what_warming_up_has_recorded(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """Where a device records forwards, the run that counts has the caches of the short one, and hardly records."""
+    usual, made = Pipeline.generate, list[int]()
+
+    def noted(self: Pipeline, *args: Any, **options: Any) -> Any:
+        before = SimRecording.made
+        yield from usual(self, *args, **options)
+        made.append(SimRecording.made - before)
+
+    monkeypatch.setattr(Pipeline, "generate", noted)
+    prompts = ["a", "def", "return the longest of all of them"]
+    compare(checked(expand({**pair, "batch_size": [2], "device": ["sim"]})), Settings(prompts, 24, 1, warm_up=2), "out")
+    assert not any("error" in line for line in lines())
+    plain, ragged = made[1:4], made[4:]  # the first has no plain decoding to be compared with by time
+    for first, second, counted in (plain, ragged):
+        assert first + second > 2 * counted
 
 
 def test_with_a_temperature_plain_decoding_samples(pair: dict[str, str]):

@@ -246,7 +246,7 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
     pipe = loaded.pipeline(cell | {"executor": service}, [positions, branches, waits])
     prompts, new = settings.prompts_for(pipe), settings.max_new_tokens
     for _ in range(settings.warm_up if step.case.timed else 0):
-        list(pipe.generate(prompts[: step.case.batch_size], min(WARM_UP_TOKENS, new), sampling=settings.sampling))
+        list(pipe.generate(*short_run(pipe, prompts, step.case.batch_size, new), sampling=settings.sampling))
     gc.collect()
     device = pipe.target_model.device
     memory = kinds.of(device)
@@ -274,6 +274,19 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
         "tokens_digest": digest(ids),
         **({"token_ids": ids} if step.repeat == 0 else {}),
     }
+
+
+def short_run(pipe: Pipeline, prompts: Sequence[Prompt], rows: int, new: int) -> tuple[Sequence[Prompt], int]:
+    """Return one batch of prompts, and how many new tokens each gets in a warm-up run.
+
+    Where a device records forwards, recordings are of caches as large as the run's, and of the lengths that rows come to. So the
+    longest prompt is one of the batch there, and all tokens are generated.
+    """
+    if kinds.of(pipe.device).recording is None or pipe.recipe.graphs == "off":
+        return prompts[:rows], min(WARM_UP_TOKENS, new)
+    longest = max(range(len(prompts)), key=lambda index: len(pipe.encode(prompts[index])))
+    first = [index for index in range(len(prompts)) if index != longest]
+    return [prompts[index] for index in [longest, *first][:rows]], new
 
 
 def calibration(policy: BudgetPolicy) -> list[list[float]] | None:
