@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from specframe_std.drafters.model import SHORT_GAP, ModelDrafter
+from specframe_std.drafters.model import IDLE, SHORT_GAP, ModelDrafter
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness
 from specframe_testing.conformance import DrafterSuite
@@ -16,6 +16,21 @@ pytestmark = pytest.mark.sampled(3, suites=True)
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5)
+
+
+class Paused(FixedLength):
+    """Asks for no draft in rounds of these numbers, those that read prompts not counted, over all runs."""
+
+    offers: frozenset[str] = frozenset()
+
+    def __init__(self, budget: Budget, *pauses: range) -> None:
+        super().__init__(budget.depth, budget.nodes)
+        self._pauses, self._round = pauses, 0
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the budget, or none."""
+        self._round += 1
+        return Budget(0) if any(self._round in one for one in self._pauses) else self.maximum
 
 
 class TestModel(DrafterSuite):
@@ -48,6 +63,67 @@ class TestModel(DrafterSuite):
         assert pipe.report.num_accepted_draft_tokens > 0
         if not tree:
             assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens
+
+    @pytest.mark.parametrize("tree", [{}, {"branch": "2/1/1"}], ids=["chain", "tree"])
+    @pytest.mark.parametrize("kv", ["slab", "pool", "paged", "paged,share=on"])
+    @pytest.mark.parametrize("schedule", ["continuous", "continuous,piece=3", "same-length,window=5"])
+    def test_prompts_are_read_when_a_draft_is_asked_for(self, schedule: str, kv: str, tree: dict[str, str]) -> None:
+        """While nothing is drafted no prompt is read, and afterwards drafts of the target itself all stand: nothing is missing."""
+        drafter, feeds = ModelDrafter(**tree), harness.Feeds()
+        policy = Paused(drafter.budget() or Budget(3), range(20), range(30, 50))
+        asked = harness.requests(
+            harness.random_prompts([6, 9, 4, 13, 7, 5, 11] * 2, 61), [11, 14, 12, 9, 17, 25, 10] * 2
+        )
+        options = {
+            "schedule": schedule,
+            "kv": kv,
+            "batch_size": 3,
+            "check": True,
+            "draft_length": policy,
+            "observers": [feeds],
+        }
+        pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET, slip_every=0), drafter=drafter, **options)
+        harness.check(pipe, asked)
+        assert pipe.report.num_accepted_draft_tokens > 0
+        if not tree:
+            assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens
+        idle, fed = 0, dict[bool, int]()
+        for round in feeds.rounds:
+            if round.report.prefill:
+                waits = idle >= IDLE
+                fed[waits] = fed.get(waits, 0) + sum(rows * tokens for rows, tokens in round.draft)
+            elif schedule.startswith("continuous"):
+                idle = 0 if round.report.draft.depth else idle + 1
+        if schedule.startswith("continuous"):
+            assert fed.get(False)
+            assert bool(fed[True]) == ("share" in kv), "what later prompts may begin with has to be read"
+
+    @pytest.mark.parametrize("kv", ["slab", "pool"])
+    @pytest.mark.parametrize("pause", [range(18), range(16, 40)], ids=["ends", "begins"])
+    def test_a_pause_in_the_middle_of_a_prompt(self, pause: range, kv: str) -> None:
+        """Of a prompt in pieces of which some were read, and others not, nothing is taken for read: all drafts stand."""
+        asked = harness.requests(harness.random_prompts([5, 4, 60, 70], 61), [60, 12, 20, 30])
+        options = {
+            "schedule": "continuous,piece=3",
+            "kv": kv,
+            "batch_size": 2,
+            "check": True,
+            "draft_length": Paused(Budget(3), pause),
+        }
+        pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET, slip_every=0), **options)
+        harness.check(pipe, asked)
+        assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
+
+    def test_a_run_begins_as_the_last_one_ended(self) -> None:
+        """A run whose policy asks for no draft reads no prompt, from its first one on, where the run before ended so."""
+        feeds, policy = harness.Feeds(), Paused(Budget(3), range(10**6))
+        pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), draft_length=policy, observers=[feeds], batch_size=3)
+        asked = harness.requests(PROMPTS, 12)
+        harness.check(pipe, asked)
+        assert any(round.draft for round in feeds.reading)
+        feeds.rounds.clear()
+        harness.check(pipe, asked)
+        assert not any(round.draft for round in feeds.rounds)
 
     @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
     def test_its_tokens_are_the_draft_models_own(self, align: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import torch
 
 from specframe.contracts.drafts import Block, Budget, Draft, Transfer
 from specframe.contracts.reports import Outcome
-from specframe.contracts.round import Batch, Kept
+from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import constant
 from specframe.errors import CompositionError
@@ -22,6 +24,9 @@ from specframe_std.drafters.speculating import Speculating, places, spread
 SHORT_GAP = 16
 """Most tokens of a row that the forward which begins a draft reads. A wider gap, after many rounds that drafted nothing, is read as
 a prompt is, in pieces whose masks fit into memory; a narrow one is not worth a forward of its own."""
+IDLE = 8
+"""Rounds without a draft after which prompts are read no more until a draft is asked for: where plain decoding is faster the draft
+model then takes no time at all. More than the plain rounds that a policy begins with, whose drafts follow at once."""
 
 
 class ModelDrafter:
@@ -31,6 +36,7 @@ class ModelDrafter:
     the bonus token is the target's). Every row is therefore fed exactly its last two tokens first and one token after that:
     K + 1 tokens a round in one shape, whatever was accepted; for a row that lacks only one, the other is written again in its
     own place. A tree's nodes are fed level by level, each time with those before them; those that were accepted stay in the cache.
+    After :data:`IDLE` rounds in which the policy has asked for no draft, a prompt is read when a draft is asked for.
 
     Options:
         tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the draft model's probabilities.
@@ -53,6 +59,8 @@ class ModelDrafter:
         self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits", "budget", "steady"}
         self.offers |= {"stops"} if self._trees.chain else set()
         self._fed_BN: torch.Tensor | None = None
+        self._idle = 0
+        """Rounds since a draft was last asked for, those of earlier runs among them."""
 
     def budget(self, depth: int | None = None) -> Budget | None:
         """Return the budget of a tree; None: a chain of any length.
@@ -89,11 +97,16 @@ class ModelDrafter:
         self._row_map = RowMap(run.rows)
         self._cached = np.zeros(run.rows, dtype=np.int64)
         self._speculating = Speculating()
+        layout, offers = self._cache.layout, run.kv.offers
+        # what is not read in order has no places of its own elsewhere, and what is cached for later prompts has to be read
+        self._may_wait = layout.static and not self._cache.runner.state_layers and "prefix" not in offers
+        self._waiting: weakref.WeakSet[Sequence] = weakref.WeakSet()
+        """The sequences of whose prompts something was not read."""
 
     def observe(self, outcome: Outcome) -> None:
         """Read the piece of a prompt that the target has read, and keep a tree's accepted path; lengths tell all else."""
         if outcome.transfer is None:
-            if batch := self._speculating.batch(outcome.batch):
+            if (batch := self._speculating.batch(outcome.batch)) and not self._waits(batch):
                 self._cache.read(batch)
         elif self._cache.runner.state_layers:
             if batch := self._speculating.batch(outcome.batch):
@@ -112,9 +125,13 @@ class ModelDrafter:
         self._row_map.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
         np.minimum(cached, batch.lengths - 1, out=cached)  # what was rejected is no part of it
-        if batch.prefill:
+        if batch.prefill and self._waits(batch):
+            cached[:] = 0
+        elif batch.prefill:
             self._cache.read(batch, left=1)
             cached[:] = batch.lengths - 1
+        elif not draft_length:
+            self._idle += 1
         if draft_length == 0:
             if self._cache.runner.state_layers and not (batch.prefill or batch.starts):
                 self._cache.feed(batch, Block(batch.last_tokens(2), -2))  # rows of other gaps could not be fed together
@@ -122,6 +139,7 @@ class ModelDrafter:
             self._cache.follow(batch)
             return Draft(whole.tokens_BS[:, :0])
 
+        self._idle = 0
         width = max(2, int((batch.lengths - cached).max()))
         if width > SHORT_GAP:
             self._cache.settle(batch, Kept(-width))
@@ -136,6 +154,13 @@ class ModelDrafter:
         # a row that is to draft nothing may be given another drafter's tokens, which stand where its own draft is cached
         cached[:] = batch.lengths + (np.maximum(own_B - 1, 0) if self._trees.chain else 0)
         return draft if batch is whole else spread(draft, whole)
+
+    def _waits(self, batch: Batch) -> bool:
+        """Return whether these prompts are not read now: nothing was drafted for a while, or a piece was not read before."""
+        if not (self._may_wait and self._idle >= IDLE) and self._waiting.isdisjoint(batch.sequences):
+            return False
+        self._waiting.update(batch.sequences)
+        return True
 
     def draft(self, batch: Batch, budget: Budget, width: int) -> Draft:
         """Return a draft within the budget, after feeding the last ``width`` tokens of each row."""
