@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from policy_worlds import Cost, Rows, World, round_report
 from specframe_std.policies.goodput import DWELL, NEW_SHAPES, PLAIN_FIRST, Goodput
-from specframe_std.policies.round_seconds import Curve, RoundSeconds
+from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
 from turns import by_turns
@@ -96,6 +96,20 @@ def test_short_runs(costs: tuple[int, float, float], rate: float) -> None:
         later.append(world.ratio())
     assert np.mean(first) >= 0.95
     assert np.mean(later) >= 0.97
+
+
+def test_the_first_trial_is_short_where_tokens_are_dear() -> None:
+    """The first draft has four tokens for one row, and as many as the models' shapes let expect to pay for sixteen."""
+    shapes = Prior(step=0.1, each=0.09)  # a model that is as slow for eleven tokens as for its weights
+    ratios: dict[int, list[float]] = {1: [], 16: []}
+    for rows, found in ratios.items():
+        for seed in range(8):
+            world, policy = World(lambda rows, length: 1 + shapes.token(rows) * length, 0.5, rows, seed), Goodput()
+            policy._seconds.prepare(shapes)
+            world.run(80 if rows > 1 else 240, policy)
+            assert world.said[:4] == [0, 0, 0, 4 if rows == 1 else 2]
+            found.append(world.ratio())
+    assert np.mean(ratios[16]) >= 0.975, "0.96 where four tokens are tried"
 
 
 def test_acceptance_that_drifts() -> None:

@@ -27,8 +27,10 @@ from specframe_std.policies.thread_clock import clock_of
 
 PLAIN_FIRST = 3
 """Rounds of plain decoding at the start of a pipeline: drafts are compared with them. The first is not timed."""
-FIRST = 4
-"""The first draft length that is tried: a longer draft says more about its cost and about acceptance than a short one."""
+FIRST, WORTH = 4, 0.8
+"""The first draft length that is tried, at most: a longer draft says more about its cost and about acceptance than a short one.
+Where tokens are dear, as in large batches, it is the longest from which the models' shapes let so large a share be expected of the
+tokens per second of the best one."""
 EVIDENCE = 4
 """Rows that the first draft length is tried on beyond :data:`TRIAL` rounds: the acceptance of two or three rows says little."""
 NEW_SHAPES = 4
@@ -231,7 +233,7 @@ class Goodput:
         if self._round < self._plain_first:
             return Choice(0)
         if plans is None:
-            return Choice(min(FIRST, self.maximum.depth), TRIAL + min(3, EVIDENCE // rows))
+            return Choice(self._first(rows), TRIAL + min(3, EVIDENCE // rows))
         present = self._choices.get(rows)
         settled = present.settled if present else 0
         hope = OPTIMISM * (1 + settled / SETTLED)
@@ -242,6 +244,13 @@ class Goodput:
         if promise_C[best] < (1 + MARGIN) * promise_C[usual]:
             return Choice(usual, min(DWELL, 1 + self._round // EAGER), settled)
         return Choice(best, TRIAL)
+
+    def _first(self, rows: int) -> int:
+        """Return the depth that is tried first."""
+        depths_C = np.arange(1, min(FIRST, self.maximum.depth) + 1)
+        gains_C = 1 + self._acceptance.rates().cumprod()[: len(depths_C)].cumsum()
+        promise_C = gains_C / self._curves[rows].seconds(depths_C, self._levels.nodes_D[depths_C])
+        return int(depths_C[promise_C >= WORTH * promise_C.max()][-1])
 
     def _promise(self, plans: Plans, hope: float) -> np.ndarray:
         """Return the tokens per second of each plan, (C,), if it is faster than estimated by so many standard deviations."""
