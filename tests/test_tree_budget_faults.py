@@ -163,7 +163,7 @@ def test_a_draft_model_without_sense(policy: str, monkeypatch: pytest.MonkeyPatc
     pipe, usual, asked = seasoned(TREES[0], policy)
     pipe.parts.composition = usual
     forward, calls = type(DRAFT).forward, list[int]()
-    for at in (range(3, 4), range(9, 10), range(10**6)):
+    for at in (range(3, 4), range(7, 8), range(10**6)):  # a policy that finds drafts bad ends them soon
         calls.clear()
 
         def act(self: Any, *given: Any, at: range = at, **named: Any) -> Any:
@@ -178,7 +178,7 @@ def test_a_draft_model_without_sense(policy: str, monkeypatch: pytest.MonkeyPatc
             patched.setattr(type(DRAFT), "forward", act)
             results, told = collected(pipe.decode(asked))
         assert told == ""
-        assert len(calls) > 9
+        assert len(calls) > at.start, "there was no nan"
         assert_once(TARGET, asked, results, complete=True)
 
 
