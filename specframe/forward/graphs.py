@@ -105,7 +105,7 @@ class Buffers:
             mine.key_order_BS[:keys, :extent].copy_(given.key_order_BS)
 
 
-class Kept(NamedTuple):
+class KeptRecording(NamedTuple):
     """A recording, and what holds the memory that it reads: a graph does not keep what it has not made itself."""
 
     buffers: Any
@@ -122,7 +122,7 @@ class RecordingCache:
     def __init__(self, record: Callable[..., Recording]) -> None:
         self._record = record
         self._seen: set[tuple[Any, ...]] = set()
-        self._kept: dict[tuple[Any, ...], Kept] = {}
+        self._kept: dict[tuple[Any, ...], KeptRecording] = {}
         """The one that was used last at the end."""
         self._given_up = False
         self.new = 0
@@ -131,7 +131,9 @@ class RecordingCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def take(self, key: tuple[Any, ...], prepare: Callable[[], tuple[Any, Callable[[], Outputs]]]) -> Kept | None:
+    def take(
+        self, key: tuple[Any, ...], prepare: Callable[[], tuple[Any, Callable[[], Outputs]]]
+    ) -> KeptRecording | None:
         """Return the recording of a key with its buffers, or None where there is none.
 
         Args:
@@ -155,7 +157,7 @@ class RecordingCache:
         self.new += 1
         try:
             with kinds.constants_noted() as constants:
-                self._kept[key] = Kept(buffers, self._record(function), function, constants)
+                self._kept[key] = KeptRecording(buffers, self._record(function), function, constants)
         except RuntimeError as error:
             self._give_up(error)
             return None
