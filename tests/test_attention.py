@@ -12,6 +12,7 @@ import torch
 from specframe_testing import harness, zoo
 
 from specframe.contracts.drafts import Block
+from specframe.contracts.round import Batch
 from specframe.errors import ModelError, UnknownNameError
 from specframe.forward import graphs, recorded_chains
 from specframe.forward.attention import choice, flex, kernel_trial, packed
@@ -296,8 +297,8 @@ def test_half_precision_packs_on_cuda() -> None:
     assert same >= len(asked) // 2
 
 
-def test_the_steps_of_a_draft_are_recorded_as_one() -> None:
-    """A round then replays one recording of the draft and one of the target, whatever the rows' lengths, and tokens are exact."""
+def test_the_steps_of_a_draft_are_recorded() -> None:
+    """Each step of a draft replays one recording, with its choice, whatever the rows' lengths, and tokens are exact."""
     made: list[graphs.RecordingCache] = []
 
     class Kept(graphs.RecordingCache):
@@ -315,8 +316,7 @@ def test_the_steps_of_a_draft_are_recorded_as_one() -> None:
         )
         harness.check(pipe, harness.requests(PROMPTS, [30, 24, 41, 33, 29]))
     _, _, single, chains = made
-    assert all(key[2] > 1 for key in chains._kept)
-    assert {key[2] for key in chains._kept} >= {4}
+    assert {key[1] for key in chains._kept} == {1, 2}
     assert not len(single)
     full = [round for round in feeds.decoding if round.report.draft.depth == 4]
     assert full
@@ -354,20 +354,51 @@ def test_models_that_attend_by_the_interface_are_told_by_their_code(
     assert by_interface(model) is by
 
 
-@pytest.mark.parametrize("lengths", [(6,), (6, 6, 6), (6, 2, 11)], ids=["one row", "even rows", "uneven rows"])
-def test_recorded_drafts_are_the_drafts(lengths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        ((6,), {}),
+        ((6, 6, 6), {}),
+        ((6, 2, 11), {}),
+        ((6, 2, 11, 7, 9, 3, 8), {"schedule": "same-length,window=7"}),
+    ],
+    ids=["one row", "even rows", "uneven rows", "beside rows that wait"],
+)
+def test_recorded_drafts_are_the_drafts(lengths: tuple[int, ...], options: dict[str, Any]) -> None:
     """As much of recorded drafts stands as of others: a recording made at one length drafts rightly at all that follow."""
     target = zoo.build("qwen3")
     counts = []
     for kind in ("on", "off"):
         pipe = harness.pipeline(
-            target, zoo.good_draft(target), batch_size=3, draft_length=4, graphs=kind, attention="masked"
+            target, zoo.good_draft(target), batch_size=3, draft_length=4, graphs=kind, attention="masked", **options
         )
         asked = harness.requests(harness.random_prompts(lengths, zoo.VOCABULARY), 40)
         found = harness.decode(pipe, asked)
         harness.assert_exact(target, asked, found)
         counts.append([one.metrics for one in found])
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("length", [60, 62, 63, 64])
+def test_recorded_steps_see_what_the_steps_before_have_fed(length: int) -> None:
+    """Chains that pass the bucket of slots that their rows begin in have the scores of chains that are not recorded."""
+    scores: dict[str, list[torch.Tensor]] = {"on": [], "off": []}
+    for kind, kept in scores.items():
+        run = harness.open_run(zoo.build("qwen3"), 2, 90, align="ragged")
+        pool = harness.open_pool(harness.requests(harness.random_prompts((length, length - 9), zoo.VOCABULARY), 20))
+        run.graphs = kind
+        cached, batch = run.open_cache(run.runner), pool.batch(pool.admit(2))
+        cached.read(batch, left=1)
+
+        def choose(batch: Batch, offset: int, logits: torch.Tensor, kept: list[torch.Tensor] = kept) -> torch.Tensor:
+            kept.append(logits.clone())
+            return logits.argmax(-1)
+
+        for _ in range(3):
+            cached.extend(batch, batch.last_tokens(2), 5, choose, pure=True)
+    assert len(scores["on"]) == 15
+    for one, other in zip(scores["on"], scores["off"], strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_drafts_that_are_sampled_are_not_recorded_as_one() -> None:

@@ -9,6 +9,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from specframe.devices.held import Held
+
 
 class Pool:
     """The memory that all graphs of a device share, for no two run at once and outputs are copied before the next runs.
@@ -93,31 +95,6 @@ class DeviceEvent:
     def elapsed_time(self, end_event: DeviceEvent) -> float:
         """Return the milliseconds from this mark to a later one."""
         return self._event.elapsed_time(end_event._event)
-
-
-class Held:
-    """Settings of the process that hold while anyone is inside the block, in every thread.
-
-    The first one in changes them, and the last one out puts back what was there before.
-
-    Args:
-        change: changes them, and returns the function that puts them back.
-    """
-
-    def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
-        self._change, self._turn, self._inside = change, threading.Lock(), 0
-
-    def __enter__(self) -> None:
-        with self._turn:
-            if not self._inside:
-                self._put_back = self._change()
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._turn:
-            self._inside -= 1
-            if not self._inside:
-                self._put_back()
 
 
 def in_full_precision() -> Callable[[], None]:

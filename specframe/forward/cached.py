@@ -232,9 +232,8 @@ class CachedModel:
 
     def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
         assert self._chain is not None
-        tokens_BK, rows = self._chain(batch, ids_BT, count, choose)
-        width = ids_BT.shape[1] + count - 1
-        self._watch.fed(self.runner.role, len(batch) * width, rows * width)
+        tokens_BK, computed = self._chain(batch, ids_BT, count, choose)
+        self._watch.fed(self.runner.role, len(batch) * (ids_BT.shape[1] + count - 1), computed)
         return tokens_BK
 
     def place(self, batch: Batch, block: Block) -> Placement:

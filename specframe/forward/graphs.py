@@ -18,6 +18,7 @@ import torch
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.devices import kinds
+from specframe.devices.held import UNCOLLECTED
 from specframe.devices.kinds import Recording
 from specframe.errors import SpecframeWarning
 from specframe.forward.unpadded import LaidBlock, Unpadded
@@ -156,7 +157,7 @@ class RecordingCache:
         buffers, function = prepare()
         self.new += 1
         try:
-            with kinds.constants_noted() as constants:
+            with kinds.constants_noted() as constants, UNCOLLECTED:
                 self._kept[key] = KeptRecording(buffers, self._record(function), function, constants)
         except RuntimeError as error:
             self._give_up(error)

@@ -1,4 +1,4 @@
-"""Several forwards recorded as one, each fed the token chosen after the one before it: a chain of a draft model."""
+"""The steps of a chain of a draft model, recorded: each is fed the token chosen after the one before it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Choose
 from specframe.devices.kinds import Recording
-from specframe.forward.graphs import LONGEST, Forward, Outputs, RecordingCache, bucket, power_of_two
+from specframe.forward.graphs import LONGEST, Forward, KeptRecording, Outputs, RecordingCache, bucket, power_of_two
 
 
 class Still(Batch):
@@ -27,16 +26,16 @@ class Still(Batch):
 
 
 @attrs.frozen(eq=False)
-class ChainBuffers:
-    """The inputs of one recorded chain: the first T tokens fed to R rows, and a batch whose tensors never move."""
+class StepBuffers:
+    """The inputs of one recorded step: the T tokens that R rows end with, and a batch whose tensors never move."""
 
     ids_RT: torch.Tensor
     batch: Batch
     live_R1: torch.Tensor | None
-    """Whether a row is one of the batch's; None: all are."""
+    """Whether a row is one of the batch's; None: there is one row alone."""
 
     @classmethod
-    def of(cls, batch: Batch, width: int, rows: int, extent: int) -> ChainBuffers:
+    def of(cls, batch: Batch, width: int, rows: int, extent: int) -> StepBuffers:
         """Return buffers for so many rows of up to ``extent`` tokens; rows after the batch's are padding."""
         ids_RT = batch.lengths_B.new_zeros(rows, width)
         still = Still(
@@ -49,24 +48,29 @@ class ChainBuffers:
             batch.streams_B.new_zeros(rows),
             batch.prefill,
         )
-        padded = rows > len(batch)
-        return cls(ids_RT, still, torch.zeros_like(ids_RT[:, :1], dtype=torch.bool) if padded else None)
+        return cls(ids_RT, still, torch.zeros_like(ids_RT[:, :1], dtype=torch.bool) if rows > 1 else None)
 
-    def fill(self, batch: Batch, ids_BT: torch.Tensor) -> None:
-        """Write a chain's inputs."""
+    def fill(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> None:
+        """Write the inputs of the step whose tokens end ``offset`` places after each row's length."""
         rows = len(batch)
         self.ids_RT[:rows].copy_(ids_BT)
-        self.batch.lengths_B[:rows].copy_(batch.lengths_B)
+        self.batch.lengths_B[:rows].copy_(batch.lengths_B).add_(offset)
         self.batch.streams_B[:rows].copy_(batch.streams_B)
         if self.live_R1 is not None:
             self.live_R1[:rows].fill_(True)
             self.live_R1[rows:].fill_(False)
 
+    def go_on(self, ids_B1: torch.Tensor) -> None:
+        """Write the inputs of the step after the one that was replayed last."""
+        self.ids_RT[: len(ids_B1)].copy_(ids_B1)
+        self.batch.lengths_B.add_(1)
+
 
 class RecordedChain:
-    """Several forwards in one recording; each is fed the tokens chosen after the previous one.
+    """The steps of chains. A step is a forward and the choice after it, recorded as one.
 
-    Everything they need follows from the rows' lengths on the device, so the layout has to be one whose places do (``static``).
+    A step goes by the rows' lengths on the device, which grow by one from one step to the next: chains of any number of steps
+    replay the same recordings. The layout has to be one whose places follow from lengths (``static``).
 
     Args:
         forward: one of the forwards.
@@ -97,23 +101,41 @@ class RecordedChain:
         self._forward, self._layout, self._earlier = forward, layout, True
 
     def __call__(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> tuple[torch.Tensor, int]:
-        """Return the tokens chosen, (B, count), and in how many rows forwards have computed them."""
+        """Return the tokens chosen, (B, count), and how many tokens forwards have computed for them."""
         self._chosen_by(choose)
-        width, rows = ids_BT.shape[1], min(power_of_two(len(batch)), self._rows)
-        extent = self._slots - count if self._pack else min(bucket(batch.longest), self._slots - count)
+        rows, last = min(power_of_two(len(batch)), self._rows), self._slots - 1
+        extent = last if self._pack else min(bucket(batch.longest + count - 1), last)
+        chosen, computed, before = [], 0, None
+        for offset in range(count):
+            found = self._step(batch, ids_BT, offset, choose, rows, extent)
+            computed += (rows if found else len(batch)) * ids_BT.shape[1]
+            if found is None:
+                logits_B1V = self._scored(batch, Block(ids_BT, offset - ids_BT.shape[1]))
+                ids_BT = choose(batch, offset, logits_B1V)
+            else:
+                if found is before:
+                    found.buffers.go_on(ids_BT)
+                else:
+                    found.buffers.fill(batch, ids_BT, offset)
+                ids_BT = found.recording.replay(len(batch))[0]
+            chosen.append(ids_BT)
+            before = found
+        return torch.cat(chosen, dim=1), computed
 
-        def prepare() -> tuple[ChainBuffers, Callable[[], Outputs]]:
-            buffers = ChainBuffers.of(batch, width, rows, extent)
-            buffers.fill(batch, ids_BT)
-            return buffers, functools.partial(self._again, buffers, count, choose, self._layout)
+    def _step(
+        self, batch: Batch, ids_BT: torch.Tensor, offset: int, choose: Choose, rows: int, extent: int
+    ) -> KeptRecording | None:
+        """Return the recording of a step, which is made with the inputs of this one; None: there is none."""
+        width = ids_BT.shape[1]
+        if width > min(LONGEST, int(batch.lengths.min()) + offset):
+            return None
 
-        found = None
-        if width <= min(LONGEST, int(batch.lengths.min())):
-            found = self.recordings.take((rows, width, count, extent, rows > len(batch)), prepare)
-        if found is None:
-            return self._run(batch, ids_BT, count, choose, self._layout), len(batch)
-        found.buffers.fill(batch, ids_BT)
-        return found.recording.replay(len(batch))[0], rows
+        def prepare() -> tuple[StepBuffers, Callable[[], Outputs]]:
+            buffers = StepBuffers.of(batch, width, rows, extent)
+            buffers.fill(batch, ids_BT, offset)
+            return buffers, functools.partial(self._again, buffers, choose, self._layout)
+
+        return self.recordings.take((rows, width, extent), prepare)
 
     def _chosen_by(self, choose: Choose) -> None:
         """Let go of an earlier run's recordings where the tokens of this one are chosen otherwise."""
@@ -121,33 +143,18 @@ class RecordedChain:
             self.recordings.clear()
         self._choose, self._earlier = choose, False
 
-    def _again(self, buffers: ChainBuffers, count: int, choose: Choose, layout: Layout) -> Outputs:
+    def _again(self, buffers: StepBuffers, choose: Choose, layout: Layout) -> Outputs:
         """Return the tokens chosen after what is in the buffers; a recording holds what this is called with."""
-        return (self._run(buffers.batch, buffers.ids_RT, count, choose, layout, buffers),)
+        batch, width = buffers.batch, buffers.ids_RT.shape[1]
+        block = Block(buffers.ids_RT, -width)
+        placement = layout.place(batch, block)
+        if buffers.live_R1 is not None:  # the other rows may be those of sequences that are not in the batch
+            spared_BT = placement.slots_BT.where(buffers.live_R1, self._slots - 1)
+            placement = attrs.evolve(placement, slots_BT=spared_BT)
+        return (choose(batch, 0, self._forward(block, placement, 1).logits_BTV),)
 
-    def _run(
-        self,
-        batch: Batch,
-        ids_BT: torch.Tensor,
-        count: int,
-        choose: Choose,
-        layout: Layout,
-        buffers: ChainBuffers | None = None,
-    ) -> torch.Tensor:
-        def step(block: Block) -> torch.Tensor:
-            placement = layout.place(batch, block)
-            if buffers is not None:
-                placement = self._still(placement, buffers)
-            return self._forward(block, placement, 1).logits_BTV
-
-        return chain(step, batch, ids_BT, count, choose)
-
-    def _still(self, placement: Placement, buffers: ChainBuffers) -> Placement:
-        """Return a placement for every replay: lengths are known on the device alone, and rows that are not live write nothing."""
-        slots_BT, live_R1 = placement.slots_BT, buffers.live_R1
-        if live_R1 is not None:  # the other rows may be those of sequences that are not in the batch
-            slots_BT = slots_BT.where(live_R1, self._slots - 1)
-        return attrs.evolve(placement, slots_BT=slots_BT)
+    def _scored(self, batch: Batch, block: Block) -> torch.Tensor:
+        return self._forward(block, self._layout.place(batch, block), 1).logits_BTV
 
 
 def chain(

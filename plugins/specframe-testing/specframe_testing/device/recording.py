@@ -1,7 +1,8 @@
 """Graphs of the simulated device: operations are recorded with the memory they read and write, and replayed in the same memory.
 
 As in a CUDA graph, nothing of Python is replayed: a number that Python computed stays as it was when the graph was recorded. Nor
-does a graph keep the memory that it reads and has not made itself: a replay after it was given back is an error.
+does a graph keep the memory that it reads and has not made itself: a replay after it was given back is an error. So is a recording
+during which the same thread gives another graph up.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Tape:
         self._outside: dict[int, tuple[weakref.ref[Block], Any]] = {}
         """Memory that was there before, by its number, and the operation that uses it first."""
         self._first = next(NUMBERS)
+        self.broken = False
+        """Whether this thread has given another graph up since the recording began."""
 
     def add(
         self, func: Any, args: list[Any], kwargs: dict[str, Any], found: Any, own: Rules, used: Iterable[Block]
@@ -85,6 +88,14 @@ def recording() -> Iterator[Tape]:
             yield made
     finally:
         _CURRENT.tape = None
+    if made.broken:
+        raise RuntimeError("a graph was given up while its thread recorded another one")
+
+
+def given_up() -> None:
+    """Break the recording that this thread is at: CUDA refuses to give a graph up meanwhile."""
+    if (current := tape()) is not None:
+        current.broken = True
 
 
 def tensors(found: Any) -> list[torch.Tensor]:
@@ -109,6 +120,7 @@ class SimRecording:
             for result in step.results:
                 spoil(result)
         SimRecording.made += 1
+        weakref.finalize(self, given_up).atexit = False
 
     def replay(self, rows: int) -> Outputs:
         """Do every operation again and return copies of the outputs' first rows; the first time they are there already."""
