@@ -96,7 +96,7 @@ def test_states_of_recorded_and_compiled_forwards(
         fed = target.feed(batch, Block(torch.tensor(drafts), 0), keep=2)
         assert_theirs(model, fed.hidden, [p + d for p, d in zip(PROMPTS, drafts, strict=True)], 3)
     if "record" in how:
-        assert len(target._forward.recordings) == 1
+        assert len(target._recorded.recordings) == 1
 
 
 def test_states_of_prompts_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

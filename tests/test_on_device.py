@@ -43,7 +43,7 @@ from specframe.contracts.run import Run
 from specframe.devices import kinds
 from specframe.devices.held import Held
 from specframe.devices.kinds import on_device
-from specframe.forward import graphs, recorded_chains
+from specframe.forward import graphs, recorded_chains, unpadded
 from specframe.forward.attention import interface, kernel_trial, packed
 from specframe.forward.attention.packed import Packed
 from specframe.text.sampling import Sampling
@@ -373,6 +373,66 @@ class Lengths(FixedLength):
     def budget(self, batch: Batch) -> Budget:
         """Return the next one."""
         return Budget(next(self._turns))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 1},
+        {"batch_size": 3},
+        {"batch_size": 7},
+        {"batch_size": 7, "kv": "slab,dtype=int8"},
+        {"batch_size": 3, "bitwise": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "name", ["qwen3", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "mistral"))]
+)
+def test_short_prompts_are_recorded(
+    name: str, options: dict[str, Any], shelves: list[graphs.RecordingCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of all lengths up to a power of two replay one recording, by target and draft, in whichever row they are.
+
+    As much of the drafts stands as without.
+    """
+    monkeypatch.setattr(unpadded, "LAYING_OUT", 1000)
+    target = zoo.build(name)
+    lengths = (40, 90, 33, 61, 100, 44, 35, 64, 10, 55)
+    prompts = harness.random_prompts(lengths * (4 if options["batch_size"] == 7 else 2), zoo.VOCABULARY)
+    asked = harness.requests(prompts, [2 + 7 * row % 13 for row in range(len(prompts))])
+    counts, tokens = [], []
+    for graphs_on in ("on", "off"):
+        pipe = harness.pipeline(target, zoo.good_draft(target), draft_length=3, graphs=graphs_on, **options)
+        found = harness.decode(pipe, asked)
+        if "kv" not in options:
+            harness.assert_exact(target, asked, found)
+        tokens.append([one.token_ids for one in found])
+        counts.append([one.metrics for one in found])
+    assert counts[0] == counts[1]
+    assert tokens[0] == tokens[1]
+    for shelf in (shelves[0], shelves[2]):
+        recorded = [(key[0], key[1], key[6]) for key in shelf._kept if key[1] > graphs.LONGEST]
+        assert {64, 128} >= {width for _, width, _ in recorded} >= {64}
+        assert all((tokens or rows * width) <= graphs.PROMPTS for rows, width, tokens in recorded)
+        if options["batch_size"] == 7:
+            assert any(tokens for _, _, tokens in recorded)
+
+
+def test_hidden_states_of_recorded_prompts(shelves: list[graphs.RecordingCache]) -> None:
+    """Those of padding are left out; they are what a forward that is not recorded has."""
+    run = harness.open_run(zoo.build("qwen3"), 2, 120, align="ragged")
+    pool = harness.open_pool(harness.requests(harness.random_prompts((50, 41), zoo.VOCABULARY), 20))
+    run.graphs = "on"
+    cached, batch = run.open_cache(run.runner), pool.batch(pool.admit(2))
+    cached.capture([0, 1, 2], past=False)
+    found = [cached.feed(batch, Block(batch.last_tokens(width), -width), keep=4) for width in (50, 41, 41, 35)]
+    assert {key[1] for key in shelves[0]._kept} == {64}
+    for scores, width in zip(found, (50, 41, 41, 35), strict=True):
+        assert {states_BTD.shape[1] for states_BTD in scores.hidden.values()} == {width}
+        for number, states_BTD in scores.hidden.items():
+            torch.testing.assert_close(states_BTD[0, -35:].cpu(), found[0].hidden[number][0, -35:].cpu())
+        torch.testing.assert_close(scores.logits_BTV.cpu(), found[0].logits_BTV.cpu())
 
 
 def test_no_graph_is_given_up_while_one_is_recorded() -> None:

@@ -253,11 +253,15 @@ def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]],
 def test_rows_that_pad_a_bucket_are_their_own() -> None:
     """Rows that pad the bucket of a recording are spread from tokens of their own: another row's may be nan."""
     block = Block(torch.zeros(3, 4, dtype=torch.long), -1, counts=np.array([2, 1, 3]))
-    laid = in_bucket(block, 5, 11)
+    laid, before = in_bucket(block, (5, 4, 11), 0), in_bucket(block, (5, 6, 11), 1)
     assert laid is not None
+    assert before is not None
     row_BT = torch.arange(5)[:, None].expand(-1, 4)
     assert laid.row(row_BT).tolist() == [[0, 0, 1, 2, 2, 2, 3, *[4] * 4]]
     assert laid.rectangle(laid.row(row_BT)).equal(row_BT)
+    place_BT = torch.arange(6).repeat(5, 1)
+    assert before.row(10 * torch.arange(5)[:, None] + place_BT).tolist() == [[0, 12, 13, 22, 32, 33, 34, *[40] * 4]]
+    assert before.rectangle(before.row(place_BT))[1].tolist() == [2, 2, 2, 3, 3, 3]
 
 
 def test_hidden_states_are_in_their_places() -> None:

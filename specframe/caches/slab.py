@@ -22,7 +22,7 @@ class Slab(Quantisable):
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"scatter", "append", "move", "gather", "dense"})
+    offers = frozenset({"scatter", "append", "move", "gather", "any-row", "dense"})
 
     def __init__(self, dtype: str = EXACT, draft_dtype: str = EXACT) -> None:
         super().__init__(dtype, draft_dtype)
@@ -98,7 +98,8 @@ class SlabStore:
         """Take the slots the next forward writes and attends to."""
         rows, width = placement.slots_BT.shape
         extent, even = placement.key_order_BS.shape[1], placement.even
-        mine = slice(self.first, self.first + rows)
+        first = self.first if placement.first_row is None else placement.first_row
+        mine = slice(first, first + rows)
         for block in self._blocks:
             block.seen = block.by_head[:, mine, :, :extent].unbind()
             block.fresh = block.by_head[:, mine, :, extent - width : extent].unbind() if even else None

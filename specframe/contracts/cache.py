@@ -84,6 +84,10 @@ class Placement:
     """The slots that a store hands out, (B, N), those that are written among them; None: the first S. Whoever sets it needs a
     store that offers "gather"."""
 
+    first_row: int | None = None
+    """The store's row that the first row here is; None: the batch's first. A recorded forward begins at row 0, wherever the batch
+    does. Whoever sets another than the batch's first needs a store that offers "any-row"."""
+
     @property
     def used_B(self) -> torch.Tensor | None:
         """Tokens per row after this forward, int32; None: slots are not known to be in order."""
@@ -299,12 +303,13 @@ class KVBackend(Protocol):
 
     needs: frozenset[str]
     offers: frozenset[str]
-    """Features of the backend's stores: "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take more
-    columns than the capacity), "gather" (hand out the slots of ``Placement.attended_BS`` alone), the kind of their views, "dense"
-    or "paged", "pooled" (rows share the memory: it is a :class:`PooledStore`), "prefix" (it keeps what rows begin with: it is a
-    :class:`PrefixStore`), "bounded" (it tells how much that is at most: it is a :class:`BoundedStore`), "states" (it keeps those of
-    layers as well, with "prefix" those of what rows begin with, too), "rounded" (forwards read other numbers than were written: it
-    is a :class:`RoundingBackend`) and "drafts" (the caches of drafts have another backend: it is a :class:`DraftsBackend`)."""
+    """Features of the backend's stores: "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take
+    more columns than the capacity), "gather" (hand out the slots of ``Placement.attended_BS`` alone), "any-row" (the rows of
+    a forward begin at ``Placement.first_row``), the kind of their views, "dense" or "paged", "pooled" (rows share the memory:
+    it is a :class:`PooledStore`), "prefix" (it keeps what rows begin with: it is a :class:`PrefixStore`), "bounded" (it tells
+    how much that is at most: it is a :class:`BoundedStore`), "states" (it keeps those of layers as well, with "prefix" those
+    of what rows begin with, too), "rounded" (forwards read other numbers than were written: it is a :class:`RoundingBackend`)
+    and "drafts" (the caches of drafts have another backend: it is a :class:`DraftsBackend`)."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""

@@ -17,7 +17,7 @@ from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Choose, Watch
 from specframe.contracts.states import PrefixStates
 from specframe.errors import ModelError
-from specframe.forward.graphs import Forward
+from specframe.forward.graphs import Recorded
 from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.mixed_batch import Joined, piece_of
 from specframe.forward.recorded_chains import RecordedChain, chain
@@ -70,12 +70,12 @@ class CachedModel:
         """Whether the cache is another model's: what this one writes is never known to stand."""
         self.keeps_states = False
         """Whether states, where there are any, are :class:`specframe.contracts.states.PrefixStates`."""
-        self._forward: Forward = self._execute
+        self._recorded: Recorded | None = None
         self._chain: RecordedChain | None = None
         self._graphs: ModelGraphs | None = None
         if graphs is not None and (slots := store.slots) is not None:
             self._graphs = graphs
-            self._forward, self._chain = graphs.begin(self._execute, store, slots, layout)
+            self._recorded, self._chain = graphs.begin(self._execute, store, slots, layout)
 
     @property
     def new_shapes(self) -> int:
@@ -109,11 +109,6 @@ class CachedModel:
         self.runner.require(self._how, wanted)
         self._hidden, self._past = wanted, self._past or (past and bool(wanted))
 
-    @property
-    def _recordable(self) -> bool:
-        """Whether the batch is where recordings expect it."""
-        return self.store.first == 0
-
     def release(self) -> None:
         """Have the store release what it has room for, and let go of it and of what is recorded over it."""
         try:
@@ -121,7 +116,7 @@ class CachedModel:
                 self.forget(sequence)
         finally:
             self._graphs = None
-            del self.store, self.layout, self.states, self._forward, self._chain
+            del self.store, self.layout, self.states, self._recorded, self._chain
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed, None without room.
@@ -181,8 +176,10 @@ class CachedModel:
         if self.states is not None:
             self.states.begin(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)
-        forward = self._forward if self._recordable else self._execute
-        scores = forward(block, placement, keep, self._hidden)
+        if self._recorded is None:
+            scores = self._execute(block, placement, keep, self._hidden)
+        else:
+            scores = self._recorded(block, placement, keep, self._hidden, self.store.first)
         self._watch.fed(self.runner.role, block.tokens, scores.computed or block.ids_BT.numel())
         return scores
 
@@ -224,7 +221,7 @@ class CachedModel:
             (B, count) ids, or fewer where the chain was ended.
         """
         self.follow(batch)
-        if pure and self._chain is not None and self._recordable:
+        if pure and self._chain is not None and self.store.first == 0:
             for width in (ids_BT.shape[1], *[1] * (count - 1)):
                 self._watch.forward(self.runner.role, len(batch), width)
             return self._at_once(batch, ids_BT, count, choose)

@@ -1,8 +1,9 @@
 """Forwards recorded once per shape and replayed: a decoding round then costs the host one launch per model forward.
 
 A recording reads its inputs from buffers that never move and writes its output to one, so the shapes of a round are rounded up to
-buckets: rows to a power of two, attended slots to an eighth of their power of two. What pads a bucket writes to the spare slot that
-ends each row of a slab, where no query looks. The recordings of the shapes that came up last are kept.
+buckets: rows to a power of two, attended slots to an eighth of their power of two, the tokens of short prompts to a power of two.
+What pads a bucket writes to the spare slot that ends each row of a slab, where no query looks. The recordings of the shapes that
+came up last are kept.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from specframe.forward.unpadded import LaidBlock, Unpadded
 
 Outputs = tuple[torch.Tensor, ...]
 
+Shape = tuple[int, int, int | None]
+"""Rows, tokens of each, and how many are computed of them all; None: all."""
+
 
 class Forward(Protocol):
     """A forward over one store."""
@@ -34,8 +38,19 @@ class Forward(Protocol):
 
 
 LONGEST = 32
-"""Tokens per row from which a forward counts as reading prompts. Shapes of prompts hardly repeat, so they are not recorded."""
+"""Tokens per row up to which a forward is recorded by their number. More are those of prompts, whose numbers hardly repeat: they
+are rounded up to a power of two."""
 
+PROMPTS = 256
+"""Tokens up to which prompts are recorded, padding included. A GPU computes about as many in the time in which it reads the weights
+(an H100 295: 990 TFLOP/s over 3.35 TB/s), so padding costs nothing; more tokens take longer than the host does."""
+
+PLACES = 4096
+"""Places of the rectangle in which prompts attend, with the rows before theirs. Each takes a layer some kilobytes to fill: for more
+of them that lasts as long as what a recording saves."""
+
+MASKED = 2**25
+"""Numbers of the mask of such a rectangle: 64 MB in half precision."""
 
 MOST = 64
 """Recordings of one kind that a cache keeps. Each takes some megabytes, for its outputs and its nodes; a run of one draft length
@@ -67,22 +82,28 @@ class Buffers:
 
     @classmethod
     def of(
-        cls, block: Block, placement: Placement, rows: int, extent: int, spare: int, laid: Unpadded | None = None
+        cls,
+        block: Block,
+        placement: Placement,
+        shape: tuple[int, int],
+        extent: int,
+        spare: int,
+        laid: Unpadded | None = None,
     ) -> Buffers:
-        """Return buffers for a forward like this one in a larger bucket, which take over ``laid``."""
-        device, width = block.ids_BT.device, block.width
+        """Return buffers for a forward like this one in a larger bucket of rows and tokens, which take over ``laid``."""
+        device, (rows, width) = block.ids_BT.device, shape
         keys = len(placement.key_order_BS) if len(placement.key_order_BS) == 1 else rows
         ids_RT, positions_RT, slots_RT, order_RT = torch.zeros(4, rows, width, dtype=torch.long, device=device)
         key_order_RS = torch.zeros(keys, extent, dtype=torch.long, device=device)
         sees_RTT = None
         if placement.sees_BTT is not None:
             sees_RTT = torch.zeros(rows, width, width, dtype=torch.bool, device=device)
-        extra = {name: values.new_zeros(rows, *values.shape[1:]) for name, values in block.extra.items()}
-        empty = Placement(positions_RT, slots_RT, order_RT, key_order_RS, placement.in_order, sees_RTT)
+        extra = {name: values.new_zeros(rows, width, *values.shape[2:]) for name, values in block.extra.items()}
+        empty = Placement(positions_RT, slots_RT, order_RT, key_order_RS, placement.in_order, sees_RTT, first_row=0)
         return cls(ids_RT, empty, spare, extra, laid)
 
-    def fill(self, block: Block, given: Placement, laid: Unpadded | None = None) -> None:
-        """Write a forward's inputs; rows and slots beyond them are padding."""
+    def fill(self, block: Block, given: Placement, laid: Unpadded | None = None, first: int = 0) -> None:
+        """Write a forward's inputs from row ``first`` on; other rows, slots beyond and places before theirs are padding."""
         if self.laid is not None and laid is not None and laid is not self.laid:
             self.laid.take(laid)
         mine, ids_BT = self.placement, block.ids_BT
@@ -94,16 +115,21 @@ class Buffers:
             (mine.order_BT, given.order_BT, -1),
             (mine.sees_BTT, given.sees_BTT, False),
         )
-        rows = len(ids_BT)
+        end, before = first + len(ids_BT), self.ids_RT.shape[1] - ids_BT.shape[1]
         for buffer, values, padding in pairs:
             if buffer is not None and values is not None:
-                buffer[:rows].copy_(values)
-                if rows < len(buffer):
-                    buffer[rows:].fill_(padding)
+                buffer[first:end, before:].copy_(values)
+                if before:
+                    buffer[first:end, :before].fill_(padding)
+                if first:
+                    buffer[:first].fill_(padding)
+                if end < len(buffer):
+                    buffer[end:].fill_(padding)
         if not mine.in_order:
             keys, extent = given.key_order_BS.shape
+            row = first if keys > 1 else 0
             mine.key_order_BS.fill_(-1)
-            mine.key_order_BS[:keys, :extent].copy_(given.key_order_BS)
+            mine.key_order_BS[row : row + keys, :extent].copy_(given.key_order_BS)
 
 
 class KeptRecording(NamedTuple):
@@ -187,6 +213,7 @@ class Recorded:
         record: makes a recording.
         pack: whether it attends by lengths alone, to all slots, where the placement has them.
         leaves_out: (places, tokens) -> whether so many tokens alone are computed of so many places.
+        any_row: whether the store's forwards may begin before the batch's first row: prompts of any row are recorded then.
     """
 
     def __init__(
@@ -197,32 +224,36 @@ class Recorded:
         record: Callable[..., Recording],
         pack: bool = False,
         leaves_out: Callable[[int, int], bool] = lambda places, tokens: False,
+        any_row: bool = False,
     ) -> None:
         self._forward, self._rows, self._slots, self._pack = forward, rows, slots, pack
-        self._leaves_out = leaves_out
+        self._leaves_out, self._any_row = leaves_out, any_row
         self.recordings = RecordingCache(record)
 
     def begin(self, forward: Forward) -> None:
         """Take the forward of another run, which computes the same."""
         self._forward = forward
 
-    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
-        """Return the scores of the last ``keep`` tokens of a block, with the hidden states of these numbers."""
-        ids_BT, width = block.ids_BT, block.width
-        if width > LONGEST and placement.sees_BTT is None:
-            return self._forward(block, placement, keep, hidden)
-        rows = min(power_of_two(len(ids_BT)), self._rows)
+    def __call__(
+        self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = (), first: int = 0
+    ) -> Scores:
+        """Return the scores of the last ``keep`` tokens of a block, with the hidden states of these numbers.
+
+        ``first`` is the slab's row of the block's first.
+        """
         packed = self._pack and placement.in_order and placement.sees_BTT is None
+        extent = 0 if packed else min(bucket(placement.key_order_BS.shape[1]), self._slots)
+        shape = self._shape(block, placement, extent, first)
+        if shape is None:
+            return self._forward(block, placement, keep, hidden)
+        rows, width, tokens = shape
         if not packed:
             placement = attrs.evolve(placement, in_order=False)
-        extent = 0 if packed else min(bucket(placement.key_order_BS.shape[1]), self._slots)
-
-        tokens = self._tokens(block, rows)
 
         def prepare() -> tuple[Buffers, Callable[[], Outputs]]:
-            laid = in_bucket(block, rows, tokens)
-            buffers = Buffers.of(block, placement, rows, extent, self._slots - 1, laid)
-            buffers.fill(block, placement, laid)
+            laid = in_bucket(block, shape, first)
+            buffers = Buffers.of(block, placement, (rows, width), extent, self._slots - 1, laid)
+            buffers.fill(block, placement, laid, first)
 
             def run() -> Outputs:
                 whole = LaidBlock(buffers.ids_RT, extra=buffers.extra, laid=buffers.laid)
@@ -231,23 +262,29 @@ class Recorded:
 
             return buffers, run
 
-        key = (
-            rows,
-            width,
-            extent,
-            keep,
-            len(placement.key_order_BS) > 1,
-            placement.sees_BTT is not None,
-            tokens,
-            hidden,
-            *block.extra,
-        )
+        several = len(placement.key_order_BS) > 1
+        key = (rows, width, extent, keep, several, placement.sees_BTT is not None, tokens, hidden, *block.extra)
         found = self.recordings.take(key, prepare)
         if found is None:
             return self._forward(block, placement, keep, hidden)
-        found.buffers.fill(block, placement, in_bucket(block, rows, tokens))
-        logits_BTV, *states = found.recording.replay(len(ids_BT))
-        return Scores(logits_BTV, dict(zip(hidden, states, strict=True)), tokens or rows * width)
+        found.buffers.fill(block, placement, in_bucket(block, shape, first), first)
+        logits_BTV, *states = (output[first:] for output in found.recording.replay(first + len(block.ids_BT)))
+        own = [states_BTD[:, width - block.width :] for states_BTD in states]
+        return Scores(logits_BTV, dict(zip(hidden, own, strict=True)), tokens or rows * width)
+
+    def _shape(self, block: Block, placement: Placement, extent: int, first: int) -> Shape | None:
+        """Return the rows and the width of a recording for a block, and how many tokens it computes; None: there is to be none."""
+        rows, width = min(power_of_two(first + len(block.ids_BT)), self._rows), block.width
+        if first and (placement.sees_BTT is not None or not self._any_row):
+            return None
+        if placement.sees_BTT is not None or (width <= LONGEST and not first):
+            return rows, width, self._tokens(block, rows)
+        width = power_of_two(width)
+        if rows * width <= PROMPTS:
+            return rows, width, None
+        tokens = power_of_two(block.tokens + rows - len(block.ids_BT))
+        fits = tokens <= PROMPTS and rows * width <= PLACES and rows * width * extent <= MASKED
+        return (rows, width, tokens) if fits and self._leaves_out(rows * width, tokens) else None
 
     def _tokens(self, block: Block, rows: int) -> int | None:
         """Return how many tokens a recording of so many rows computes of a block: a bucket of real ones, or None for all.
@@ -260,13 +297,16 @@ class Recorded:
         return tokens if self._leaves_out(rows * block.width, tokens) else None
 
 
-def in_bucket(block: Block, rows: int, tokens: int | None) -> Unpadded | None:
-    """Return the places of the tokens of a recording of so many rows; None: all tokens are computed."""
+def in_bucket(block: Block, shape: Shape, first: int) -> Unpadded | None:
+    """Return the places of the tokens of a recording of this shape, with the block's from a row on; None: all are computed."""
+    rows, width, tokens = shape
     if tokens is None:
         return None
-    real_RT = np.zeros((rows, block.width), dtype=bool)
+    real_RT = np.zeros((rows, width), dtype=bool)
     real_RT[:, 0] = True
-    real_RT[: len(block.ids_BT)] = block.real
+    own = slice(first, first + len(block.ids_BT))
+    real_RT[own] = False
+    real_RT[own, width - block.width :] = block.real
     return Unpadded(real_RT, block.ids_BT.device, tokens)
 
 

@@ -23,10 +23,14 @@ class ModelGraphs:
         how: how its forwards are run.
         record: makes recordings.
         drawn_by: what the tokens of a recorded chain are drawn by, besides the chain's own choice: the rule, and the seed.
+        any_row: whether the store offers "any-row".
     """
 
-    def __init__(self, model: Model, how: How, record: Callable[..., Recording], drawn_by: tuple[Any, ...]) -> None:
+    def __init__(
+        self, model: Model, how: How, record: Callable[..., Recording], drawn_by: tuple[Any, ...], any_row: bool = False
+    ) -> None:
         self.how, self._model, self._record, self._drawn_by = how, model, record, drawn_by
+        self._any_row = any_row
         self._settings = settings(model.module)
         self._forward: Recorded | None = None
         self._chain: RecordedChain | None = None
@@ -47,7 +51,7 @@ class ModelGraphs:
         pack = self._model.by_lengths(self.how)
         if self._forward is None:
             leaves_out = self._model.leaves_out_filler
-            self._forward = Recorded(forward, store.rows, slots, self._record, pack, leaves_out)
+            self._forward = Recorded(forward, store.rows, slots, self._record, pack, leaves_out, self._any_row)
         self._forward.begin(forward)
         if not layout.static:
             self._chain = None
@@ -69,9 +73,14 @@ class ModelGraphs:
 
 
 class StoreGraphs:
-    """What is recorded over one store: for each model that is fed through it in this run, and those of the run before."""
+    """What is recorded over one store: for each model that is fed through it in this run, and those of the run before.
 
-    def __init__(self) -> None:
+    Args:
+        any_row: whether the store offers "any-row".
+    """
+
+    def __init__(self, any_row: bool = False) -> None:
+        self._any_row = any_row
         self._now: list[ModelGraphs] = []
         self._before: list[ModelGraphs] = []
 
@@ -79,7 +88,7 @@ class StoreGraphs:
         """Return the recordings of a model that is fed through the store now: those of the run before if it had the same."""
         found = next((one for one in self._before if one.suits(model, how, drawn_by)), None)
         if found is None:
-            found = ModelGraphs(model, how, record, drawn_by)
+            found = ModelGraphs(model, how, record, drawn_by, self._any_row)
         else:
             self._before.remove(found)
         self._now.append(found)

@@ -26,10 +26,14 @@ class OpenStore:
     """Slots per row."""
     store: KVStore
     states: StateStore | None = None
-    graphs: StoreGraphs = attrs.field(factory=StoreGraphs, init=False)
+    graphs: StoreGraphs = attrs.field(init=False)
     """Forwards that are recorded over this store."""
     _shapes: list[KVShape] = attrs.field(init=False)
     _weights: list[tuple[tuple[int, int], int]] = attrs.field(init=False)
+
+    @graphs.default
+    def _nothing_recorded(self) -> StoreGraphs:
+        return StoreGraphs("any-row" in self.kv.offers)
 
     @_shapes.default
     def _of_the_model(self) -> list[KVShape]:

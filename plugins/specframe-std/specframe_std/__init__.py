@@ -317,7 +317,7 @@ def specframe_register_kv_backends(register: Register) -> None:
         "slab",
         "specframe.caches.slab:Slab",
         summary="Preallocates every slot of every row; new keys and values are written in place.",
-        offers={"append", "dense", "gather", "move", "scatter"},
+        offers={"any-row", "append", "dense", "gather", "move", "scatter"},
     )
 
 

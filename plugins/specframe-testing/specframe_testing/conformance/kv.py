@@ -54,7 +54,9 @@ class Bookkeeper:
         for sequence in sequences:
             self.held.setdefault(id(sequence), {})
 
-    def write(self, slots: np.ndarray, extent: int, chosen: np.ndarray | None = None) -> None:
+    def write(
+        self, slots: np.ndarray, extent: int, chosen: np.ndarray | None = None, first_row: int | None = None
+    ) -> None:
         """Write one stamp per fed token at these slots (B, T) and check all slots up to ``extent``, or those ``chosen`` (B, N)."""
         stamps = np.arange(self._stamp, self._stamp + slots.size).reshape(slots.shape)
         self._stamp += slots.size
@@ -63,7 +65,8 @@ class Bookkeeper:
         slots_BT = torch.from_numpy(slots).to(harness.device())
         order_BS = torch.arange(extent, device=harness.device())[None]
         chosen_BN = None if chosen is None else torch.from_numpy(chosen).to(harness.device())
-        self.store.expect(Placement(slots_BT, slots_BT, slots_BT, order_BS, attended_BS=chosen_BN))
+        places = Placement(slots_BT, slots_BT, slots_BT, order_BS, attended_BS=chosen_BN, first_row=first_row)
+        self.store.expect(places)
         for layer, shape in enumerate(SHAPES):
             view = self.store.write(
                 layer,
@@ -237,6 +240,23 @@ class KVBackendSuite(DecodingSuite):
             book.arrange(batch)
             book.write(np.arange(6)[None].repeat(len(batch), 0), 6)
         book.write(np.arange(6, 7)[None], 7, np.array([[5, 2, 6]]))
+
+    def test_forwards_begin_at_any_row(self) -> None:
+        """A forward of all rows reads and writes each row's own while the batch is the last row alone."""
+        self.require("any-row")
+        everyone = sequences_of(3)
+        for sequence, state in zip(everyone, (State.DECODING, State.DECODING, State.READING), strict=True):
+            sequence.state = state
+        book = Bookkeeper(self.object(), 3)
+        for batch in (everyone[:2], everyone[2:]):
+            book.arrange(batch)
+            book.write(np.arange(6)[None].repeat(len(batch), 0), 6)
+        assert book.store.first == 2
+        book.batch = everyone
+        book.write(np.arange(6, 8)[None].repeat(3, 0), 8, first_row=0)
+        for batch in (everyone[2:], everyone[:2]):
+            book.arrange(batch)
+            book.write(np.arange(8, 9)[None].repeat(len(batch), 0), 9)
 
     def test_cut_without_moving(self) -> None:
         """A shift by nothing only cuts."""
