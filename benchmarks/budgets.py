@@ -1,7 +1,8 @@
 """Draft-length policies beside plain decoding and fixed lengths, by batch size.
 
-    python benchmarks/budgets.py [--pair embedded|cpu] [--batches 1,4,8,32] [--kinds spec,code,mixed] [--repeats 5] [--prompts FILE]
-        [--longest 128] [--drafter model|prompt-lookup|suffix] [--policy goodput] [--beside]
+    python benchmarks/budgets.py [--pair embedded|cpu|qwen3-8b] [--device cpu|cuda] [--dtype float32] [--batches 1,4,8,32]
+        [--kinds spec,code,mixed] [--repeats 5] [--prompts FILE] [--longest 128] [--drafter model|prompt-lookup|suffix]
+        [--policy goodput] [--beside]
 
 *Spec*: the prompts of FILE. *Code*: held-out library source. *Mixed*: half of the prompts are files that the target goes on to
 copy, half are pieces without a repetition of their own. All contenders decode the same prompts side by side, round after round:
@@ -37,6 +38,8 @@ from grow import PAIRS, load_pair
 from side_by_side import side_by_side
 
 from specframe import Pipeline
+from specframe.devices.kinds import of
+from specframe.models.loading import pick_device, pick_dtype
 from specframe.plugins.registry import registry
 
 POLICIES = ("explicit", "implicit", "goodput,confidence=off", "goodput")
@@ -120,16 +123,26 @@ class Contender:
         return called
 
 
-def measured(contenders: dict[str, Contender], prompts: Any, new: int, repeats: int) -> dict[str, Any]:
-    """Return each contender's ratios to plain decoding."""
+def measured(
+    contenders: dict[str, Contender], prompts: Any, new: int, repeats: int, alike: bool, recorded: bool
+) -> dict[str, Any]:
+    """Return each contender's ratios to plain decoding, and its tokens per second.
+
+    Args:
+        contenders: by name.
+        prompts, new: what all decode.
+        repeats: how often.
+        alike: whether all are to have the same tokens.
+        recorded: whether forwards are recorded: the warming up then takes all prompts, for all shapes.
+    """
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     shares: dict[str, list[float]] = {name: [] for name in contenders if name.removesuffix(AGAIN) in POLICIES}
     pipes = {name: contender.pipe for name, contender in contenders.items()}
     for number in range(repeats + 1):  # the first one warms up, by a few prompts
-        these = prompts if number else prompts[: len(prompts) // 4]
+        these = prompts if number or recorded else prompts[: len(prompts) // 4]
         for contender in contenders.values():
             contender.begin(these, new)
-        for name, decoded in side_by_side(pipes, these, new).items() if number else ():
+        for name, decoded in side_by_side(pipes, these, new, alike=alike).items() if number else ():
             rates[name].append(decoded.rate)
             if name in shares:
                 shares[name].append(contenders[name].own / decoded.seconds)
@@ -140,6 +153,7 @@ def measured(contenders: dict[str, Contender], prompts: Any, new: int, repeats: 
     median = {name: statistics.median(found) for name, found in ratios.items()}
     leader = max(fixed, key=median.__getitem__)
     return {
+        "tokens_per_second": {name: round(statistics.median(found), 1) for name, found in rates.items()},
         "to_plain": {name: spread(found) for name, found in ratios.items()},
         "best_fixed": leader,
         "to_best_fixed": {
@@ -181,6 +195,8 @@ def spread(found: list[float]) -> list[float]:
     help="A policy; all by default that the drafter knows.",
 )
 @click.option("--beside", is_flag=True, help="A second program takes a core for a tenth of each second.")
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--dtype", default="float32", show_default=True)
 @click.option("--output", default=None, help="A JSON file for all figures.")
 def main(
     pair: str,
@@ -195,12 +211,17 @@ def main(
     longest: int,
     policies: tuple[str, ...],
     beside: bool,
+    device: str,
+    dtype: str,
     output: str | None,
 ) -> None:
     """Measure every cell and print a line for each."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    target, draft, tokenizer = load_pair(pair, torch.device("cpu"), torch.float32)
+    on = pick_device(device)
+    precision = pick_dtype(dtype, on)
+    target, draft, tokenizer = load_pair(pair, on, precision)
+    alike, recorded = precision == torch.float32, of(on).recording is not None
     found = []
     for kind in kinds.split(","):
         for batch in map(int, batches.split(",")):
@@ -209,9 +230,9 @@ def main(
             names = ["plain", *lengths.split(","), *tried, *(name + AGAIN for name in tried)]
             by = draft if drafter == "model" else drafter
             contenders = {name: Contender(target, by, name, batch) for name in names}
-            cell = {"pair": pair, "drafter": drafter, "kind": kind, "batch": batch, "beside": beside}
+            cell = {"pair": pair, "device": on.type, "drafter": drafter, "kind": kind, "batch": batch, "beside": beside}
             with company(beside):
-                found.append({**cell, **measured(contenders, prompts, new, repeats)})
+                found.append({**cell, **measured(contenders, prompts, new, repeats, alike, recorded)})
             print(json.dumps(found[-1]), flush=True)
             if output:
                 Path(output).write_text(json.dumps(found, indent=1) + "\n")

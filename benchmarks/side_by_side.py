@@ -42,9 +42,15 @@ class Decoding:
 
 
 def side_by_side(
-    pipes: Mapping[str, Pipeline], prompts: Any, new: int, clock: Callable[[], float] = time.perf_counter
+    pipes: Mapping[str, Pipeline],
+    prompts: Any,
+    new: int,
+    clock: Callable[[], float] = time.perf_counter,
+    alike: bool = True,
 ) -> dict[str, Decoding]:
     """Decode prompts by all pipelines: whichever has the fewest tokens takes its next chunk.
+
+    ``alike``: all are to have the same tokens, as in float32; in half precision two may part where logits tie.
 
     Raises:
         AssertionError: two have other tokens.
@@ -53,6 +59,6 @@ def side_by_side(
     while going := [one for one in decoding.values() if one.going]:
         min(going, key=lambda one: one.count).advance()
     first, *others = decoding
-    for name in others:
+    for name in others if alike else ():
         assert decoding[name].tokens == decoding[first].tokens, f"{name} and {first} have other tokens"
     return decoding

@@ -82,7 +82,7 @@ class Told(Watcher):
 
 
 def test_a_recorded_bucket() -> None:
-    """A recording computes the rows of its bucket, be it of a forward or of a chain's step; the first time of a shape is none."""
+    """A recording, of a forward or of a chain's step, computes the rows and tokens of its bucket; the first of a shape is none."""
     told = Told()
     run, pool = harness.open_run(zoo.build("qwen3"), 4, 40, align="ragged"), harness.open_pool(ASKED)
     run.watch, run.graphs = Watch([told]), "on"
@@ -93,7 +93,7 @@ def test_a_recorded_bucket() -> None:
         cached.feed(batch, block, keep=5)
     for _ in range(2):
         cached.extend(batch, batch.last_tokens(2), 3, lambda batch, offset, logits: logits.argmax(-1), pure=True)
-    assert told.all == [("target", *numbers) for numbers in ((18, 18), (15, 15), (15, 20), (12, 13), (12, 16))]
+    assert told.all == [("target", *numbers) for numbers in ((18, 18), (15, 15), (15, 32), (12, 13), (12, 16))]
 
 
 def test_who_asks_for_nothing_is_told_nothing() -> None:

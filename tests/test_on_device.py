@@ -361,6 +361,29 @@ def test_chains_of_all_lengths_share_recordings(shelves: list[graphs.RecordingCa
     assert sorted(shelves[3]._kept) == [(1, width, 64) for width in (1, 2)]
 
 
+def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[graphs.RecordingCache]) -> None:
+    """A row's tokens are rounded up to a power of two where few rows have 64 of them at most, and are not beyond."""
+    target, draft = pair("fake")
+    asked = harness.requests(harness.random_prompts([3] * 12, 61), 40)
+    for rows, widths in ((1, {1, 2, 4, 8}), (12, {1, 2, 4, 5, 6})):
+        shelves.clear()
+        options: dict[str, Any] = {"draft_length": Lengths(3, 1, 5, 2, 4, 0), "graphs": "on", "batch_size": rows}
+        harness.check(harness.pipeline(target, draft, **options), asked[:rows])
+        assert {width for _, width, *_ in shelves[0]._kept} == widths
+
+
+def test_prompts_are_recorded_when_their_shape_came_up_often(shelves: list[graphs.RecordingCache]) -> None:
+    """A recording of prompts pays after some replays, so that prompts of a few shapes are not recorded."""
+    target, draft = pair("fake")
+    recorded = []
+    for count in (graphs.EAGER, graphs.EAGER + 1):
+        shelves.clear()
+        asked = harness.requests(harness.random_prompts([40] * count, 61), 4)
+        harness.check(harness.pipeline(target, draft, draft_length=3, graphs="on", batch_size=1), asked)
+        recorded.append({width for _, width, *_ in shelves[0]._kept if width > graphs.LONGEST})
+    assert recorded == [set(), {64}]
+
+
 class Lengths(FixedLength):
     """Draft lengths by turns."""
 
@@ -397,6 +420,7 @@ def test_short_prompts_are_recorded(
     As much of the drafts stands as without.
     """
     monkeypatch.setattr(unpadded, "LAYING_OUT", 1000)
+    monkeypatch.setattr(graphs, "EAGER", 1)
     target = zoo.build(name)
     lengths = (40, 90, 33, 61, 100, 44, 35, 64, 10, 55)
     prompts = harness.random_prompts(lengths * (4 if options["batch_size"] == 7 else 2), zoo.VOCABULARY)
