@@ -31,6 +31,7 @@ from transformers import (
 from turns import by_turns
 
 import specframe
+from specframe.caches.slab import Slab
 from specframe.drop_in import pipeline_cache
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.models import loading as models
@@ -380,6 +381,63 @@ def test_the_draft_is_loaded_once():
     assert len([name for name, *_ in made if name == "tiny-draft"]) == 1
 
 
+class Opened(Slab):
+    """Counts the stores that it opens."""
+
+    count = 0
+
+    def open(self, shapes, rows, capacity, device):
+        """Open a store."""
+        self.count += 1
+        return super().open(shapes, rows, capacity, device)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_caches_are_kept_where_it_is_asked_for(keep):
+    """Calls of as many tokens then open none; longer ones, and those after a change of weights, do, and all have their tokens."""
+    model, slab = copy.deepcopy(MODEL), Opened()
+    assisted = specframe.assisted(DRAFT, 3, kv=slab, keep_cache=keep)
+
+    def opened(new):
+        before = slab.count
+        ids = model.generate(**padded(PROMPTS[:3]), max_new_tokens=new, do_sample=False, custom_generate=assisted)
+        assert torch.equal(ids, model.generate(**padded(PROMPTS[:3]), max_new_tokens=new, do_sample=False))
+        return slab.count - before
+
+    assert opened(9) == 2
+    assert opened(9) == (0 if keep else 2)
+    assert opened(5) == (0 if keep else 2)
+    assert opened(40) == 2
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+    assert 1 <= opened(40) <= 2
+
+
+def test_a_call_that_fails_keeps_no_cache():
+    """The next call begins with a pipeline of its own."""
+    slab = Opened()
+    assisted = specframe.assisted(DRAFT, 3, kv=slab, keep_cache=True)
+    asked = {**padded(PROMPTS[:2]), "max_new_tokens": 6, "do_sample": False, "custom_generate": assisted}
+
+    class Breaks:
+        def put(self, value):
+            raise RuntimeError("full")
+
+        def end(self):
+            pass
+
+    with pytest.raises(RuntimeError, match="full"):
+        MODEL.generate(
+            **padded(PROMPTS[:1]), max_new_tokens=6, do_sample=False, custom_generate=assisted, streamer=Breaks()
+        )
+    before = slab.count
+    plain = MODEL.generate(**padded(PROMPTS[:2]), max_new_tokens=6, do_sample=False)
+    assert torch.equal(MODEL.generate(**asked), plain)
+    assert slab.count == before + 2
+    assert torch.equal(MODEL.generate(**asked), plain)
+    assert slab.count == before + 2
+
+
 def test_threads_take_turns():
     """One drop-in serves calls from several threads on models that share a draft: each gets its own tokens."""
     assisted = specframe.assisted(DRAFT, 3)
@@ -530,6 +588,8 @@ def test_a_policy_object_decides_how_much_is_drafted():
 
 def test_an_unknown_strategy_is_refused_at_once():
     """Strategies are looked up when the drop-in is made."""
+    with pytest.raises(OptionError, match="keep_cache: expected true or false, got 'yes'"):
+        specframe.assisted(DRAFT, keep_cache="yes")
     with pytest.raises(SpecframeError, match="did you mean 'ragged'"):
         specframe.assisted(DRAFT, align="raged")
 

@@ -106,7 +106,7 @@ def test_assisted_signature():
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert [(p.name, p.default) for p in positional] == [("draft", inspect.Parameter.empty), ("draft_length", "auto")]
     by_keyword = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    assert by_keyword == {"align": "auto", "accept": "auto", "kv": None, "streamer": None}
+    assert by_keyword == {"align": "auto", "accept": "auto", "kv": None, "streamer": None, "keep_cache": False}
 
 
 FIELDS = {

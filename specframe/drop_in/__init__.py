@@ -19,6 +19,7 @@ from specframe.forward.evaluation_mode import evaluation_mode
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
+from specframe.value_checks import flag
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -37,6 +38,7 @@ def assisted(
     accept: Any = DEFAULTS.accept,
     kv: Any = DEFAULTS.kv,
     streamer: BaseStreamer | list[BaseStreamer] | None = None,
+    keep_cache: bool = False,
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
     """Return a function for ``model.generate(**batch, custom_generate=...)``: assisted generation for batches of any size.
 
@@ -51,19 +53,22 @@ def assisted(
         align, accept, kv: strategies, as :class:`specframe.Pipeline` takes them.
         streamer: a streamer for one row, or a list with one for each row. It gets the prompt's ids, then the ids of every round.
             A streamer given to ``generate`` itself gets steps instead: one token of every row.
+        keep_cache: keep the caches for the next call, and what is recorded over them as CUDA graphs, instead of giving their memory
+            back at the end of each.
 
     Raises:
         SpecframeError: at once, for a draft, draft length or strategy that does not exist or does not fit; at the call, before any
             work, for an option of ``generate`` that is not supported; the error names the option.
     """
     check(draft, draft_length, align, accept, kv)
+    flag("keep_cache", keep_cache)
 
     def pipeline(model: PreTrainedModel, draft: Any, length: Any) -> Pipeline:
         how: dict[str, Any] = {"align": align, "accept": accept, "kv": kv, "draft_length": length}
         place: dict[str, Any] = {"device": str(model.device), "dtype": str(model.dtype)}
         return Pipeline(model, draft, **how, **place, generation_config=None)
 
-    pipelines = Kept(pipeline)
+    pipelines = Kept(pipeline, keep_cache)
 
     def generate(
         model: PreTrainedModel,

@@ -45,10 +45,11 @@ class Kept:
 
     Args:
         make: makes a pipeline from a target, a draft and a draft length.
+        caches: whether its caches are kept as well.
     """
 
-    def __init__(self, make: Callable[[PreTrainedModel, Any, Any], Pipeline]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[PreTrainedModel, Any, Any], Pipeline], caches: bool = False) -> None:
+        self._make, self._caches = make, caches
         self._state: Any = None
         self._pipe: Pipeline | None = None
 
@@ -60,7 +61,8 @@ class Kept:
         self._state = self._pipe = None
         pipe = pipe or self._make(target, draft, draft_length)
         yield pipe
-        pipe.close()  # between calls of ``generate`` a model has no cache
+        if not self._caches:
+            pipe.close()  # between calls of ``generate`` a model has no cache
         self._state, self._pipe = state, pipe
 
 
