@@ -89,8 +89,9 @@ class CachedModel(Protocol):
             ids_BT: the tokens that are fed first.
             count: tokens to choose; the last of them is not fed.
             choose: chooses one token of every row; none, (B, 0), ends the chain.
-            pure: ``choose`` looks at nothing but logits, lengths and streams, and leaves nothing behind. It may be recorded, and
-                replayed as it was where it equals the last run's: a table that it reads is to stay where it is, too.
+            pure: ``choose`` looks at nothing but logits, streams and places, which are lengths plus offset, and leaves nothing
+                behind. It may be asked with lengths that have grown and offset 0, be recorded, and be replayed as it was where it
+                equals the last run's: a table that it reads is to stay where it is, too.
 
         Returns:
             (B, count) ids, or fewer where the chain was ended.

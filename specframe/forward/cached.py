@@ -215,7 +215,7 @@ class CachedModel:
             ids_BT: what is fed first.
             count: tokens to choose; the last of them is not fed.
             choose: (batch, offset, logits_B1V) -> (B, 1), the token after each row's length + ``offset``; (B, 0) ends the chain.
-            pure: ``choose`` looks at nothing but logits, lengths and streams, and leaves nothing behind.
+            pure: ``choose`` looks at nothing but logits, streams and places, which are lengths plus offset.
 
         Returns:
             (B, count) ids, or fewer where the chain was ended.

@@ -229,9 +229,8 @@ class KVBackendSuite(DecodingSuite):
         book.write(np.arange(9, 11)[None].repeat(rows, 0), 11, chosen)
         book.write(np.arange(11, 12)[None].repeat(rows, 0), 12)
 
-    def test_chosen_slots_of_rows_that_join(self) -> None:
-        """Where the batch reads prompts beside rows that decode, its own slots are handed out."""
-        self.require("gather")
+    def third_joins(self) -> tuple[Bookkeeper, list[LiveSequence]]:
+        """Return a store with three sequences of six slots each, of which two decode and the third, which is the batch, reads."""
         everyone = sequences_of(3)
         for sequence, state in zip(everyone, (State.DECODING, State.DECODING, State.READING), strict=True):
             sequence.state = state
@@ -239,18 +238,18 @@ class KVBackendSuite(DecodingSuite):
         for batch in (everyone[:2], everyone[2:]):
             book.arrange(batch)
             book.write(np.arange(6)[None].repeat(len(batch), 0), 6)
+        return book, everyone
+
+    def test_chosen_slots_of_rows_that_join(self) -> None:
+        """Where the batch reads prompts beside rows that decode, its own slots are handed out."""
+        self.require("gather")
+        book, _ = self.third_joins()
         book.write(np.arange(6, 7)[None], 7, np.array([[5, 2, 6]]))
 
     def test_forwards_begin_at_any_row(self) -> None:
         """A forward of all rows reads and writes each row's own while the batch is the last row alone."""
         self.require("any-row")
-        everyone = sequences_of(3)
-        for sequence, state in zip(everyone, (State.DECODING, State.DECODING, State.READING), strict=True):
-            sequence.state = state
-        book = Bookkeeper(self.object(), 3)
-        for batch in (everyone[:2], everyone[2:]):
-            book.arrange(batch)
-            book.write(np.arange(6)[None].repeat(len(batch), 0), 6)
+        book, everyone = self.third_joins()
         assert book.store.first == 2
         book.batch = everyone
         book.write(np.arange(6, 8)[None].repeat(3, 0), 8, first_row=0)
