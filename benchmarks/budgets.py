@@ -2,7 +2,7 @@
 
     python benchmarks/budgets.py [--pair embedded|cpu|qwen3-8b] [--device cpu|cuda] [--dtype float32] [--batches 1,4,8,32]
         [--kinds spec,code,mixed] [--repeats 5] [--prompts FILE] [--longest 128] [--drafter model|prompt-lookup|suffix]
-        [--policy goodput] [--beside]
+        [--policy goodput] [--beside] [--unequal]
 
 *Spec*: the prompts of FILE. *Code*: held-out library source. *Mixed*: half of the prompts are files that the target goes on to
 copy, half are pieces without a repetition of their own. All contenders decode the same prompts side by side, round after round:
@@ -10,7 +10,8 @@ whoever has the fewest tokens decodes its next round, so that a change of the ma
 a policy has learnt nothing when it begins, and one of the same kind has decoded the prompts once before, which is its second run.
 Figures are medians over repeats of tokens per second by wall-clock time, prompts included, as ratios to plain decoding of the same
 repeat, with the least and the greatest; the share of its seconds that a policy takes itself; and draft tokens accepted for each one
-verified. With *--beside* a second program takes a core for a tenth of each second.
+verified. With *--beside* a second program takes a core for a tenth of each second. With *--unequal* prompts have from a fifth to
+nine fifths of the new tokens, so that rows end at unlike times whatever decodes them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from bench import read_prompts
 from contenders import held_out_prompts
 from copying import workloads
 from grow import PAIRS, load_pair
-from side_by_side import side_by_side
+from side_by_side import side_by_side, unequal_ends
 
 from specframe import Pipeline
 from specframe.devices.kinds import of
@@ -95,7 +96,7 @@ class Contender:
         self.own = 0.0
         """Seconds that the policy took."""
 
-    def begin(self, prompts: Any, new: int) -> None:
+    def begin(self, prompts: Any, new: int, sampling: Any = None) -> None:
         """Have the policy learn nothing so far, or what it learns as it decodes the prompts once."""
         if self._policy is None:
             return
@@ -103,7 +104,7 @@ class Contender:
         made.budget, made.observe = self._timed(made.budget), self._timed(made.observe)
         self.pipe.parts.composition = attrs.evolve(self.pipe.composition, policy=made)
         if self._second:
-            list(self.pipe.generate(prompts, new))
+            list(self.pipe.generate(prompts, new, sampling=sampling))
         self.own = 0.0
 
     @property
@@ -124,7 +125,13 @@ class Contender:
 
 
 def measured(
-    contenders: dict[str, Contender], prompts: Any, new: int, repeats: int, alike: bool, recorded: bool
+    contenders: dict[str, Contender],
+    prompts: Any,
+    new: int,
+    repeats: int,
+    alike: bool,
+    recorded: bool,
+    unequal: bool = False,
 ) -> dict[str, Any]:
     """Return each contender's ratios to plain decoding, and its tokens per second.
 
@@ -134,15 +141,17 @@ def measured(
         repeats: how often.
         alike: whether all are to have the same tokens.
         recorded: whether forwards are recorded: the warming up then takes all prompts, for all shapes.
+        unequal: whether prompts have new tokens of unequal number.
     """
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     shares: dict[str, list[float]] = {name: [] for name in contenders if name.removesuffix(AGAIN) in POLICIES}
     pipes = {name: contender.pipe for name, contender in contenders.items()}
     for number in range(repeats + 1):  # the first one warms up, by a few prompts
         these = prompts if number or recorded else prompts[: len(prompts) // 4]
+        ends = unequal_ends(len(these), new) if unequal else None
         for contender in contenders.values():
-            contender.begin(these, new)
-        for name, decoded in side_by_side(pipes, these, new, alike=alike).items() if number else ():
+            contender.begin(these, new, ends)
+        for name, decoded in side_by_side(pipes, these, new, alike=alike, sampling=ends).items() if number else ():
             rates[name].append(decoded.rate)
             if name in shares:
                 shares[name].append(contenders[name].own / decoded.seconds)
@@ -195,6 +204,7 @@ def spread(found: list[float]) -> list[float]:
     help="A policy; all by default that the drafter knows.",
 )
 @click.option("--beside", is_flag=True, help="A second program takes a core for a tenth of each second.")
+@click.option("--unequal", is_flag=True, help="Prompts have new tokens of unequal number, --new on average.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--output", default=None, help="A JSON file for all figures.")
@@ -211,6 +221,7 @@ def main(
     longest: int,
     policies: tuple[str, ...],
     beside: bool,
+    unequal: bool,
     device: str,
     dtype: str,
     output: str | None,
@@ -232,7 +243,8 @@ def main(
             contenders = {name: Contender(target, by, name, batch) for name in names}
             cell = {"pair": pair, "device": on.type, "drafter": drafter, "kind": kind, "batch": batch, "beside": beside}
             with company(beside):
-                found.append({**cell, **measured(contenders, prompts, new, repeats, alike, recorded)})
+                figures = measured(contenders, prompts, new, repeats, alike, recorded, unequal)
+            found.append({**cell, "unequal": unequal, **figures})
             print(json.dumps(found[-1]), flush=True)
             if output:
                 Path(output).write_text(json.dumps(found, indent=1) + "\n")

@@ -32,7 +32,7 @@ STRATEGIES: dict[str, dict[str, dict[str, Takes]]] = {
         },
     },
     "--schedule": {
-        "continuous": {"piece": whole(1, 10**9)},
+        "continuous": {"piece": whole(1, 10**9), "wait": number(0)},
         "fixed": {},
         "same-length": {"window": whole(1, 10**9), "patience": whole(1, 10**9)},
     },

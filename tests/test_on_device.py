@@ -403,8 +403,8 @@ class Lengths(FixedLength):
     [
         {"batch_size": 1},
         {"batch_size": 3},
-        {"batch_size": 7},
-        {"batch_size": 7, "kv": "slab,dtype=int8"},
+        {"batch_size": 7, "schedule": "continuous,wait=0"},
+        {"batch_size": 7, "schedule": "continuous,wait=0", "kv": "slab,dtype=int8"},
         {"batch_size": 3, "bitwise": True},
         {"batch_size": 3, "align": "eqspec", "kv": "slab"},
         {"batch_size": 3, "align": "exspec", "kv": "slab"},

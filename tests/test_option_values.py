@@ -52,6 +52,7 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("alignment", "padding", "bonus"): ("published", "target"),
     ("scheduler", "continuous", "piece"): (1, 10**9),
     ("scheduler", "continuous", "mixed"): ("on", "off"),
+    ("scheduler", "continuous", "wait"): (0, 1e300),
     ("scheduler", "same-length", "window"): (1, 10**9),
     ("scheduler", "same-length", "patience"): (1, 10**9),
     ("drafter", "window", "sink"): (0, 10**9),

@@ -275,10 +275,7 @@ def specframe_register_schedulers(register: Register) -> None:
     register(
         "continuous",
         "specframe_std.schedulers.continuous:Continuous",
-        summary=(
-            "Replaces a finished row at once by the next waiting prompt, except when that would pass over live "
-            "rows twice."
-        ),
+        summary="Replaces finished rows by the prompts that wait, except when that would pass over live rows twice.",
     )
     register(
         "same-length",

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import random
+
 import pytest
+from specframe_std.schedulers.refill import Refill
 from specframe_testing.conformance import SchedulerSuite
 from specframe_testing.conformance.scheduler import simulate
 
@@ -26,7 +29,7 @@ class TestFixed(SchedulerSuite):
 
 
 class TestContinuous(SchedulerSuite):
-    """A finished row is replaced at once."""
+    """Finished rows are replaced while the others decode."""
 
     def make(self) -> str:
         return "continuous"
@@ -71,3 +74,91 @@ def test_one_row_is_no_group() -> None:
         registry().make("scheduler", "same-length"), [3, 5, 9, 14], [20] * 4, 2, lambda index, length: index % 2
     )
     assert all(len(round.indices) == 2 for round in seen if not round.prefill and round.live > 1)
+
+
+def fills(wait: float, ends: list[int], batch_size: int, waiting: int = 1000) -> list[int]:
+    """Return how many rows are filled in each round in which any are; so many rows end per round."""
+    refill, live, filled = Refill(wait, batch_size), batch_size, []
+    refill.filled(live)
+    for ended in ends:
+        live -= ended
+        refill.look(live)
+        free = batch_size - live
+        if free and refill.due(free, waiting):
+            filled.append(free)
+            live = batch_size
+            refill.filled(live)
+    return filled
+
+
+@pytest.mark.parametrize(
+    ("wait", "batch_size", "pause"), [(1.0, 32, 1), (0.25, 32, 1), (0.5, 64, 2), (1.0, 16, 4), (0.25, 4, 8)]
+)
+def test_as_many_rows_are_filled_as_cost_least(wait: float, batch_size: int, pause: int) -> None:
+    """Where one row ends every so many rounds, no other number of rows costs less, forwards and empty rows together."""
+    ends = [int(number % pause == 0) for number in range(1, 400)]
+    steady = fills(wait, ends, batch_size)[-8:]
+    costs = {count: wait / count + (count - 1) / 2 * pause / batch_size for count in range(1, batch_size + 1)}
+    least = min(costs.values())
+    average = sum(costs[count] * count for count in steady) / sum(steady)
+    assert average <= 1.1 * least, (steady, min(costs, key=costs.__getitem__))
+
+
+def test_rows_are_not_left_empty_for_long() -> None:
+    """After many rows have ended at once and no more do, the last of them stay empty for as long as a forward costs, no longer."""
+    refill = Refill(1.0, 16)
+    refill.filled(16)
+    for _ in range(20):
+        refill.look(16)
+    refill.look(6)
+    assert refill.due(10, 100)
+    refill.filled(16)
+    refill.look(14)
+    assert not refill.due(2, 100), "two rows are few beside those that have ended"
+    empty = 2
+    refill.look(14)
+    while not refill.due(2, 100):
+        empty += 2
+        refill.look(14)
+    assert empty == 16, "as many rows as a full round has"
+
+
+@pytest.mark.parametrize("waiting", [1, 2, 3])
+def test_no_row_is_left_empty_where_all_prompts_find_one(waiting: int) -> None:
+    """Who waits is given a row at once unless more wait than rows are free."""
+    refill = Refill(8.0, 16)
+    refill.filled(16)
+    refill.look(13)
+    assert refill.due(3, waiting)
+    refill.look(13)
+    assert not refill.due(3, 4)
+
+
+def test_prompts_are_read_together() -> None:
+    """Where sequences end at unlike times and prompts wait, fewer forwards read prompts, and hardly more rounds decode."""
+    choose = random.Random(0)
+    prompts, new = [8] * 96, [choose.randint(8, 60) for _ in range(96)]
+    rounds, reading = {}, {}
+    for wait in (0, 0.25, 1):
+        scheduler = registry().make("scheduler", f"continuous,wait={wait}")
+        seen = simulate(scheduler, prompts, new, 16, lambda index, length: (index + length) % 3)
+        reading[wait] = sum(one.prefill for one in seen)
+        rounds[wait] = len(seen) - reading[wait]
+    assert reading[1] < reading[0.25] < 0.75 * reading[0], reading
+    assert rounds[0.25] <= 1.05 * rounds[0], rounds
+    assert rounds[1] <= 1.2 * rounds[0], rounds
+
+
+def test_a_row_is_filled_at_once_where_nothing_is_gained() -> None:
+    """With wait=0 no row stays empty while a prompt waits."""
+    seen = simulate(
+        registry().make("scheduler", "continuous,wait=0"),
+        [5] * 40,
+        [4 + 3 * (one % 7) for one in range(40)],
+        8,
+        lambda *_: 1,
+    )
+    begun = 0
+    for one in seen:
+        begun += len(one.indices) * one.prefill
+        assert one.live == min(8, one.live + 40 - begun), "a row is empty while prompts wait"
