@@ -13,8 +13,9 @@ from specframe_testing import harness, zoo
 
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
+from specframe.devices.kinds import Recording
 from specframe.errors import ModelError, UnknownNameError
-from specframe.forward import graphs, recorded_chains
+from specframe.forward import recorded_chains, recorded_forwards, recording_cache
 from specframe.forward.attention import choice, flex, kernel_trial, packed
 from specframe.forward.current_forward import by_interface
 from specframe.forward.runner import ModelRunner
@@ -183,14 +184,16 @@ def test_shapes_are_recorded_once_and_replayed() -> None:
     """A bucket is recorded the second time it comes up; what differs within a bucket is replayed."""
     made: list[int] = []
 
-    class Counting(graphs.EagerRecording):
+    class Counting(recording_cache.EagerRecording):
         def __init__(self, function: Any) -> None:
             made.append(1)
             super().__init__(function)
 
     target = zoo.build("qwen3")
     run = harness.open_run(target, 4, 100)
-    forward = graphs.Recorded(run.target._execute, run.target.store.rows, run.target.store.slots, Counting)
+    forward = recorded_forwards.RecordedForward(
+        run.target._execute, run.target.store.rows, run.target.store.slots, Counting
+    )
     for lengths, expected in (
         ([5, 6, 7], 0),
         ([9, 2, 4], 1),
@@ -213,7 +216,9 @@ def test_padding_rows_touch_nothing() -> None:
     target = zoo.build("qwen3")
     run = harness.open_run(target, 4, 40)
     store = run.target.store
-    forward = graphs.Recorded(run.target._execute, store.rows, store.slots, graphs.EagerRecording)
+    forward = recorded_forwards.RecordedForward(
+        run.target._execute, store.rows, store.slots, recording_cache.EagerRecording
+    )
     pool = harness.open_pool(harness.requests(PROMPTS[:3], 9), rows=4)
     batch = pool.batch(pool.admit(3))
     for block in store._blocks:
@@ -228,12 +233,12 @@ def test_padding_rows_touch_nothing() -> None:
 def test_what_cannot_be_recorded_runs_eagerly() -> None:
     """A model that synchronises while it is recorded goes on without recordings, with a word about it."""
 
-    def refuse(function: Any) -> graphs.Recording:
+    def refuse(function: Any) -> Recording:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     target = zoo.build("qwen3")
     run = harness.open_run(target, 4, 40)
-    forward = graphs.Recorded(run.target._execute, 4, run.target.store.slots, refuse)
+    forward = recorded_forwards.RecordedForward(run.target._execute, 4, run.target.store.slots, refuse)
     pool = harness.open_pool(harness.requests(PROMPTS[:3], 9), rows=4)
     batch = pool.batch(pool.admit(3))
     block = Block(batch.last_tokens(1), -1)
@@ -250,7 +255,7 @@ def test_what_cannot_be_recorded_runs_eagerly() -> None:
 @pytest.mark.parametrize(("slots", "extent"), [(1, 64), (64, 64), (65, 128), (600, 640), (1000, 1024), (4100, 5120)])
 def test_buckets(slots: int, extent: int) -> None:
     """An extent is rounded up by at most an eighth of its power of two, or to 64."""
-    assert graphs.bucket(slots) == extent
+    assert recording_cache.bucket(slots) == extent
 
 
 @pytest.mark.parametrize(
@@ -299,9 +304,9 @@ def test_half_precision_packs_on_cuda() -> None:
 
 def test_the_steps_of_a_draft_are_recorded() -> None:
     """Each step of a draft replays one recording, with its choice, whatever the rows' lengths, and tokens are exact."""
-    made: list[graphs.RecordingCache] = []
+    made: list[recording_cache.RecordingCache] = []
 
-    class Kept(graphs.RecordingCache):
+    class Kept(recording_cache.RecordingCache):
         def __init__(self, record: Any) -> None:
             super().__init__(record)
             made.append(self)
@@ -309,7 +314,7 @@ def test_the_steps_of_a_draft_are_recorded() -> None:
     target = zoo.build("qwen3")
     feeds = harness.Feeds()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (graphs, recorded_chains):
+        for module in (recorded_forwards, recorded_chains):
             patch.setattr(module, "RecordingCache", Kept)
         pipe = harness.pipeline(
             target, zoo.good_draft(target), batch_size=3, draft_length=4, graphs="on", observers=[feeds]

@@ -20,7 +20,7 @@ from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
 from specframe.errors import InvariantError
-from specframe.forward import compiled, graphs
+from specframe.forward import compiled, recording_cache
 from specframe.forward.attention import choice
 from specframe.forward.runner import ModelRunner
 
@@ -33,7 +33,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     noted: list[Any] = []
     usual = ModelRunner.forward
 
-    class Noted(graphs.EagerRecording):
+    class Noted(recording_cache.EagerRecording):
         def __init__(self, function: Callable[[], Any]) -> None:
             noted.append("recording")
             super().__init__(function)
@@ -46,7 +46,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return usual(self, *arguments, **options)
 
     monkeypatch.setattr(ModelRunner, "forward", forward)
-    monkeypatch.setitem(graphs.RECORDINGS, "on", lambda device: Noted)
+    monkeypatch.setitem(recording_cache.RECORDINGS, "on", lambda device: Noted)
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
     torch._dynamo.reset()
     return noted

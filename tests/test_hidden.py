@@ -14,10 +14,11 @@ from specframe.contracts.drafts import Block
 from specframe.contracts.model import How
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
-from specframe.forward import compiled, graphs
+from specframe.forward import compiled
 from specframe.forward.attention import choice
 from specframe.forward.cached import CachedModel
 from specframe.forward.kept_graphs import ModelGraphs
+from specframe.forward.recording_cache import EagerRecording
 
 PROMPTS = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
 
@@ -70,12 +71,12 @@ def test_states_are_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        pytest.param("gemma3", {"record": graphs.EagerRecording}, id="recorded"),
+        pytest.param("gemma3", {"record": EagerRecording}, id="recorded"),
         pytest.param("opt", {"layers": "compiled"}, id="compiled"),  # its layers are compiled in a third of the time
         pytest.param("gemma3", {"layers": "compiled"}, id="windows compiled", marks=pytest.mark.slow),
         pytest.param(
             "gemma3",
-            {"record": graphs.EagerRecording, "layers": "compiled"},
+            {"record": EagerRecording, "layers": "compiled"},
             id="both",
             marks=[pytest.mark.slow, pytest.mark.nightly],
         ),

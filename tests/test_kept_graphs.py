@@ -20,7 +20,7 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.errors import ContractError, SpecframeWarning
-from specframe.forward import graphs
+from specframe.forward import recorded_forwards
 from specframe.text.sampling import Sampling
 
 ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [12, 9, 14, 7], {7})
@@ -52,7 +52,7 @@ def recorded(act: Callable[[], Any]) -> int:
 
 def settled(pipe: Pipeline) -> None:
     """Decode until a run records nothing."""
-    for _ in range(graphs.EAGER + 3):
+    for _ in range(recorded_forwards.EAGER + 3):
         made = recorded(lambda: harness.check(pipe, ASKED))
         if not made:
             return
@@ -83,7 +83,7 @@ def test_later_runs_replay(kind: str) -> None:
     draft = zoo.good_draft(target) if isinstance(target, type(zoo.build("qwen3"))) else fakes.fake_draft(target)
     pipe = piped(target, draft, **options)
     replays = SimRecording.replays
-    made = [recorded(lambda: harness.check(pipe, ASKED)) for _ in range(graphs.EAGER + 2)]
+    made = [recorded(lambda: harness.check(pipe, ASKED)) for _ in range(recorded_forwards.EAGER + 2)]
     assert SimRecording.replays > replays
     if kind == "checked":  # a run with checks opens stores of its own
         assert made[-1] == made[0] > 0

@@ -43,7 +43,7 @@ from specframe.contracts.run import Run
 from specframe.devices import kinds
 from specframe.devices.held import Held
 from specframe.devices.kinds import on_device
-from specframe.forward import graphs, recorded_chains, unpadded
+from specframe.forward import recorded_chains, recorded_forwards, recording_cache, unpadded
 from specframe.forward.attention import interface, kernel_trial, packed
 from specframe.forward.attention.packed import Packed
 from specframe.text.sampling import Sampling
@@ -325,21 +325,21 @@ def test_forwards_and_chains_are_recorded() -> None:
 
 
 @pytest.fixture
-def shelves(monkeypatch: pytest.MonkeyPatch) -> list[graphs.RecordingCache]:
+def shelves(monkeypatch: pytest.MonkeyPatch) -> list[recording_cache.RecordingCache]:
     """The shelves of recordings that are made in a test: target, its chains, draft, its chains."""
-    made: list[graphs.RecordingCache] = []
+    made: list[recording_cache.RecordingCache] = []
 
-    class Noted(graphs.RecordingCache):
+    class Noted(recording_cache.RecordingCache):
         def __init__(self, record: Any) -> None:
             super().__init__(record)
             made.append(self)
 
-    for module in (graphs, recorded_chains):
+    for module in (recorded_forwards, recorded_chains):
         monkeypatch.setattr(module, "RecordingCache", Noted)
     return made
 
 
-def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graphs.RecordingCache]) -> None:
+def test_chains_are_recorded_by_buckets_of_rows(shelves: list[recording_cache.RecordingCache]) -> None:
     """Drafts of any number of rows have recordings of 1, 2, 4 or all rows; rows that are not in the batch are not written to."""
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
@@ -350,7 +350,7 @@ def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graphs.RecordingCa
     assert 4 in {key[0] for key in shelves[7]._kept} <= {1, 2, 4}
 
 
-def test_chains_of_all_lengths_share_recordings(shelves: list[graphs.RecordingCache]) -> None:
+def test_chains_of_all_lengths_share_recordings(shelves: list[recording_cache.RecordingCache]) -> None:
     """A step is recorded once for the tokens that a chain begins with, and once for one, however long chains are."""
     target, draft = pair("fake")
     feeds = harness.Feeds()
@@ -361,7 +361,7 @@ def test_chains_of_all_lengths_share_recordings(shelves: list[graphs.RecordingCa
     assert sorted(shelves[3]._kept) == [(1, width, 64) for width in (1, 2)]
 
 
-def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[graphs.RecordingCache]) -> None:
+def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[recording_cache.RecordingCache]) -> None:
     """A row's tokens are rounded up to a power of two where few rows have 64 of them at most, and are not beyond."""
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 12, 61), 40)
@@ -372,15 +372,15 @@ def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[graphs.
         assert {width for _, width, *_ in shelves[0]._kept} == widths
 
 
-def test_prompts_are_recorded_when_their_shape_came_up_often(shelves: list[graphs.RecordingCache]) -> None:
+def test_prompts_are_recorded_when_their_shape_came_up_often(shelves: list[recording_cache.RecordingCache]) -> None:
     """A recording of prompts pays after some replays, so that prompts of a few shapes are not recorded."""
     target, draft = pair("fake")
     recorded = []
-    for count in (graphs.EAGER, graphs.EAGER + 1):
+    for count in (recorded_forwards.EAGER, recorded_forwards.EAGER + 1):
         shelves.clear()
         asked = harness.requests(harness.random_prompts([40] * count, 61), 4)
         harness.check(harness.pipeline(target, draft, draft_length=3, graphs="on", batch_size=1), asked)
-        recorded.append({width for _, width, *_ in shelves[0]._kept if width > graphs.LONGEST})
+        recorded.append({width for _, width, *_ in shelves[0]._kept if width > recorded_forwards.LONGEST})
     assert recorded == [set(), {64}]
 
 
@@ -415,14 +415,14 @@ class Lengths(FixedLength):
     "name", ["qwen3", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "mistral"))]
 )
 def test_short_prompts_are_recorded(
-    name: str, options: dict[str, Any], shelves: list[graphs.RecordingCache], monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], shelves: list[recording_cache.RecordingCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of all lengths up to a power of two replay one recording, by target and draft, in whichever row they are.
 
     As much of the drafts stands as without.
     """
     monkeypatch.setattr(unpadded, "LAYING_OUT", 1000)
-    monkeypatch.setattr(graphs, "EAGER", 1)
+    monkeypatch.setattr(recorded_forwards, "EAGER", 1)
     target = zoo.build(name)
     lengths = (40, 90, 33, 61, 100, 44, 35, 64, 10, 55)
     prompts = harness.random_prompts(lengths * (4 if options["batch_size"] == 7 else 2), zoo.VOCABULARY)
@@ -439,14 +439,14 @@ def test_short_prompts_are_recorded(
     assert tokens[0] == tokens[1]
     of_draft = 1 if "align" in options else 2  # chains have a shelf where places follow from lengths
     for shelf in (shelves[0], shelves[of_draft]):
-        recorded = [(key[0], key[1], key[6]) for key in shelf._kept if key[1] > graphs.LONGEST]
+        recorded = [(key[0], key[1], key[6]) for key in shelf._kept if key[1] > recorded_forwards.LONGEST]
         assert {64} <= {width for _, width, _ in recorded} <= {64, 128} or (recorded and "align" in options)
-        assert all((tokens or rows * width) <= graphs.PROMPTS for rows, width, tokens in recorded)
+        assert all((tokens or rows * width) <= recorded_forwards.PROMPTS for rows, width, tokens in recorded)
         if options["batch_size"] == 7:
             assert any(tokens for _, _, tokens in recorded)
 
 
-def test_hidden_states_of_recorded_prompts(shelves: list[graphs.RecordingCache]) -> None:
+def test_hidden_states_of_recorded_prompts(shelves: list[recording_cache.RecordingCache]) -> None:
     """Those of padding are left out; they are what a forward that is not recorded has."""
     run = harness.open_run(zoo.build("qwen3"), 2, 120, align="ragged")
     pool = harness.open_pool(harness.requests(harness.random_prompts((50, 41), zoo.VOCABULARY), 20))
@@ -471,7 +471,7 @@ def test_no_graph_is_given_up_while_one_is_recorded() -> None:
             gc.collect()
         return (values + 1,)
 
-    cache, before = graphs.RecordingCache(SimRecording), gc.get_threshold()
+    cache, before = recording_cache.RecordingCache(SimRecording), gc.get_threshold()
     gc.set_threshold(0)  # never by itself
     try:
         ring: list[Any] = [SimRecording(lambda: (values + 2,))]
@@ -504,7 +504,7 @@ def test_a_graph_given_up_breaks_a_recording() -> None:
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graphs.RecordingCache]) -> None:
+def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[recording_cache.RecordingCache]) -> None:
     """Recordings of the target compute buckets of real tokens alone where rows draft unequally, and the tokens are exact."""
     target = pair("qwen3")[0]
     budget = Budget(3, 7) if tree else Budget(4)
@@ -539,7 +539,7 @@ def test_graphs_hold_the_constants_that_they_read(name: str) -> None:
     assert SimRecording.replays > replays + 2
 
 
-def test_new_shapes_are_told(shelves: list[graphs.RecordingCache]) -> None:
+def test_new_shapes_are_told(shelves: list[recording_cache.RecordingCache]) -> None:
     """A run tells how often a forward was slower since its shape was new or recorded; what is replayed or never recorded is not."""
     target = zoo.build("qwen3")
     draft, asked = zoo.good_draft(target), harness.requests(harness.random_prompts((5, 5), zoo.VOCABULARY), 20)
@@ -564,9 +564,9 @@ def test_new_shapes_are_told(shelves: list[graphs.RecordingCache]) -> None:
     assert set(told["off"]) == {0}
 
 
-def test_recordings_are_bounded(shelves: list[graphs.RecordingCache], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_are_bounded(shelves: list[recording_cache.RecordingCache], monkeypatch: pytest.MonkeyPatch) -> None:
     """The recordings that were used last are kept, as many as the bound says; tokens stay exact while others are dropped."""
-    monkeypatch.setattr(graphs, "MOST", 2)
+    monkeypatch.setattr(recording_cache, "MOST", 2)
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
     made = SimRecording.made

@@ -22,7 +22,7 @@ from specframe import Pipeline, Sampling, hookimpl
 from specframe.cli import cli, option_types
 from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
-from specframe.forward.graphs import RECORDINGS
+from specframe.forward.recording_cache import RECORDINGS
 from specframe.models import loading as models
 from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import Registry, offer, parse_specification, registry

@@ -16,7 +16,8 @@ from turns import by_turns
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.forward import compiled, unpadded
-from specframe.forward.graphs import EagerRecording, Recorded, in_bucket
+from specframe.forward.recorded_forwards import RecordedForward, in_bucket
+from specframe.forward.recording_cache import EagerRecording
 from specframe.forward.runner import ModelRunner
 from specframe.forward.unpadded import Unpadded
 
@@ -233,7 +234,9 @@ def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]],
     others = [block[:, 3, :-1].clone() for block in blocks]
     assert cached.store.slots is not None
     rows, slots = cached.store.rows, cached.store.slots
-    recorded = Recorded(cached._execute, rows, slots, EagerRecording, leaves_out=lambda places, tokens: leaves_out)
+    recorded = RecordedForward(
+        cached._execute, rows, slots, EagerRecording, leaves_out=lambda places, tokens: leaves_out
+    )
     parents_BT = torch.tensor([[-1, 0, 0, 1, 1]]) if tree else None
     for seed, counts in enumerate(([5, 1, 1], [1, 5, 1], [1, 1, 5], [1, 1, 4])):
         ids_BT = torch.tensor(harness.random_prompts((5, 5, 5), zoo.VOCABULARY, seed=seed))

@@ -17,10 +17,10 @@ from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Choose, Watch
 from specframe.contracts.states import PrefixStates
 from specframe.errors import ModelError
-from specframe.forward.graphs import Recorded
 from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.mixed_batch import Joined, piece_of
 from specframe.forward.recorded_chains import RecordedChain, chain
+from specframe.forward.recorded_forwards import RecordedForward
 
 
 class CachedModel:
@@ -70,7 +70,7 @@ class CachedModel:
         """Whether the cache is another model's: what this one writes is never known to stand."""
         self.keeps_states = False
         """Whether states, where there are any, are :class:`specframe.contracts.states.PrefixStates`."""
-        self._recorded: Recorded | None = None
+        self._recorded: RecordedForward | None = None
         self._chain: RecordedChain | None = None
         self._graphs: ModelGraphs | None = None
         if graphs is not None and (slots := store.slots) is not None:

@@ -9,9 +9,9 @@ from specframe.contracts.cache import KVStore
 from specframe.contracts.layout import Layout
 from specframe.contracts.model import How, Model
 from specframe.devices.kinds import Recording
-from specframe.forward.graphs import Forward, Recorded
 from specframe.forward.model_state import settings
 from specframe.forward.recorded_chains import RecordedChain
+from specframe.forward.recorded_forwards import Forward, RecordedForward
 from specframe.value_checks import unwrap_guards
 
 
@@ -32,7 +32,7 @@ class ModelGraphs:
         self.how, self._model, self._record, self._drawn_by = how, model, record, drawn_by
         self._any_row = any_row
         self._settings = settings(model.module)
-        self._forward: Recorded | None = None
+        self._forward: RecordedForward | None = None
         self._chain: RecordedChain | None = None
         self._before = 0
 
@@ -46,12 +46,12 @@ class ModelGraphs:
 
     def begin(
         self, forward: Forward, store: KVStore, slots: int, layout: Layout
-    ) -> tuple[Recorded, RecordedChain | None]:
+    ) -> tuple[RecordedForward, RecordedChain | None]:
         """Return the forwards, and the chains where places follow from lengths alone, of a run that feeds the model so."""
         pack = self._model.by_lengths(self.how)
         if self._forward is None:
             leaves_out = self._model.leaves_out_filler
-            self._forward = Recorded(forward, store.rows, slots, self._record, pack, leaves_out, self._any_row)
+            self._forward = RecordedForward(forward, store.rows, slots, self._record, pack, leaves_out, self._any_row)
         self._forward.begin(forward)
         if not layout.static:
             self._chain = None

@@ -14,7 +14,8 @@ from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Choose
 from specframe.devices.kinds import Recording
-from specframe.forward.graphs import LONGEST, Forward, KeptRecording, Outputs, RecordingCache, bucket, power_of_two
+from specframe.forward.recorded_forwards import LONGEST, Forward
+from specframe.forward.recording_cache import KeptRecording, Outputs, RecordingCache, bucket, power_of_two
 
 
 class Still(Batch):

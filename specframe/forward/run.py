@@ -20,9 +20,9 @@ from specframe.contracts.run import MakesLayout, Watch
 from specframe.contracts.states import StateBackend, StateLayer, StateStore
 from specframe.devices import kinds
 from specframe.forward.cached import CachedModel
-from specframe.forward.graphs import RECORDINGS
 from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.open_stores import OpenStore, Stores, keeps_prefixes
+from specframe.forward.recording_cache import RECORDINGS
 from specframe.forward.states import RowStates
 from specframe.value_checks import unwrap_guards
 

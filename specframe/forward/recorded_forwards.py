@@ -1,16 +1,9 @@
-"""Forwards recorded once per shape and replayed: a decoding round then costs the host one launch per model forward.
-
-A recording reads its inputs from buffers that never move and writes its output to one, so the shapes of a round are rounded up to
-buckets: rows to a power of two, attended slots to an eighth of their power of two, the tokens of short prompts to a power of two.
-What pads a bucket writes to the spare slot that ends each row of a slab, where no query looks. The recordings of the shapes that
-came up last are kept.
-"""
+"""Forwards recorded once per shape and replayed: a decoding round then costs the host one launch per model forward."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -18,13 +11,9 @@ import torch
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.devices import kinds
-from specframe.devices.held import UNCOLLECTED
 from specframe.devices.kinds import Recording
-from specframe.errors import SpecframeWarning
+from specframe.forward.recording_cache import Outputs, RecordingCache, bucket, power_of_two
 from specframe.forward.unpadded import LaidBlock, Unpadded
-
-Outputs = tuple[torch.Tensor, ...]
 
 Shape = tuple[int, int, int | None]
 """Rows, tokens of each, and how many are computed of them all; None: all."""
@@ -59,21 +48,6 @@ MASKED = 2**25
 EAGER = 3
 """Times that prompts of a shape are read before it is recorded: a recording takes as long as so many replays save. Shapes of rounds
 are recorded the second time they come up, for they come up again at once."""
-
-MOST = 64
-"""Recordings of one kind that a cache keeps. Each takes some megabytes, for its outputs and its nodes; a run of one draft length
-uses about ten, one for each bucket of rows and slots that it passes through."""
-
-
-class EagerRecording:
-    """A recording that calls the function again, for devices without graphs: shows that buffers and buckets are right."""
-
-    def __init__(self, function: Callable[[], Outputs]) -> None:
-        self._function = function
-
-    def replay(self, rows: int) -> Outputs:
-        """Call the function."""
-        return tuple(output[:rows].clone() for output in self._function())
 
 
 @attrs.frozen(eq=False)
@@ -140,81 +114,12 @@ class Buffers:
             mine.key_order_BS[row : row + keys, :extent].copy_(given.key_order_BS)
 
 
-class KeptRecording(NamedTuple):
-    """A recording, and what holds the memory that it reads: a graph does not keep what it has not made itself."""
-
-    buffers: Any
-    """Its inputs."""
-    recording: Recording
-    function: Callable[[], Outputs]
-    """What was recorded."""
-    constants: list[torch.Tensor]
-
-
-class RecordingCache:
-    """Recordings by key: made the second time a key comes up, until one cannot be made; at most :data:`MOST` are kept."""
-
-    def __init__(self, record: Callable[..., Recording]) -> None:
-        self._record = record
-        self._seen: dict[tuple[Any, ...], int] = {}
-        """The times that a key came up without being recorded."""
-        self._kept: dict[tuple[Any, ...], KeptRecording] = {}
-        """The one that was used last at the end."""
-        self._given_up = False
-        self.new = 0
-        """The times that a forward took longer than others of its shape: it was new, or was recorded."""
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def take(
-        self, key: tuple[Any, ...], prepare: Callable[[], tuple[Any, Callable[[], Outputs]]], eager: int = 1
-    ) -> KeptRecording | None:
-        """Return the recording of a key with its buffers, or None where there is none.
-
-        Args:
-            key: what tells one shape from another.
-            prepare: returns the buffers of a new recording, filled, and the function that reads them.
-            eager: times that the key comes up before it is recorded.
-        """
-        if self._given_up:
-            return None
-        if key in self._kept:
-            self._kept[key] = self._kept.pop(key)  # the last one of all
-            return self._kept[key]
-        if (seen := self._seen.get(key, 0)) < eager:
-            self._seen[key] = seen + 1
-            self.new += not seen
-            return None
-        while len(self._kept) >= MOST:
-            unused = next(iter(self._kept))
-            del self._kept[unused], self._seen[unused]
-        buffers, function = prepare()
-        self.new += 1
-        try:
-            with kinds.constants_noted() as constants, UNCOLLECTED:
-                self._kept[key] = KeptRecording(buffers, self._record(function), function, constants)
-        except RuntimeError as error:
-            self._give_up(error)
-            return None
-        return self._kept[key]
-
-    def clear(self) -> None:
-        """Let go of all recordings."""
-        self._kept.clear()
-        self._seen.clear()
-
-    def _give_up(self, error: RuntimeError) -> None:
-        """Release all recordings and go on without, because memory is short or the model cannot be recorded."""
-        self._given_up = True
-        self._kept.clear()
-        kinds.free()
-        reason = str(error).partition("\n")[0]
-        warnings.warn(f"forwards are not recorded as CUDA graphs: {reason}", SpecframeWarning, stacklevel=2)
-
-
-class Recorded:
+class RecordedForward:
     """A forward over one slab that is recorded the second time a shape comes up.
+
+    A recording reads its inputs from buffers that never move and writes its output to one, so shapes are rounded up to buckets:
+    rows to a power of two, attended slots to an eighth of their power of two, the tokens of short prompts to a power of two. What
+    pads a bucket writes to the spare slot that ends each row of the slab, where no query looks.
 
     Args:
         forward: what is recorded.
@@ -321,22 +226,3 @@ def in_bucket(block: Block, shape: Shape, first: int) -> Unpadded | None:
     real_RT[own] = False
     real_RT[own, width - block.width :] = block.real
     return Unpadded(real_RT, block.ids_BT.device, tokens)
-
-
-def power_of_two(number: int) -> int:
-    """Return the least power of two that is not less."""
-    return 1 << (number - 1).bit_length()
-
-
-def bucket(slots: int, least: int = 64) -> int:
-    """Return the extent that many slots are rounded up to: an eighth of their power of two, 64 at least unless told otherwise."""
-    step = max(least, power_of_two(slots) // 8)
-    return -(-slots // step) * step
-
-
-RECORDINGS: dict[str, Callable[[torch.device], Callable[..., Recording] | None]] = {
-    "auto": lambda device: kinds.of(device).recording,
-    "on": lambda device: kinds.of(device).recording or EagerRecording,
-    "off": lambda device: None,
-}
-"""Meanings of ``graphs=`` on a device."""
