@@ -58,15 +58,6 @@ def run_starts(values_X: np.ndarray) -> np.ndarray:
     return np.concatenate([ZERO, starts])
 
 
-def run_sizes(starts: np.ndarray, total: int) -> np.ndarray:
-    """Return how many values each run has, of ``total`` in all."""
-    sizes = np.empty_like(starts)
-    sizes[:-1] = starts[1:]
-    sizes[-1:] = total
-    sizes -= starts
-    return sizes
-
-
 def occurrences(tokens_RS: np.ndarray, lengths_R: np.ndarray, most: int) -> Occurrences:
     """Return the places of each row's last token before its end, with match lengths up to ``most``."""
     tokens_RS = np.ascontiguousarray(tokens_RS[:, : int(lengths_R.max())])

@@ -1,16 +1,20 @@
 """Walks along the most frequent continuations of many texts at once.
 
-Arrays end with their shape: T trials, each a match of a row; E occurrences of all trials; G trials that go on, L those that are
-likely enough; K steps.
+Most texts have been followed by the same tokens each time. These are walked along in one go; the few others, whose occurrences
+part, one by one.
+
+Arrays end with their shape: T trials, each a match of a row; E occurrences of all trials; K steps.
 """
 
 from __future__ import annotations
 
+import collections
+
 import attrs
 import numpy as np
 
-from specframe_std.drafters.suffix.occurrences import Occurrences, run_sizes, run_starts
-from specframe_std.drafters.suffix.speculation import Speculation
+from specframe_std.drafters.suffix.occurrences import Occurrences
+from specframe_std.drafters.suffix.speculation import Speculation, single
 
 
 @attrs.frozen(eq=False)
@@ -50,60 +54,72 @@ class Trials:
 def walk(trials: Trials, most_T: np.ndarray, least: float) -> list[Speculation]:
     """Return the chain of most frequent tokens after each text, up to ``most_T`` of them and none less likely than ``least``.
 
-    Of equally frequent tokens the latest is taken, of those that occurred once the first.
+    Each text has occurred before its row's end.
     """
-    whole_T, score_T, length_T = trials.counts_T.copy(), np.zeros(len(most_T), np.float32), np.zeros_like(most_T)
-    chance_T, trials_E, found_E, follow_E = np.ones_like(score_T), trials.trials_E, trials.found_E, trials.follow_E
-    steps = int(most_T.max(initial=0))
-    tokens_TK, chances_TK = np.zeros((len(most_T), steps), np.int64), np.zeros((len(most_T), steps), np.float32)
-    for step in range(steps):
-        on_E = (follow_E > step) & (most_T[trials_E] > step)
-        trials_E, found_E, follow_E = trials_E[on_E], found_E[on_E], follow_E[on_E]
-        if not len(trials_E):
-            break
-        tokens_E = trials.tokens_X[found_E + (step + 1)]
-        firsts_G = run_starts(trials_E)
-        trials_G = trials_E[firsts_G]
-        sizes_G = run_sizes(firsts_G, len(trials_E))
-        best_G, count_G = favourites(tokens_E, firsts_G, sizes_G)
-        part_G = count_G.astype(np.float32) / whole_T[trials_G].astype(np.float32)
-        chance_G = np.where(count_G == whole_T[trials_G], chance_T[trials_G], chance_T[trials_G] * part_G)
-        likely_G = chance_G >= np.float32(least)
-        kept_E = np.repeat(likely_G, sizes_G) & (tokens_E == np.repeat(best_G, sizes_G))
-        trials_E, found_E, follow_E = trials_E[kept_E], found_E[kept_E], follow_E[kept_E]
-        trials_L, chance_L = trials_G[likely_G], chance_G[likely_G]
-        tokens_TK[trials_L, step], chances_TK[trials_L, step] = best_G[likely_G], chance_L
-        chance_T[trials_L], whole_T[trials_L], length_T[trials_L] = chance_L, count_G[likely_G], step + 1
-        score_T[trials_L] += chance_L
-    rows = zip(tokens_TK.tolist(), chances_TK.tolist(), score_T.tolist(), length_T.tolist(), strict=True)
-    return [Speculation(ids[:n], [*range(-1, n - 1)], chances[:n], score) for ids, chances, score, n in rows]
+    steps_K = np.arange(most_T.max(initial=0))
+    if not len(steps_K):
+        return [Speculation() for _ in most_T]
+    ends_T = (trials.counts_T - 1).cumsum()
+    firsts_T = np.append(0, ends_T[:-1])
+    there_EK = steps_K < np.minimum(trials.follow_E, most_T[trials.trials_E])[:, None]
+    places_EK = np.minimum(trials.found_E[:, None] + (steps_K + 1), len(trials.tokens_X) - 1)
+    tokens_EK = trials.tokens_X[places_EK]
+    tokens_TK = tokens_EK[firsts_T]  # the first occurrence has the most tokens after it
+    parted_E = ((tokens_EK != tokens_TK[trials.trials_E]) & there_EK).any(1)
+    parted_T = np.logical_or.reduceat(parted_E, firsts_T)
+
+    found = together(tokens_TK, np.add.reduceat(there_EK, firsts_T, dtype=np.int64), trials.counts_T, least)
+    for trial in np.flatnonzero(parted_T).tolist():
+        first, end = firsts_T[trial], ends_T[trial]
+        sizes = there_EK[first:end].sum(1).tolist()
+        windows = [ids[:size] for ids, size in zip(tokens_EK[first:end].tolist(), sizes, strict=True)]
+        found[trial] = favourites(windows, single(least))
+    return found
 
 
-def favourites(tokens_E: np.ndarray, firsts_G: np.ndarray, sizes_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the most frequent token of each group, and how often it occurs in it.
+def together(tokens_TK: np.ndarray, counts_TK: np.ndarray, counts_T: np.ndarray, least: float) -> list[Speculation]:
+    """Return the chain after each text whose occurrences are all followed by the same tokens.
 
     Args:
-        tokens_E: the tokens, group by group, those of a group in the order of their places.
-        firsts_G: where each group begins.
-        sizes_G: how many tokens it has.
+        tokens_TK: these tokens.
+        counts_TK: how many occurrences each of them follows.
+        counts_T: how often each text occurs.
+        least: the probability below which a token is not taken.
     """
-    best_G, count_G = np.minimum.reduceat(tokens_E, firsts_G), sizes_G.copy()
-    mixed_G = np.flatnonzero(best_G != np.maximum.reduceat(tokens_E, firsts_G))
-    if not len(mixed_G):
-        return best_G, count_G
-    groups_X = np.repeat(np.arange(len(mixed_G)), sizes_G[mixed_G])
-    sizes = sizes_G[mixed_G]
-    within_X = np.arange(len(groups_X)) + (firsts_G[mixed_G] - sizes.cumsum() + sizes)[groups_X]
-    keys_X = groups_X * (int(tokens_E.max()) + 1) + tokens_E[within_X]
-    order_X = keys_X.argsort(kind="stable")
-    keys_X = keys_X[order_X]
-    runs = run_starts(keys_X)
-    counts, groups = run_sizes(runs, len(keys_X)), groups_X[order_X[runs]]
-    ends = runs + counts - 1
-    # of equal counts the latest, of single ones the first
-    ranks = counts * 2 * len(keys_X) + np.where(counts > 1, order_X[ends], len(keys_X) - order_X[runs])
-    heads = run_starts(groups)
-    winners = np.flatnonzero(ranks == np.repeat(np.maximum.reduceat(ranks, heads), run_sizes(heads, len(groups))))
-    best_G[mixed_G] = tokens_E[within_X[order_X[runs[winners]]]]
-    count_G[mixed_G] = counts[winners]
-    return best_G, count_G
+    wholes_TK = np.maximum(np.concatenate([counts_T[:, None], counts_TK[:, :-1]], axis=1), 1)
+    chances_TK = np.multiply.accumulate(counts_TK.astype(np.float32) / wholes_TK.astype(np.float32), axis=1)
+    lengths_T = ((counts_TK > 0) & (chances_TK >= np.float32(least))).sum(1)
+    scores_TK = np.add.accumulate(chances_TK, axis=1)
+    rows = zip(tokens_TK.tolist(), chances_TK.tolist(), scores_TK.tolist(), lengths_T.tolist(), strict=True)
+    return [
+        Speculation(ids[:n], [*range(-1, n - 1)], chances[:n], scores[n - 1] if n else 0.0)
+        for ids, chances, scores, n in rows
+    ]
+
+
+def favourites(windows: list[list[int]], least: float) -> Speculation:
+    """Return the chain of most frequent tokens after a text.
+
+    Of equally frequent tokens the latest is taken, of those that occurred once the first.
+
+    Args:
+        windows: what followed each of its occurrences, in the order of their places; nothing has followed one more, the row's end.
+        least: the probability below which a token is not taken.
+    """
+    found, chance, whole = Speculation(), 1.0, len(windows) + 1
+    while windows := [window for window in windows if len(window) > len(found.tokens)]:
+        step = len(found.tokens)
+        tokens = [window[step] for window in windows]
+        best = tokens[0]
+        count = tokens.count(best)
+        if count < len(tokens):
+            counts = collections.Counter(tokens)
+            count = max(counts.values())
+            best = tokens[0] if count == 1 else next(token for token in reversed(tokens) if counts[token] == count)
+        if count != whole:
+            chance = single(chance * single(count / whole))
+        if chance < least:
+            break
+        found.add(best, step - 1, chance)
+        windows, whole = [window for window in windows if window[step] == best], count
+    return found
