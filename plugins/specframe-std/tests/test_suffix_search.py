@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import random
+from array import array
 
 import numpy as np
 import pytest
 from specframe_std.drafters.suffix.corpus import Corpus
+from specframe_std.drafters.suffix.engines import Own
 from specframe_std.drafters.suffix.own_text import OwnText
 from specframe_std.drafters.suffix.speculation import Most, Reach, Speculation
 from suffix_counting import counted, reach_of, same, text
@@ -52,9 +54,11 @@ def test_responses_are_counted(seed: int, trees: bool) -> None:
         for context in (text(draw, 12, tokens), shared[: draw.randrange(2, 30)], response[:-1]):
             one = Most(draw.choice([1, 5, 20]), draw.choice([1, 4, 20]))
             expected, _ = counted([*kept], context, one, reach)
-            assert same(corpus.find(context[-reach.depth :], one, 0.0) or Speculation(), expected, trees)
+            assert same(corpus.find(array("q", context[-reach.depth :]), one, 0.0) or Speculation(), expected, trees)
             if expected.tokens:
-                assert corpus.find(context[-reach.depth :], one, expected.score) is None, "the row's own text wins ties"
+                assert corpus.find(array("q", context[-reach.depth :]), one, expected.score) is None, (
+                    "the row's own text wins ties"
+                )
 
 
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
@@ -69,7 +73,75 @@ def test_matches_of_every_length_are_found(trees: bool) -> None:
         context = [*range(100, 170), *response[5 : 5 + match]]
         expected, _ = counted([response, response[20:70]], context, one, reach)
         assert expected.match >= min(match, 50)
-        assert same(corpus.find(context[-reach.depth :], one, 0.0) or Speculation(), expected, trees)
+        assert same(corpus.find(array("q", context[-reach.depth :]), one, 0.0) or Speculation(), expected, trees)
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_and_responses_are_counted_round_by_round(seed: int, trees: bool) -> None:
+    """Batches get what counting gives, while rows copy, grow, shrink, are replaced and change places, and responses come and go."""
+    draw = random.Random(200 + seed)
+    reach, tokens, most = reach_of(draw, trees), draw.choice([2, 3, 20]), draw.choice([1, 3])
+    engine, kept = Own(reach, most), collections.deque[list[int]](maxlen=most)
+    rows = [text(draw, draw.choice([1, 9, 30]), tokens) for _ in range(4)]
+    for _ in range(8):
+        kept.append(draw.choice([text(draw, draw.randrange(1, 40), tokens), draw.choice(rows)[-30:]]))
+        engine.learn(kept[-1])
+        rows = [changed(draw, row, draw.choice(kept), tokens) for row in rows]
+        draw.shuffle(rows)
+        asked = [Most(nodes, draw.choice([nodes, 3])) for nodes in draw.choices([1, 4, 20], k=len(rows))]
+        lengths = np.array([len(row) for row in rows])
+        padded = np.array([row + [0] * (int(lengths.max()) - len(row)) for row in rows])
+        for row, one, found in zip(rows, asked, engine.look_up(padded, lengths, asked), strict=True):
+            own, others = counted([row], row, one, reach)[0], counted([*kept], row[-reach.depth :], one, reach)[0]
+            assert same(found, others if others.score > own.score else own, trees)
+
+
+def changed(draw: random.Random, row: list[int], response: list[int], tokens: int) -> list[int]:
+    """Return what may become of a row from one round to the next."""
+    start, kind = draw.randrange(len(response)), draw.choice(["copies", "copies", "grows", "shortened", "replaced"])
+    if kind == "copies":
+        return (row + response[start : start + draw.randrange(1, 20)])[-50:]
+    if kind == "grows":
+        return row + text(draw, 3, tokens)
+    if kind == "shortened":
+        return row[: draw.randrange(1, len(row) + 1)]
+    return text(draw, draw.choice([1, 9, 30]), tokens)
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+def test_what_is_certain_is_what_counting_gives(trees: bool) -> None:
+    """The whole draft of a row that copies is found at once, and nothing is where anything else has followed, or too little."""
+    reach, one, response = Reach(depth=16, tree=trees), Most(4, 4), [*range(1, 41)]
+    corpus = Corpus(reach, 2)
+    corpus.add(response)
+    context = array("q", response[10:26])
+    found = corpus.whole(context, one)
+    assert found is not None
+    assert (found.tokens, found.probabilities, found.match) == ([27, 28, 29, 30], [1.0] * 4, 12)
+    assert same(found, counted([response], context.tolist(), one, reach)[0], trees)
+    assert corpus.whole(array("q", response[22:38]), one) is None, "three tokens are left"
+    assert corpus.whole(array("q", response[10:14]), one) is None, "after three tokens that match a row drafts three"
+    other = [*response[10:28], 50]
+    corpus.add(other)
+    assert corpus.whole(context, one) is None, "29 follows once, and 50"
+    corpus.add(response)
+    corpus.add(response)
+    assert corpus.whole(context, one) == found, "the other response has gone"
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+def test_matches_of_other_places_are_found(trees: bool) -> None:
+    """The latest place of a short match is not the one that matches furthest, and shorter matches have followers of their own."""
+    reach, one = Reach(tree=trees), Most(4, 4)
+    responses = [[*range(1, 30), 40], [90, *range(15, 30), 41, 42, 43], [91, 92, *range(26, 30), 41, 42], [93, 29, 44]]
+    corpus = Corpus(reach, 9)
+    for response in responses:
+        corpus.add(response)
+    for first in range(2, 28):
+        context = [99, *range(first, 30)]
+        expected, _ = counted(responses, context, one, reach)
+        assert same(corpus.find(array("q", context), one, 0.0) or Speculation(), expected, trees)
 
 
 def test_nothing_of_a_response_that_has_gone_is_left() -> None:

@@ -6,8 +6,12 @@ follows: these lie inside of an edge. A suffix that has occurred once is a numbe
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
+import itertools
+import math
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Union
 
@@ -15,11 +19,6 @@ from specframe_std.drafters.suffix.speculation import SLACK, Most, Reach, Specul
 
 END = -1
 """Token after each response, which is no token id: no text runs over it."""
-
-
-COPIED = 8
-"""Tokens of a match, a power of two, from which on a row is taken to copy: it takes one walk more if it does not, and
-up to seven fewer if it does."""
 
 
 class Branch:
@@ -46,22 +45,53 @@ def rank(child: Child) -> tuple[int, int]:
     return (1, -child) if isinstance(child, int) else (child.count, child.start)
 
 
-@functools.cache
-def worth(budgets: tuple[int, ...], most: int, least: int) -> tuple[int, int]:
+def worth(budgets: list[int], most: int, least: int) -> tuple[int, int]:
     """Return the first match length whose budget, of up to ``most`` tokens, is at least ``least``, and the one after the last."""
     found = [match for match, budget in enumerate(budgets) if min(budget, most) >= least]
     return (found[0], found[-1] + 1) if found else (1, 0)
 
 
-@functools.cache
-def order(budgets: tuple[int, ...], most: int, first: int, last: int) -> list[int]:
-    """Return match lengths, those of the greatest budgets first, and of these the longest."""
-    return sorted(range(first, last + 1), key=lambda match: (-min(budgets[match], most), -match))
+def order(budgets: list[int], nodes: int, depth: int, first: int, last: int) -> list[tuple[int, int, list[int]]]:
+    """Return budgets, the greatest first, and levels, each with the match lengths that have so many, the longest first."""
+
+    def asked(match: int) -> tuple[int, int]:
+        return min(budgets[match], nodes), min(depth, len(budgets) - match)
+
+    matches = sorted(range(first, last + 1), key=lambda match: (-asked(match)[0], -match))
+    return [(*most, list(run)) for most, run in itertools.groupby(matches, key=asked)]
 
 
 def better(score: float, match: int, beyond: float, best: Speculation | None) -> bool:
     """Return whether a score beats the best one so far, or is as good with a longer match."""
     return score > beyond or (best is not None and score == beyond and match > best.match)
+
+
+class Places(dict[int, Point | None]):
+    """The places of a context's last tokens by their number, each looked for once; None: they do not occur."""
+
+    __slots__ = ("context", "corpus")
+
+    def __init__(self, corpus: Corpus, context: array[int]) -> None:
+        self.corpus, self.context = corpus, context
+
+    def __missing__(self, match: int) -> Point | None:
+        point = self[match] = self.corpus.walk(self.context, match)
+        return point
+
+    def commoner(self, matches: list[int], count: int) -> list[int]:
+        """Return those of some matches, the longest first, that occur more than ``count`` times.
+
+        A shorter match occurs at least as often as a longer one.
+        """
+
+        def often(match: int) -> int:
+            point = self[match]
+            assert point is not None
+            return self.corpus.count(point)
+
+        if not matches or often(matches[-1]) == count:
+            return []
+        return matches[bisect.bisect_right(matches, count, key=often) :]
 
 
 class Corpus:
@@ -73,8 +103,11 @@ class Corpus:
 
     def __init__(self, reach: Reach, most: int) -> None:
         self._reach, self._most = reach, most
-        self._budgets: tuple[int, ...] = tuple(reach.table().tolist())
-        self._tokens: list[int] = []
+        self._budgets: list[int] = reach.table().tolist()
+        self._worth = functools.cache(functools.partial(worth, self._budgets))
+        self._order = functools.cache(functools.partial(order, self._budgets))
+        self._tokens = array("q")
+        """Of all responses, with :data:`END` after each: stretches of arrays are compared as a whole, without objects."""
         self._base = 0
         """The place of the first of these tokens: places are counted over all responses that there ever were."""
         self._spans: collections.deque[tuple[int, int]] = collections.deque()
@@ -86,14 +119,14 @@ class Corpus:
     def responses(self) -> Iterator[list[int]]:
         """Return the responses, the oldest first."""
         for start, end in self._spans:
-            yield self._tokens[start - self._base : end - self._base]
+            yield self._tokens[start - self._base : end - self._base].tolist()
 
     def add(self, response: Sequence[int]) -> None:
         """Take a response; the oldest goes where there are too many."""
         if not response or not self._most:
             return
         start = self._base + len(self._tokens)
-        self._tokens += [*response, END]
+        self._tokens.extend([*response, END])
         end = start + len(response)
         self._spans.append((start, end))
         for place in range(start, end):
@@ -101,39 +134,45 @@ class Corpus:
         if len(self._spans) > self._most:
             self._forget(*self._spans.popleft())
 
-    def find(self, context: list[int], most: Most, beyond: float) -> Speculation | None:
+    def whole(self, context: array[int], most: Most) -> Speculation | None:
+        """Return as many tokens as a row may have, if all are certain: nothing is likelier, wherever it is found."""
+        return self.find(context, most, math.nextafter(most.nodes, 0))
+
+    def find(self, context: array[int], most: Most, beyond: float) -> Speculation | None:
         """Return the best speculation after a text, of those whose score is above ``beyond``.
 
         Args:
-            context: the row's last tokens, up to ``depth``.
+            context: the row's last tokens, up to ``depth``, of 64 bits.
             most: what the row may have.
             beyond: the score of what was found elsewhere.
         """
-        depth, budgets, best = self._reach.depth, self._budgets, None
-        first, end = worth(budgets, most.nodes, int(beyond) + 1)
-        end = min(end, len(context), depth)
-        if first >= end or self._walk(context, first) is None:
+        best = None
+        first, end = self._worth(most.nodes, int(beyond) + 1)
+        end = min(end, len(context), self._reach.depth)
+        if first >= end or (shortest := self.walk(context, first)) is None:
             return None
-        before = (0, 0, 0)
-        for match in order(budgets, most.nodes, first, self._longest(context, first, end)):
-            budget, levels = min(budgets[match], most.nodes), min(most.depth, depth - match)
-            if not better(budget, match, beyond, best):
-                break
-            point = self._walk(context, match)
-            assert point is not None
-            asked = self.count(point), budget, levels
-            if asked == before:  # the same occurrences as of a longer match
-                continue
-            before = asked
-            if not better(budget * self._first(point), match, beyond, best):
-                continue
-            if self._reach.tree:
-                found = tree(self, point, budget, levels, self._reach.least)
-            else:
-                found = self._chain(point, min(budget, levels))
-            if better(found.score, match, beyond, best):
-                best, beyond, found.match = found, found.score, match
+        places = Places(self, context)
+        places[first] = shortest
+        last = self._longest(places, first, end)
+        for budget, levels, matches in self._order(most.nodes, most.depth, first, last):
+            while matches and better(budget, matches[0], beyond, best):
+                match = matches[0]
+                point = places[match]
+                assert point is not None
+                if better(budget * self._first(point), match, beyond, best):
+                    found = self._found(point, budget, levels)
+                    if better(found.score, match, beyond, best):
+                        best, beyond, found.match = found, found.score, match
+                        if beyond == budget:  # others give less, or as much with a shorter match
+                            return best
+                matches = places.commoner(matches[1:], self.count(point))
         return best
+
+    def _found(self, point: Point, budget: int, levels: int) -> Speculation:
+        """Return up to ``budget`` tokens after a point, none deeper than ``levels``."""
+        if self._reach.tree:
+            return tree(self, point, budget, levels, self._reach.least)
+        return self._chain(point, min(budget, levels))
 
     def _first(self, point: Point) -> float:
         """Return how likely something follows at all: no token is likelier, and of one level all together are not."""
@@ -152,7 +191,7 @@ class Corpus:
             left = min(most - len(found.tokens), self._reach.depth - above - inside)
             if not isinstance(child, int):
                 left = min(left, child.length - inside)
-            follow = self._tokens[start : start + left]
+            follow = self._tokens[start : start + left].tolist()
             if END in follow:
                 found.extend(follow[: follow.index(END)], chance)
                 break
@@ -174,23 +213,33 @@ class Corpus:
             branch.top = max(branch.children, key=lambda token: rank(branch.children[token]))
         return branch.children[branch.top]
 
-    def _longest(self, context: list[int], low: int, end: int) -> int:
-        """Return the longest match from ``low``, which occurs, to before ``end``: longer ones occur where shorter ones do.
+    def _longest(self, places: Places, low: int, end: int) -> int:
+        """Return the longest match before ``end``, from that of ``low`` tokens on, which occurs.
 
-        A row that copies a response has the whole match, which is tried as soon as :data:`COPIED` tokens occur.
+        Longer ones occur where shorter ones do: what precedes a place that was found matches as far as it is the context's, and
+        only a text that occurs at other places may match further.
         """
-        step = 1
-        while low + step < end and self._walk(context, low + step):
-            low, step = low + step, 2 * step
-            if step == COPIED and self._walk(context, end - 1):
-                return end - 1
-        high = min(low + step, end)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._walk(context, middle) else (low, middle)
-        return low
+        point = places[low]
+        while point is not None:
+            low += self._before(places.context, low, end - 1 - low, point)
+            if low == end - 1 or self.count(point) == 1:
+                return low
+            low, point = low + 1, places[low + 1]
+        return low - 1
 
-    def _walk(self, context: list[int], match: int) -> Point | None:
+    def _before(self, context: array[int], match: int, most: int, point: Point) -> int:
+        """Return how many tokens before the latest place of a match are the context's as well, up to ``most``."""
+        child, _, above = point
+        at, start = len(context) - match, (child if isinstance(child, int) else child.start) - above - self._base
+        most = min(most, start)
+        if self._tokens[start - most : start] == context[at - most : at]:  # a row that copies: no need to count
+            return most
+        for back in range(1, most + 1):
+            if self._tokens[start - back] != context[at - back]:
+                return back - 1
+        return most
+
+    def walk(self, context: array[int], match: int) -> Point | None:
         """Return the place of the last ``match`` tokens; None: they do not occur."""
         tokens, base = self._tokens, self._base
         node, at, ends = self._root, len(context) - match, len(context)
@@ -199,11 +248,9 @@ class Corpus:
             if child is None:
                 return None
             if isinstance(child, int):
-                length = ends - at
-                start = child - base
+                length, start = ends - at, child - base
             else:
-                length = min(child.length, ends - at)
-                start = child.start - base
+                length, start = min(child.length, ends - at), child.start - base
             if length > 1 and tokens[start : start + length] != context[at : at + length]:
                 return None
             if at + length == ends:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import weakref
+from array import array
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -36,6 +37,11 @@ class Engine(Protocol):
         """Take the response of a sequence that has ended, if it is ``complete``, and forget the sequence."""
 
 
+def those(values_B: np.ndarray, rows: list[int]) -> np.ndarray:
+    """Return some rows of an array, in their order, without a copy if they are all."""
+    return values_B if len(rows) == len(values_B) else values_B[rows]
+
+
 class Own:
     """Rows' own texts without a tree, and one tree for the responses of sequences that have ended."""
 
@@ -45,14 +51,27 @@ class Own:
 
     def find(self, batch: Batch, rows: list[int], most: list[Most]) -> list[Speculation]:
         """Return what may follow each of some rows; of equal scores that of the row's own text."""
-        every = len(rows) == len(batch)
-        tokens_RS, lengths_R = (batch.tokens, batch.lengths) if every else (batch.tokens[rows], batch.lengths[rows])
-        found = self._own.find(tokens_RS, lengths_R, most)
-        if len(self._corpus):
-            for place, (length, one) in enumerate(zip(lengths_R.tolist(), most, strict=True)):
-                context = tokens_RS[place, max(length - self._reach.depth, 0) : length].tolist()
-                found[place] = self._corpus.find(context, one, found[place].score) or found[place]
-        return found
+        return self.look_up(those(batch.tokens, rows), those(batch.lengths, rows), most)
+
+    def look_up(self, tokens_RS: np.ndarray, lengths_R: np.ndarray, most: list[Most]) -> list[Speculation]:
+        """Return what may follow each of some texts, whose tokens, of 64 bits, and numbers of tokens are given.
+
+        Drafts that responses tell as a whole, for certain, come first. A row's own text tells none: its end is an occurrence that
+        nothing follows.
+        """
+        if not len(self._corpus):
+            return self._own.find(tokens_RS, lengths_R, most)
+        starts_R = np.maximum(lengths_R - self._reach.depth, 0)
+        spans = zip(starts_R.tolist(), lengths_R.tolist(), strict=True)
+        contexts = [array("q", tokens_RS[row, start:end].tobytes()) for row, (start, end) in enumerate(spans)]
+        whole = [self._corpus.whole(context, one) for context, one in zip(contexts, most, strict=True)]
+        found = {row: one for row, one in enumerate(whole) if one is not None}
+        rest = [row for row in range(len(most)) if row not in found]
+        if rest:
+            own = self._own.find(those(tokens_RS, rest), those(lengths_R, rest), [most[row] for row in rest])
+            for row, one in zip(rest, own, strict=True):
+                found[row] = self._corpus.find(contexts[row], most[row], one.score) or one
+        return [found[row] for row in range(len(most))]
 
     def learn(self, response: list[int]) -> None:
         """Take an earlier response."""
