@@ -23,8 +23,7 @@ import click
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from specframe_std.drafters.suffix.corpus import Corpus
-from specframe_std.drafters.suffix.own_text import OwnText
+from specframe_std.drafters.suffix.engines import Own
 from specframe_std.drafters.suffix.speculation import Most, Reach
 
 from specframe import Pipeline
@@ -39,8 +38,7 @@ class Cell:
 
     rows: str
     responses: int
-    own_text: float
-    corpus: float
+    looking_up: float
     learning: float
     drafted: float
     """Tokens that a row drafts, on average."""
@@ -48,7 +46,7 @@ class Cell:
     @property
     def whole(self) -> float:
         """The milliseconds of a round."""
-        return self.own_text + self.corpus + self.learning
+        return self.looking_up + self.learning
 
 
 def streams() -> list[list[int]]:
@@ -76,28 +74,22 @@ def texts(kind: str, rows: int, modules: list[list[int]]) -> np.ndarray:
 
 def measured(kind: str, rows: int, responses: int, most: int, rounds: int, modules: list[list[int]]) -> Cell:
     """Return the times of rounds over rows of a kind."""
-    reach = Reach()
-    own, corpus, tokens = OwnText(reach), Corpus(reach, max(1, responses)), texts(kind, rows, modules)
+    engine, tokens = Own(Reach(), max(1, responses)), texts(kind, rows, modules)
     pieces = [ids[start : start + RESPONSE] for start in range(0, LONGEST, RESPONSE) for ids in reversed(modules)]
     for number in range(responses):
-        corpus.add(pieces[number % len(pieces)])
+        engine.learn(pieces[number % len(pieces)])
     lengths, asked = np.random.default_rng(2).integers(SHORTEST, LONGEST, rows), [Most(most, most)] * rows
-    spent, drafted, owed = list[tuple[float, float, float]](), 0, 0
+    spent, drafted, owed = list[tuple[float, float]](), 0, 0
     for number in range(rounds):
         ticks = [time.thread_time()]
-        found = own.find(tokens, lengths, asked)
-        ticks.append(time.thread_time())
-        if responses:
-            for row, length in enumerate(lengths.tolist()):
-                context = tokens[row, length - reach.depth : length].tolist()
-                found[row] = corpus.find(context, asked[row], found[row].score) or found[row]
+        found = engine.look_up(tokens, lengths, asked)
         ticks.append(time.thread_time())
         owed += rows * GAINED
         while responses and owed > RESPONSE:
-            corpus.add(pieces[(number + owed) % len(pieces)])
+            engine.learn(pieces[(number + owed) % len(pieces)])
             owed -= RESPONSE
         ticks.append(time.thread_time())
-        spent.append((ticks[1] - ticks[0], ticks[2] - ticks[1], ticks[3] - ticks[2]))
+        spent.append((ticks[1] - ticks[0], ticks[2] - ticks[1]))
         drafted += sum(len(one.tokens) for one in found)
         lengths += GAINED
     times = [1000 * statistics.median(part) for part in zip(*spent, strict=True)]
@@ -114,11 +106,9 @@ def main(rows: int, rounds: int, most: int, output: str | None) -> None:
     modules = streams()
     kinds = ("library", "copies", "loops", "random")
     cells = [measured(kind, rows, many, most, rounds, modules) for kind in kinds for many in (0, 100, 2000)]
-    table = Table(
-        "rows", "responses", "own text, ms", "responses, ms", "learning, ms", "a round, ms", "drafted by a row"
-    )
+    table = Table("rows", "responses", "looking up, ms", "learning, ms", "a round, ms", "drafted by a row")
     for one in cells:
-        figures = (one.own_text, one.corpus, one.learning, one.whole, one.drafted)
+        figures = (one.looking_up, one.learning, one.whole, one.drafted)
         table.add_row(one.rows, f"{one.responses:,}", *(f"{figure:.2f}" for figure in figures))
     Console(width=110).print(table)
     if output:
