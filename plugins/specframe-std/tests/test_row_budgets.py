@@ -71,6 +71,47 @@ def test_rows_that_differ_by_chance_are_taken_to_be_alike() -> None:
         assert np.abs(acceptance.rates_of(rows.sequences)[:, 0] - rates_B).max() < near
 
 
+def ended_rows(acceptance: Acceptance, rates_R: np.ndarray, seed: int, rounds: int = 12) -> None:
+    """Have rows of these rates draft three tokens a round, one row after the other, and end."""
+    noise = np.random.default_rng(seed)
+    for rate in rates_R:
+        row = Rows(1)
+        for number in range(rounds):
+            row.sequences[0].finished = number == rounds - 1
+            acceptance.add(round_report((noise.random((1, 3)) < rate).cumprod(1).sum(1), 3, row))
+
+
+@pytest.mark.parametrize("belief", [8, 20, 40])
+def test_rows_that_have_ended_tell_how_much_rows_differ(belief: int) -> None:
+    """Of rows of a beta distribution the belief is about its number of tokens, though a batch has one row.
+
+    It is rather more: rows whose drafts stand have more tokens, so that the others count less.
+    """
+    found = []
+    for seed in range(20):
+        acceptance = Acceptance(Levels(Budget(3)))
+        rates_R = np.random.default_rng(1000 + seed).beta(0.75 * belief, 0.25 * belief, 120)
+        ended_rows(acceptance, rates_R, seed)
+        rows = acceptance._rows.rows(Rows(1).sequences)
+        found.append(acceptance._belief(rows, acceptance.rates()))
+    assert 0.8 * belief < np.median(found) < 1.65 * belief, found
+
+
+def test_bad_luck_of_one_row_is_not_its_quality() -> None:
+    """A row whose first drafts fail, alone in its batch, is taken to be like others that are alike, and not like unlike ones."""
+    alike, unlike = Acceptance(Levels(Budget(3))), Acceptance(Levels(Budget(3)))
+    ended_rows(alike, np.full(80, 0.75), 0)
+    ended_rows(unlike, np.array([0.97, 0.5, 0.97, 0.56] * 20), 0)
+    kept = []
+    for acceptance in (alike, unlike):
+        row, usual = Rows(1), acceptance.rates()
+        for stood in (0, 1, 0, 1):
+            acceptance.add(round_report(np.array([stood]), 3, row))
+        kept.append(float((acceptance.rates_of(row.sequences)[0] / usual).mean()))
+    assert kept[0] > 0.93, kept
+    assert kept[1] < 0.82, kept
+
+
 def test_nothing_is_planned_beyond_a_rows_end() -> None:
     """A token that a row has no room for stands with probability 0, and what has ended is forgotten."""
     assert survival(np.full((2, 3), 0.5), np.array([5, 1])).tolist() == [[0.5, 0.25, 0.125], [0.5, 0, 0]]
@@ -80,7 +121,7 @@ def test_nothing_is_planned_beyond_a_rows_end() -> None:
     acceptance.add(round_report(np.array([2, 2]), 2, rows))
     acceptance.add(round_report(np.array([2, 2, 2]), 2, Rows(3)))
     acceptance.rates()
-    assert acceptance._rows.counts_2RK.shape[1] == 4, "of the sequence that goes on, and of three new ones"
+    assert acceptance._rows.counts_3RK.shape[1] == 4, "of the sequence that goes on, and of three new ones"
 
 
 class TestImplicit(DraftLengthPolicySuite):

@@ -27,24 +27,30 @@ WINDOW = 512
 """Rows after which what was seen of all rows counts half."""
 ROW_WINDOW = 24
 """Rounds after which what was seen of one row counts half: a text goes from one passage to another."""
-ROW_BELIEF = 6
-"""Draft tokens of a row that have to be seen before it counts as much as all rows together, where rows differ."""
-LEAST_SPREAD = 0.1
-"""Rows whose accepted tokens vary little more than by chance are taken to be alike: this many times less is made of each."""
+ROW_BELIEF = 6.0, 30.0, 60.0
+"""Draft tokens of a row that have to be seen before they count as much as all rows together: at least, before anything is known of
+how much rows differ, and at most. Of prompts of one kind it is 22 to 38 (library source, SpecBench), of files that are copied
+beside other ones 11."""
+EXCESS = 0.25
+"""How much rows are assumed to differ beyond chance before any are seen: as much as one row with 40 draft tokens tells."""
+ENDED_WINDOW = 64
+"""Rows that have ended after which what they told of how much rows differ counts half."""
 SUREST = 0.99
 """The highest probability of one token: no row is certain."""
 
 
 class RowCounts:
-    """Counts of each sequence, in rows of two arrays: the places of its drafts that were reached, and those that stood.
+    """Counts of each sequence, in rows of three arrays: places of its drafts that were reached, that stood, and the reached ones by
+    the squares of their weights.
 
-    A place is reached where all before it stood. Sequences that have ended are forgotten, those that nobody holds any more, too.
+    A place is reached where all before it stood. The third is for chance: a weighted sum varies by the squares of the weights.
+    Sequences that have ended are forgotten, those that nobody holds any more, too.
     """
 
     def __init__(self, places: int) -> None:
         self._places = places
         self._row_of = weakref.WeakKeyDictionary[Sequence, int]()
-        self.counts_2RK = np.zeros((2, 0, places))
+        self.counts_3RK = np.zeros((3, 0, places))
 
     def rows(self, sequences: list[Sequence]) -> np.ndarray:
         """Return the row of each sequence; one that is new has seen nothing."""
@@ -56,9 +62,9 @@ class RowCounts:
         """Give all of them a row, and drop the rows of sequences that are gone."""
         wanted = {id(sequence) for sequence in sequences}
         known = [(one, row) for one, row in self._row_of.items() if not one.finished or id(one) in wanted]
-        kept_2RK = self.counts_2RK[:, [row for _, row in known]]
+        kept_3RK = self.counts_3RK[:, [row for _, row in known]]
         new = [sequence for sequence in sequences if sequence not in self._row_of]
-        self.counts_2RK = np.concatenate([kept_2RK, np.zeros((2, len(new), self._places))], axis=1)
+        self.counts_3RK = np.concatenate([kept_3RK, np.zeros((3, len(new), self._places))], axis=1)
         self._row_of = weakref.WeakKeyDictionary()
         for row, sequence in enumerate([*(one for one, _ in known), *new]):
             self._row_of[sequence] = row
@@ -91,6 +97,8 @@ class Acceptance:
         self._levels, self._maximum = levels, levels.most.depth
         self._all_2K = np.zeros((2, self._maximum))
         self._rows = RowCounts(self._maximum)
+        self._differ_2 = np.zeros(2)
+        """How much the rows that have ended differ, as :func:`differences` tells it."""
         self._noted: list[Noted] = []
 
     def add(self, report: Progress) -> None:
@@ -115,9 +123,15 @@ class Acceptance:
             before_N = np.arange(len(alike))[::-1]
             self._all_2K *= fade ** len(alike)
             self._all_2K += fade**before_N @ seen_2NBK.sum(2)
-            self._rows.counts_2RK[:, rows] *= fade_row ** len(alike)
-            own_2X = fade_row**before_N @ seen_2NBK.reshape(2, len(alike), -1)
-            self._rows.counts_2RK[:, rows] += own_2X.reshape(2, len(rows), -1)
+            fades_3 = np.array([fade_row, fade_row, fade_row**2])[:, None]
+            self._rows.counts_3RK[:, rows] *= fades_3[..., None] ** len(alike)
+            seen_3NX = seen_2NBK[[0, 1, 0]].reshape(3, len(alike), -1)
+            own_3X = ((fades_3**before_N)[:, None] @ seen_3NX)[:, 0]
+            self._rows.counts_3RK[:, rows] += own_3X.reshape(3, len(rows), -1)
+            if any(alike[-1].ended):
+                ended = rows[np.array(alike[-1].ended)]
+                self._differ_2 *= 0.5 ** (len(ended) / ENDED_WINDOW)
+                self._differ_2 += differences(self._rows.counts_3RK[:, ended], self._rates()).sum(1)
         self._noted.clear()
 
     def _seen(self, rounds: list[Noted]) -> np.ndarray:
@@ -143,10 +157,16 @@ class Acceptance:
             hope: standard deviations by which each is taken to be higher than estimated.
         """
         self._count()
+        rates_K = self._rates()
+        if not hope:
+            return rates_K
+        return np.minimum(rates_K + hope * np.sqrt(rates_K * (1 - rates_K) / (self._all_2K[0] + BELIEF)), 1.0)
+
+    def _rates(self) -> np.ndarray:
+        """Return the same without hope, of what is counted."""
         reached_K, accepted_K = self._all_2K
         usual = (accepted_K.sum() + BELIEF * RATE) / (reached_K.sum() + BELIEF)
-        rates_K = (accepted_K + BELIEF * usual) / (reached_K + BELIEF)
-        return np.minimum(rates_K + hope * np.sqrt(rates_K * (1 - rates_K) / (reached_K + BELIEF)), 1.0)
+        return (accepted_K + BELIEF * usual) / (reached_K + BELIEF)
 
     def rates_of(self, sequences: list[Sequence], hope: float = 0.0) -> np.ndarray:
         """Return the probability of each place of each row to stand, given that those before it do, (B, K).
@@ -156,16 +176,42 @@ class Acceptance:
         """
         rates_K = np.minimum(self.rates(hope), SUREST)
         rows = self._rows.rows(sequences)  # first: it may make room
-        reached_BK, accepted_BK = self._rows.counts_2RK[:, rows]
-        expected_BK = reached_BK * rates_K
-        accepted_B, expected_B = accepted_BK.sum(1), expected_BK.sum(1)
-        chance = float((expected_BK * (1 - rates_K)).sum())
-        spread = float(((accepted_B - expected_B) ** 2).sum()) / max(chance, 1e-9) - 1
-        belief = ROW_BELIEF / min(max(spread, LEAST_SPREAD), 1.0)
+        reached_BK, accepted_BK, _ = self._rows.counts_3RK[:, rows]
+        accepted_B, expected_B = accepted_BK.sum(1), (reached_BK * rates_K).sum(1)
+        belief = self._belief(rows, rates_K)
         usual = belief * rates_K.mean()
         own_B1 = ((accepted_B + usual) / (expected_B + usual))[:, None]
         like_BK = np.minimum(own_B1 * rates_K, SUREST)
         return (accepted_BK + 2 * belief * like_BK) / (reached_BK + 2 * belief)
+
+    def _belief(self, rows: np.ndarray, rates_K: np.ndarray) -> float:
+        """Return the draft tokens of a row that count as much as all rows together, by how much rows differ.
+
+        Rows that have ended tell it as well as those of the batch: of one row alone a few tokens that stood or not would.
+        """
+        least, assumed, most = ROW_BELIEF
+        own_2 = differences(self._rows.counts_3RK[:, rows], rates_K).sum(1)
+        chance, excess = self._differ_2 + own_2
+        return float(min(max((chance + assumed * EXCESS) / (max(excess, 0.0) + EXCESS), least), most))
+
+
+def differences(counts_3RK: np.ndarray, rates_K: np.ndarray) -> np.ndarray:
+    """Return two numbers of each row that tell how much rows differ, (2, R).
+
+    The first over the second, each summed over rows, is the number of tokens that count as much as all rows together. The
+    first is the variance by chance of the tokens that stand, *np*(1 - *p*) where each of *n* stands with the probability *p*. The
+    second is the square of the tokens that stood beyond those expected, less that variance, for each token (moments of the
+    beta-binomial distribution: Kleinman 1973).
+
+    Args:
+        counts_3RK: of each row, as :class:`RowCounts` has them.
+        rates_K: the probability of each place to stand.
+    """
+    reached_RK, accepted_RK, squares_RK = counts_3RK
+    reached_R, varies_K = reached_RK.sum(1), rates_K * (1 - rates_K)
+    more_R = accepted_RK.sum(1) - (reached_RK * rates_K).sum(1)
+    beyond_R = more_R**2 - (squares_RK * varies_K).sum(1)
+    return np.stack([(reached_RK * varies_K).sum(1), beyond_R / np.maximum(reached_R, 1)])
 
 
 def survival(rates_BK: np.ndarray, room_B: np.ndarray) -> np.ndarray:

@@ -17,8 +17,9 @@ from specframe_std.policies.levels import Levels
 if TYPE_CHECKING:
     from specframe.contracts.run import Run
 
-NOISE = 0.15
-"""Standard deviation of one round's seconds, as a share of them: that of rounds of 10 to 30 ms on a CPU with two cores."""
+NOISE = 0.12
+"""Standard deviation of one round's seconds, as a share of them: of rounds of 40 to 130 ms on a CPU 0.04 to 0.06 where nothing else
+runs, and more beside other programs. Where it is taken to be too large, a step in the costs of depths is found late."""
 OTHER_SIZE = 0.06
 """Standard deviation of a linear model's error at another batch size, as a share of the seconds there."""
 OWN = 0.05
