@@ -29,8 +29,8 @@ ROW_WINDOW = 24
 """Rounds after which what was seen of one row counts half: a text goes from one passage to another."""
 ROW_BELIEF = 6.0, 30.0, 60.0
 """Draft tokens of a row that have to be seen before they count as much as all rows together: at least, before anything is known of
-how much rows differ, and at most. Of prompts of one kind it is 22 to 38 (library source, SpecBench), of files that are copied
-beside other ones 11."""
+how much rows differ, and at most. Of prompts of one kind it is 23 to 37 (library source, SpecBench), of files that are copied
+beside other ones 12."""
 EXCESS = 0.25
 """How much rows are assumed to differ beyond chance before any are seen: as much as one row with 40 draft tokens tells."""
 ENDED_WINDOW = 64
@@ -168,13 +168,13 @@ class Acceptance:
         usual = (accepted_K.sum() + BELIEF * RATE) / (reached_K.sum() + BELIEF)
         return (accepted_K + BELIEF * usual) / (reached_K + BELIEF)
 
-    def rates_of(self, sequences: list[Sequence], hope: float = 0.0) -> np.ndarray:
+    def rates_of(self, sequences: list[Sequence]) -> np.ndarray:
         """Return the probability of each place of each row to stand, given that those before it do, (B, K).
 
         A row's is that of all rows, moved by how much better or worse its own drafts stood, and by what was seen of the place: the
         more, the more rows differ beyond chance (empirical Bayes: Efron and Morris 1973).
         """
-        rates_K = np.minimum(self.rates(hope), SUREST)
+        rates_K = np.minimum(self.rates(), SUREST)
         rows = self._rows.rows(sequences)  # first: it may make room
         reached_BK, accepted_BK, _ = self._rows.counts_3RK[:, rows]
         accepted_B, expected_B = accepted_BK.sum(1), (reached_BK * rates_K).sum(1)
