@@ -2,7 +2,7 @@
 
     python benchmarks/budgets.py [--pair embedded|cpu|qwen3-8b] [--device cpu|cuda] [--dtype float32] [--batches 1,4,8,32]
         [--kinds spec,code,mixed] [--repeats 5] [--prompts FILE] [--longest 128] [--drafter model|prompt-lookup|suffix]
-        [--policy goodput] [--beside] [--unequal]
+        [--policy goodput] [--beside] [--unequal] [--layers eager|compiled]
 
 *Spec*: the prompts of FILE. *Code*: held-out library source. *Mixed*: half of the prompts are files that the target goes on to
 copy, half are pieces without a repetition of their own. All contenders decode the same prompts side by side, round after round:
@@ -88,11 +88,11 @@ def asked(kind: str, file: str | None, longest: int, tokenizer: Any, count: int)
 class Contender:
     """A pipeline of a draft length or policy."""
 
-    def __init__(self, target: Any, draft: Any, length: str, batch: int) -> None:
+    def __init__(self, target: Any, draft: Any, length: str, batch: int, layers: str = "eager") -> None:
         name = length.removesuffix(AGAIN)
         self._policy, self._second = name if name in POLICIES else None, name != length
         how = {"drafter": None} if name == "plain" else {"drafter": draft, "draft_length": name}
-        self.pipe = Pipeline(target, batch_size=batch, generation_config=None, **how)
+        self.pipe = Pipeline(target, batch_size=batch, layers=layers, generation_config=None, **how)
         self.own = 0.0
         """Seconds that the policy took."""
 
@@ -205,6 +205,7 @@ def spread(found: list[float]) -> list[float]:
 )
 @click.option("--beside", is_flag=True, help="A second program takes a core for a tenth of each second.")
 @click.option("--unequal", is_flag=True, help="Prompts have new tokens of unequal number, --new on average.")
+@click.option("--layers", default="eager", show_default=True, help="How decoder layers are run.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--output", default=None, help="A JSON file for all figures.")
@@ -222,6 +223,7 @@ def main(
     policies: tuple[str, ...],
     beside: bool,
     unequal: bool,
+    layers: str,
     device: str,
     dtype: str,
     output: str | None,
@@ -240,8 +242,10 @@ def main(
             tried = policies or (POLICIES if drafter == "model" else LOOKING)
             names = ["plain", *lengths.split(","), *tried, *(name + AGAIN for name in tried)]
             by = draft if drafter == "model" else drafter
-            contenders = {name: Contender(target, by, name, batch) for name in names}
+            contenders = {name: Contender(target, by, name, batch, layers) for name in names}
             cell = {"pair": pair, "device": on.type, "drafter": drafter, "kind": kind, "batch": batch, "beside": beside}
+            if layers != "eager":
+                cell["layers"] = layers
             with company(beside):
                 figures = measured(contenders, prompts, new, repeats, alike, recorded, unequal)
             found.append({**cell, "unequal": unequal, **figures})

@@ -6,8 +6,9 @@
 1. waits and copies per round and scheme, and a run of each in which torch's sync debug mode makes every wait but the round's one
 an error; a short part of that under torch's sanitizer of streams; 2. every test marked ``cuda``; 3. the conformance suites of the
 built-in strategies on the device; 4. equivalence with the reference decoder, in float32 and bfloat16, on grown pairs; 5. logits
-that are the same to the bit, and their price; 6. what each way to attend costs; 7. what drafts of heads cost; 8. the benchmark at
-the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells first.
+that are the same to the bit, and their price; 6. what each way to attend costs; 7. what drafts of heads cost; 8. rounds of one
+pipeline's later runs, with layers as they are and compiled; 9. the benchmark at the shapes of Qwen3-8B and 0.6B in bfloat16,
+K = 5, batches 1 to 64, the most telling cells first.
 
 Needs torch, transformers, pytest and specframe's other dependencies; neither a network nor an installation: in a checkout that is
 not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part is a
@@ -51,6 +52,7 @@ SMALL = {
     "attention": "--small --device cpu --heads 4,2,16 --dtype float32",
     "bitwise": "--pair small --device cpu --dtypes bfloat16 --batches 3 --count 3 --new 4 --rounds 1",
     "heads": "--pair small --device cpu --dtype float32 --batches 1",
+    "rounds": "--pair small --device cpu --dtype float32 --batches 2 --lengths 0,2 --layers eager --runs 2 --new 6",
     "bench": "--pair small --device cpu --dtype float32 --batches 3,1 --longest 24 --new 5"
     " --least 3 --threads 1 --waves 1 --rounds 1",
 }
@@ -66,6 +68,7 @@ LARGE = {
     "attention": "--device {device} --dtype bfloat16",
     "bitwise": "--pair cpu --device {device} --aligns ragged,eqspec --batches 8,1 --rounds 2",
     "heads": "--pair {pair} --device {device} --dtype bfloat16 --batches 8,1,64",
+    "rounds": "--pair {pair} --device {device} --dtype bfloat16 --batches 8 --lengths 0,3,goodput",
     "bench": "--pair {pair} --device {device} --dtype bfloat16 --draft-length 5 --batches 8,32,1,64,16,4,2"
     " --new 64 --least 4 --waves 2 --references 8 --rounds 2",
 }
@@ -79,6 +82,7 @@ SHARES = {
     "bitwise": 0.08,
     "attention": 0.06,
     "heads": 0.08,
+    "rounds": 0.14,
     "bench": 0.28,
 }
 """The parts in their order, and the share of all parts' time that each may take; the benchmark has all that is left."""
@@ -284,6 +288,11 @@ def failed_way(row: dict[str, Any]) -> str | None:
     return row["fault"] and f"{row['way']}, {row['rows']} rows, {row['slots']} slots: {row['fault']}"
 
 
+def failed_run(row: dict[str, Any]) -> str | None:
+    """Return how a pipeline failed."""
+    return row["fault"] and f"K = {row['length']}, {row['layers']}, batch {row['batch']}: {row['fault']}"
+
+
 def failed_draft(row: dict[str, Any]) -> str | None:
     """Return how a head's draft failed."""
     return row["fault"] and f"{row['draft']}, batch {row['batch']}: {row['fault']}"
@@ -295,6 +304,7 @@ ROWS: dict[str, tuple[str, Callable[[dict[str, Any]], str | None]]] = {
     "bitwise": ("comparisons", price),
     "attention": ("timings", failed_way),
     "heads": ("rounds timed", failed_draft),
+    "rounds": ("runs", failed_run),
 }
 """Of each part that writes rows: the noun for them, and the line that is shown of a row, if any."""
 

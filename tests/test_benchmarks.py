@@ -221,6 +221,7 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
         "equivalence": False,
         "attention": False,
         "heads": False,
+        "rounds": False,
         "bench": False,
     }
     assert [(row["equal"], row["bugs"]) for row in result["bitwise"]["rows"]] == [("3 of 3", 0)]
@@ -230,6 +231,7 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
     assert {row["way"] for row in result["attention"]["rows"]} == {"masked", "flex"}
     assert all(row["attend_ms"] > 0 and row["prepare_ms"] > 0 for row in result["attention"]["rows"])
     assert {row["draft"] for row in result["heads"]["rows"]} >= {"none", "eagle", "dflash", "medusa", "clover2", "mtp"}
+    assert [(row["length"], row["run"]) for row in result["rounds"]["rows"]] == [("0", 1), ("0", 2), ("2", 1), ("2", 2)]
     cells = result["bench"]["runs"][0]["result"]["cells"]
     assert {cell["contender"] for cell in cells} >= {
         "transformers plain",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from typing import Any
 
+import architectures
 import pytest
 import torch
 from specframe_testing import harness, zoo
 
+from specframe.errors import SpecframeWarning
 from specframe.forward import compiled, runner
 from specframe.forward.runner import ModelRunner
 
@@ -69,6 +72,49 @@ def test_a_graph_serves_all_layers_and_lengths(graphs: list[Any]) -> None:
     pipe = harness.pipeline(zoo.build("qwen3", num_hidden_layers=10), None, batch_size=3, layers="compiled")
     harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
     assert 2 <= len(graphs) <= 5
+
+
+@pytest.mark.parametrize(("name", "most"), [("opt", 4), pytest.param("gemma3", 8, marks=pytest.mark.slow)])
+def test_a_graph_serves_all_masks(graphs: list[Any], name: str, most: int) -> None:
+    """Prompts, rounds and single rows have masks of unlike strides, in one kind of layer and in two, and take no further graphs."""
+    target = zoo.build(name)
+    draft = zoo.good_draft(target)
+    pipe = harness.pipeline(target, draft, batch_size=3, draft_length=3, layers="compiled", graphs="on")
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+    assert 2 <= len(graphs) <= most
+
+
+def test_layers_that_compute_their_masks_run_eagerly(graphs: list[Any]) -> None:
+    """They see the lengths of keys alone that are not in the cache yet; a warning says so, and the tokens are exact."""
+    target = zoo.build("opt")
+    for layer in target.model.decoder.layers:
+        layer.forward = computes_its_mask(layer.forward)
+    pipe = harness.pipeline(target, None, batch_size=3, layers="compiled")
+    with pytest.warns(
+        SpecframeWarning, match="layers are not compiled: expected layers that hand their mask on as it is"
+    ):
+        harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
+def computes_its_mask(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a layer's ``forward`` that makes another mask of the one it is given."""
+
+    def other(*arguments: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> Any:
+        made = None if attention_mask is None else attention_mask + 0.0
+        return forward(*arguments, attention_mask=made, **options)
+
+    return other
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["doge", "falcon", "diffllama", "deepseek_v3"])
+def test_architectures_that_cannot_be_compiled_are_exact(graphs: list[Any], name: str) -> None:
+    """They make masks of values, attend by themselves, repeat values after they were written, or expand keys and values there."""
+    target = architectures.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled")
+    with pytest.warns(SpecframeWarning, match="layers are not compiled"):
+        harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
 
 
 def test_a_model_is_left_as_it_was(graphs: list[Any]) -> None:

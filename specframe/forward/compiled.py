@@ -16,6 +16,7 @@ import torch
 import torch.fx.experimental._config
 from transformers import PreTrainedModel
 
+from specframe.errors import ModelError
 from specframe.forward.attention.interface import attend
 from specframe.forward.current_forward import CURRENT, own_value
 
@@ -71,9 +72,13 @@ def _update_and_attend(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    cache, module = CURRENT.get().cache, cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
-    if cache is not None:  # None: another thread has compiled the model for itself
-        key, value = cache.update(key, value, layer)
+    state, module = CURRENT.get(), cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
+    if state.cache is not None:  # None: another thread has compiled the model for itself
+        key, value = state.cache.update(key, value, layer)
+    if state.masks and mask is not None:
+        if (address := mask.data_ptr()) not in state.masks:
+            raise ModelError("expected layers that hand their mask on as it is, found some that compute another")
+        mask = state.masks[address]
     return attend(module, query, key, value, mask, scaling, sliding_window=window)[0]
 
 

@@ -126,22 +126,17 @@ class SelfTests:
             ) from error
 
     @torch.inference_mode()
-    def _probed(
-        self, probe: Reordered, layers: compiled.Layers | None = None, window: int | None = None, apart: int = 1
-    ) -> torch.Tensor:
+    def _probed(self, probe: Reordered, window: int | None = None, apart: int = 1) -> torch.Tensor:
         """Return the logits (2, 4, V) after four tokens of two rows whose keys and values a probe puts in its slots.
 
         Args:
             probe: the cache.
-            layers: the model's layers compiled; None: as they are.
             window: in the place of the size of every window; None: as they are.
             apart: of the positions of tokens that follow each other.
         """
         places_BT = self._places
         placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self._feeder.device))
         shown = self._feeder.masks(placement, window)
-        forwards = layers.forwards if layers else NOTHING
-        compiles = layers is not None
         return self._call(
             places_BT % self._feeder.vocabulary,
             places_BT * apart,
@@ -149,8 +144,6 @@ class SelfTests:
             probe,
             placement.key_order_BS,
             len(IN_ORDER),
-            compiles=compiles,
-            forwards=forwards,
         ).float()
 
     def _call(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -272,11 +265,28 @@ class SelfTests:
         return distance(row, rectangle) < self._tolerance
 
     @torch.inference_mode()
-    def _fed(self, placement: Placement, laid: Unpadded | None) -> torch.Tensor:
-        """Return the logits of the real tokens of a placement, (N, V), fed as a rectangle or laid in one row."""
+    def _fed(
+        self, placement: Placement, laid: Unpadded | None = None, layers: compiled.Layers | None = None
+    ) -> torch.Tensor:
+        """Return the logits of the real tokens of a placement, (N, V).
+
+        Args:
+            placement: where the tokens of rows go that hold others already.
+            laid: the places of tokens that are laid in one row; None: they are fed as a rectangle.
+            layers: the model's layers compiled; None: as they are.
+        """
         ids_BT, orders_BS = placement.positions_BT % self._feeder.vocabulary, placement.key_order_BS
-        store, shown = Scratch(placement), self._feeder.masks(placement)
-        logits_BTV = self._call(ids_BT, placement.positions_BT, shown, store, orders_BS, ids_BT.shape[1], unpadded=laid)
+        logits_BTV = self._call(
+            ids_BT,
+            placement.positions_BT,
+            self._feeder.masks(placement),
+            Scratch(placement),
+            orders_BS,
+            ids_BT.shape[1],
+            compiles=layers is not None,
+            forwards=layers.forwards if layers else NOTHING,
+            unpadded=laid,
+        )
         if not hold_numbers(logits_BTV):
             return logits_BTV.float()
         return logits_BTV[placement.order_BT >= 0].float()
@@ -296,13 +306,18 @@ class SelfTests:
         return "its layers do not tell attention their sliding windows"
 
     def require_agreement(self, layers: compiled.Layers) -> None:
-        """Raise :class:`ModelError` if a model's compiled layers cannot be used, or give other logits than its own."""
+        """Raise :class:`ModelError` if a model's compiled layers cannot be used, or give other logits than its own.
+
+        Rows are fed that hold tokens already: a layer that attends by itself, or changes keys after they were written, shows there.
+        """
         if self._feeder.indexed or self._feeder.counts.in_layers:
             raise ModelError("expected layers that are told positions and slots, found some that count or choose them")
-        expected = self._probed(Reordered(IN_ORDER))
-        if (attends := own_value(self._feeder.config, "_attn_implementation")) != "sdpa" or not layers:
+        expected = self._fed(self._uneven)
+        if not layers:
+            raise ModelError("expected a model that says which of its modules are layers")
+        if (attends := own_value(self._feeder.config, "_attn_implementation")) != "sdpa":
             raise ModelError(f"expected layers with sdpa attention, found {attends}")
-        if not (off := distance(self._probed(Reordered(IN_ORDER), layers), expected)) < self._tolerance:
+        if not (off := distance(self._fed(self._uneven, layers=layers), expected)) < self._tolerance:
             raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
 
     @functools.cached_property

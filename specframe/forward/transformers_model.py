@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -103,9 +103,10 @@ class TransformersModel:
 
     @functools.cached_property
     def unread(self) -> torch.Tensor | dict[str, Any]:
-        """Masks that are not looked at: without any, transformers would build its own."""
-        nothing = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
-        return self._per_kind(dict.fromkeys(self.windows, nothing))
+        """Masks that are not looked at, one for each kind of layer: without any, transformers would build its own."""
+        return self._per_kind(
+            {kind: torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device) for kind in self.windows}
+        )
 
     def call(
         self,
@@ -154,7 +155,12 @@ class TransformersModel:
         cache = StoreCache(store, extent, self.dense, unpadded, numbers, told.lengths, pages)
         shown = Unwritten(extent) if compiles else cache
         replaced = {**self.rope.forwards, **told.forwards, **forwards}
-        state = CurrentForward(plan, cache, replaced, told.functions, unpadded, self.chunks, [])
+        meant = {}
+        if (
+            compiles and plan is None and self.windows
+        ):  # a graph that is given a mask holds for masks of its strides alone
+            masks, meant = self.unread, by_address(self.unread, masks)
+        state = CurrentForward(plan, cache, replaced, told.functions, unpadded, self.chunks, [], meant)
         with compiling, running(self.config, state, self.interface):
             if self.windows:
                 options["attention_mask"] = masks
@@ -188,6 +194,13 @@ class TransformersModel:
         if not self._kinds:
             return masks["all"]
         return KindMasks(masks) if self._mixed else masks
+
+
+def by_address(shown: torch.Tensor | dict[str, Any], masks: torch.Tensor | dict[str, Any]) -> dict[int, torch.Tensor]:
+    """Return masks by the address of what is shown in their place, both as a model takes them."""
+    if isinstance(shown, torch.Tensor):
+        return {shown.data_ptr(): cast("torch.Tensor", masks)}
+    return {shown[kind].data_ptr(): own for kind, own in cast("dict[str, Any]", masks).items()}
 
 
 class KindMasks(dict[str, Any]):
