@@ -439,7 +439,7 @@ def curve(step: float, token: float) -> Curve:
 def test_plans_take_the_tokens_that_pay() -> None:
     """Of each depth those tokens are taken that raise tokens per second: by exhaustive search the best ones."""
     stands_BK = np.array([[0.9, 0.8, 0.7], [0.5, 0.2, 0.1], [0.05, 0.02, 0.01]])
-    plans = Plans.best(stands_BK, curve(0.05, 0.4), lambda rows, depth: rows * (depth + 1), Levels(Budget(3)))
+    plans = Plans.best(stands_BK, curve(0.05, 0.4), len(stands_BK) * np.arange(1, 5), Levels(Budget(3)))
 
     def rate(own: tuple[int, ...]) -> float:
         gained = 3 + sum(float(stands_BK[row, :length].sum()) for row, length in enumerate(own))
@@ -475,7 +475,7 @@ def test_rounds_counted_at_once_say_what_each_says_by_itself() -> None:
 def test_plans_of_a_rectangle_take_all_of_it() -> None:
     """Where forwards do not leave out filler, every row drafts as deep as the deepest: its places are computed anyway."""
     stands_BK = np.array([[0.9, 0.8, 0.7], [0.5, 0.2, 0.1]])
-    plans = Plans.best(stands_BK, curve(0.05, 0.2), lambda rows, depth: 0, Levels(Budget(3)))
+    plans = Plans.best(stands_BK, curve(0.05, 0.2), np.zeros(4), Levels(Budget(3)))
     assert [(one.depth, one.depths_B) for one in map(plans.budget, range(4))] == [
         (0, None),
         (1, None),

@@ -75,7 +75,7 @@ def test_plans_take_the_levels_that_pay(width: int) -> None:
     stands_BK = np.array([[0.95, 0.9, 0.85], [0.6, 0.3, 0.1], [0.05, 0.02, 0.01]])
     levels = Levels(Budget(3, 3 * width))
     cost = Curve(np.array([1, 0.05, 0.13, 0, *[0.0] * 9]), np.zeros((13, 13)), 0.0)
-    plans = Plans.best(stands_BK, cost, lambda rows, depth: rows * (width * depth + 1), levels)
+    plans = Plans.best(stands_BK, cost, len(stands_BK) * (levels.nodes_D + 1), levels)
 
     def rate(own: tuple[int, ...]) -> float:
         gained = 3 + sum(float(stands_BK[row, :length].sum()) for row, length in enumerate(own))

@@ -54,9 +54,12 @@ class RowCounts:
 
     def rows(self, sequences: list[Sequence]) -> np.ndarray:
         """Return the row of each sequence; one that is new has seen nothing."""
-        if any(sequence not in self._row_of for sequence in sequences):
+        row_of = self._row_of
+        try:
+            return np.array([row_of[sequence] for sequence in sequences])
+        except KeyError:
             self._make_room(sequences)
-        return np.array([self._row_of[sequence] for sequence in sequences])
+            return self.rows(sequences)
 
     def _make_room(self, sequences: list[Sequence]) -> None:
         """Give all of them a row, and drop the rows of sequences that are gone."""
@@ -100,6 +103,8 @@ class Acceptance:
         self._differ_2 = np.zeros(2)
         """How much the rows that have ended differ, as :func:`differences` tells it."""
         self._noted: list[Noted] = []
+        self._rates_K: np.ndarray | None = None
+        """The rates of what is counted; None: something was counted since."""
 
     def add(self, report: Progress) -> None:
         """Note the accepted tokens of a round, which are counted when rates are asked for, or a row has ended.
@@ -116,6 +121,8 @@ class Acceptance:
 
     def _count(self) -> None:
         """Count the accepted tokens of the rounds noted, those of the same rows at once."""
+        if not self._noted:
+            return
         for _, rounds in itertools.groupby(self._noted, key=lambda noted: id(noted.sequences)):
             alike = list(rounds)
             rows, seen_2NBK = self._rows.rows(alike[0].sequences), self._seen(alike)
@@ -123,6 +130,7 @@ class Acceptance:
             before_N = np.arange(len(alike))[::-1]
             self._all_2K *= fade ** len(alike)
             self._all_2K += fade**before_N @ seen_2NBK.sum(2)
+            self._rates_K = None
             fades_3 = np.array([fade_row, fade_row, fade_row**2])[:, None]
             self._rows.counts_3RK[:, rows] *= fades_3[..., None] ** len(alike)
             seen_3NX = seen_2NBK[[0, 1, 0]].reshape(3, len(alike), -1)
@@ -139,16 +147,15 @@ class Acceptance:
 
         Where a row ended, what came after its end says nothing.
         """
-        most_NB = self._levels.of(np.stack([noted.drafted for noted in rounds]))
+        most_NB = self._levels.of(np.array([noted.drafted for noted in rounds]))
         most_NB = np.minimum(most_NB, np.array([[noted.depth] for noted in rounds]))
-        accepted_NB = np.stack([noted.accepted for noted in rounds])
-        room_NB = np.array([sequence.limit - 1 for sequence in rounds[0].sequences]) - np.stack(
-            [noted.lengths for noted in rounds]
-        )
+        accepted_NB = np.array([noted.accepted for noted in rounds])
+        limit_B = np.array([sequence.limit - 1 for sequence in rounds[0].sequences])
+        room_NB = limit_B - np.array([noted.lengths for noted in rounds])
         stood_NB = np.minimum(accepted_NB, most_NB)
         tested_NB = accepted_NB < np.minimum(most_NB, room_NB)
         tested_NB &= ~np.array([noted.ended for noted in rounds])
-        return np.arange(self._maximum) < np.stack([stood_NB + tested_NB, stood_NB])[..., None]
+        return np.arange(self._maximum) < np.array([stood_NB + tested_NB, stood_NB])[..., None]
 
     def rates(self, hope: float = 0.0) -> np.ndarray:
         """Return the probability of each place to stand in any row, given that those before it do, (K,).
@@ -164,9 +171,11 @@ class Acceptance:
 
     def _rates(self) -> np.ndarray:
         """Return the same without hope, of what is counted."""
-        reached_K, accepted_K = self._all_2K
-        usual = (accepted_K.sum() + BELIEF * RATE) / (reached_K.sum() + BELIEF)
-        return (accepted_K + BELIEF * usual) / (reached_K + BELIEF)
+        if self._rates_K is None:
+            reached_K, accepted_K = self._all_2K
+            usual = (accepted_K.sum() + BELIEF * RATE) / (reached_K.sum() + BELIEF)
+            self._rates_K = (accepted_K + BELIEF * usual) / (reached_K + BELIEF)
+        return self._rates_K
 
     def rates_of(self, sequences: list[Sequence]) -> np.ndarray:
         """Return the probability of each place of each row to stand, given that those before it do, (B, K).
@@ -211,7 +220,7 @@ def differences(counts_3RK: np.ndarray, rates_K: np.ndarray) -> np.ndarray:
     reached_R, varies_K = reached_RK.sum(1), rates_K * (1 - rates_K)
     more_R = accepted_RK.sum(1) - (reached_RK * rates_K).sum(1)
     beyond_R = more_R**2 - (squares_RK * varies_K).sum(1)
-    return np.stack([(reached_RK * varies_K).sum(1), beyond_R / np.maximum(reached_R, 1)])
+    return np.array([(reached_RK * varies_K).sum(1), beyond_R / np.maximum(reached_R, 1)])
 
 
 def survival(rates_BK: np.ndarray, room_B: np.ndarray) -> np.ndarray:

@@ -108,7 +108,7 @@ class Goodput:
         self._new_shapes: Callable[[], int] = lambda: 0
         self._known_shapes = 0
         self._leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
-        self._fits: dict[tuple[int, int], int] = {}
+        self._fits: dict[int, np.ndarray] = {}
         self.longest = whole("maximum", maximum, 1, LONGEST)
         self.draft_trees(Budget(self.longest))
 
@@ -204,7 +204,7 @@ class Goodput:
         """Plan for a batch; before anything was drafted there is no plan."""
         if self._seconds.longest:
             stands_BK = survival(self._acceptance.rates_of(batch.sequences), batch.limits - batch.lengths - 1)
-            self._plans = Plans.best(stands_BK, self._curves[len(batch)], self._fit, self._levels)
+            self._plans = Plans.best(stands_BK, self._curves[len(batch)], self._fits_of(len(batch)), self._levels)
         self._planned, self._planned_in = batch.sequences, self._round
 
     def _idles(self, choice: Choice, batch: Batch) -> bool:
@@ -219,14 +219,14 @@ class Goodput:
     def _paid(self, rows: int, depth: int, computed: int) -> int:
         """Return the tokens whose time a round took: leaving out filler takes the time of the least filler that is left out."""
         places = rows * (int(self._levels.nodes_D[depth]) + 1)
-        return computed if computed >= places else min(places, computed + places - self._fit(rows, depth))
+        return computed if computed >= places else min(places, computed + places - int(self._fits_of(rows)[depth]))
 
-    def _fit(self, rows: int, depth: int) -> int:
-        """Return the most tokens of a block of drafts of which forwards leave out the filler."""
-        if (rows, depth) not in self._fits:
-            places = rows * (int(self._levels.nodes_D[depth]) + 1)
-            self._fits[rows, depth] = fullest(places, self._leaves_out)
-        return self._fits[rows, depth]
+    def _fits_of(self, rows: int) -> np.ndarray:
+        """Return the most tokens of a block of drafts of which forwards leave out the filler, by depth."""
+        if rows not in self._fits:
+            places_C = (rows * (self._levels.nodes_D + 1)).tolist()
+            self._fits[rows] = np.array([fullest(int(places), self._leaves_out) for places in places_C])
+        return self._fits[rows]
 
     def _choose(self, rows: int, plans: Plans | None) -> Choice:
         """Return the best depth for so many rows, or the one in use where another is not better by :data:`MARGIN`."""
@@ -285,13 +285,13 @@ class Plans:
     """Tells the seconds of rounds."""
 
     @classmethod
-    def best(cls, stands_BK: np.ndarray, curve: Curve, fit: Callable[[int, int], int], levels: Levels) -> Plans:
+    def best(cls, stands_BK: np.ndarray, curve: Curve, fits_C: np.ndarray, levels: Levels) -> Plans:
         """Return the plans with the most expected tokens per second.
 
         Args:
             stands_BK: the probability of each row's tokens to stand.
             curve: tells the seconds of rounds.
-            fit: returns the most tokens, of so many rows that draft up to a depth, with which filler is left out.
+            fits_C: the most tokens, of so many rows that draft up to a depth, with which filler is left out.
             levels: of the drafts.
         """
         rows, places = stands_BK.shape
@@ -305,7 +305,7 @@ class Plans:
         within_CN = (depth_N <= depths_C1) & (worth_N > 0)
         gains_CN = rows + (within_CN * worth_N).cumsum(1)
         real_CN = rows + levels.width * within_CN.cumsum(1)
-        fits_C1 = np.array([fit(rows, depth) for depth in range(places + 1)])[:, None]
+        fits_C1 = fits_C[:, None]
         places_C1 = rows * (levels.nodes_D[:, None] + 1)
         # leaving out filler takes as long as the least filler that is left out
         paid_CN = np.where(real_CN <= fits_C1, real_CN + places_C1 - fits_C1, places_C1)
