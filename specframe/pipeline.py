@@ -62,8 +62,8 @@ class Pipeline:
         graphs: record forwards as CUDA graphs: "on", "off", or "auto": where there is CUDA. "on" without CUDA fills the same
             buffers and records nothing.
         layers: "compiled" runs the models' decoder layers through torch.compile: half a minute at first, and a share less of
-            every forward, a third on a GPU; "eager" runs them as they are; "auto" compiles small layers on a CPU once a pipeline has run for so long
-            that it would have paid: some 10,000 forwards of ten layers.
+            every forward, a third on a GPU; "eager" runs them as they are; "auto" compiles small layers on a CPU once a pipeline
+            has run for so long that it would have paid: some 10,000 forwards of ten layers.
         generation_config: "auto": the target's generation config holds where nothing else is asked for; "none": it does not.
         executor: the executor, which decides where the models run, by name or as an object: "workers,count=2" decodes in two
             processes.

@@ -37,7 +37,7 @@ class Rows(list[Row]):
     beside = None
 
     def __init__(self, count: int) -> None:
-        super().__init__(Row(types.SimpleNamespace(key=(number, 0))) for number in range(count))
+        super().__init__(Row(types.SimpleNamespace(key=(number, 0), prompt_ids=[0] * 10)) for number in range(count))
         self.sequences, self.lengths = list(self), np.full(count, 10)
         self.limits = np.full(count, 10**6)
         self.lengths_B = torch.full((count,), 10)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from policy_worlds import Cost, Rows, World, round_report
-from specframe_std.policies.goodput import DWELL, NEW_SHAPES, PLAIN_FIRST, Goodput
+from specframe_std.drafters.model import IDLE
+from specframe_std.policies.goodput import DWELL, NEW_SHAPES, PLAIN_FIRST, UNREAD, Choice, Goodput
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
@@ -110,6 +111,53 @@ def test_the_first_trial_is_short_where_tokens_are_dear() -> None:
             assert world.said[:4] == [0, 0, 0, 4 if rows == 1 else 2]
             found.append(world.ratio())
     assert np.mean(ratios[16]) >= 0.975, "0.96 where four tokens are tried"
+
+
+def test_one_token_is_tried_where_no_draft_is_expected_to_pay() -> None:
+    """A batch whose tokens cost more than half of its drafts would gain tries the draft that is expected to lose least."""
+    shapes = Prior(step=0.1, each=0.09)
+    found = []
+    for seed in range(8):
+        world, policy = World(lambda rows, length: 1 + shapes.token(rows) * length, 0.5, 32, seed), Goodput()
+        policy._seconds.prepare(shapes)
+        world.run(50, policy)
+        assert world.said[:4] == [0, 0, 0, 1]
+        found.append(world.ratio())
+    assert np.mean(found) >= 0.98, "0.965 where two tokens are tried"
+
+
+def test_prompts_that_a_draft_model_has_to_read_count() -> None:
+    """Drafts that pay by far are taken up again where rows have room for many tokens, and not for a few after long prompts."""
+    world, policy = World(lambda rows, length: 1.0 + 0.2 * length, 0.8, 4), Goodput()
+    policy._seconds.prepare(Prior(step=0.2, each=0.01, read=0.002))
+    world.run(60, policy)
+    policy._undrafted = 50
+    for room, drafts in ((5, False), (10**6, True)):
+        policy._choices.clear()
+        policy._choices[4] = Choice(0, left=0)
+        batch = Rows(4)
+        for sequence in batch:
+            sequence.request.prompt_ids = [0] * 500
+        batch.lengths, batch.limits = np.full(4, 505), np.full(4, 505 + room)
+        assert bool(policy.budget(batch).depth) == drafts
+
+
+def test_what_a_draft_model_has_missed() -> None:
+    """Tokens since the last draft, and the prompts of rows that came when it read none; nothing where there is no such model."""
+    policy, batch = Goodput(), Rows(3)
+    assert UNREAD == IDLE
+    policy._undrafted = 20
+    for sequence in batch:
+        sequence.request.prompt_ids = [0] * 100
+    batch.lengths, batch.limits = np.array([130, 115, 112]), np.array([140, 125, 132])
+    policy._curves[3] = Curve(np.array([2.0, 0, 0, 0, *[0.0] * 9]), np.zeros((13, 13)), 0.0)
+    policy._seconds.prepare(Prior(each=0.1, read=0.01))
+    assert policy._reading(batch) == pytest.approx(2.0 * (20 + 15 + 112) * 0.01 / 1.3 / 40)
+    policy._undrafted = 0
+    assert policy._reading(batch) == 0
+    policy._undrafted = 20
+    policy._seconds.prepare(Prior(each=0.1))
+    assert policy._reading(batch) == 0
 
 
 def test_acceptance_that_drifts() -> None:

@@ -31,6 +31,11 @@ FIRST, WORTH = 4, 0.8
 """The first draft length that is tried, at most: a longer draft says more about its cost and about acceptance than a short one.
 Where tokens are dear, as in large batches, it is the longest from which the models' shapes let so large a share be expected of the
 tokens per second of the best one."""
+DOUBTED = 0.9
+"""Share of plain decoding's tokens per second: where the shapes let even the best draft be expected to reach less, only that one is
+tried. It is a short one in a large batch, whose many rows tell acceptance soon."""
+UNREAD = 8
+"""Rounds without a draft after which a draft model reads prompts no more (:mod:`specframe_std.drafters.model`)."""
 EVIDENCE = 4
 """Rows that the first draft length is tried on beyond :data:`TRIAL` rounds: the acceptance of two or three rows says little."""
 NEW_SHAPES = 4
@@ -123,7 +128,7 @@ class Goodput:
         """The rows that the plans are for."""
         self._curves: dict[int, Curve] = {}
         """The seconds of rounds, by batch size, since a depth was last chosen for it."""
-        self._round = self._drafted = self._planned_in = 0
+        self._round = self._drafted = self._planned_in = self._undrafted = 0
         self._plain_first = PLAIN_FIRST
 
     def calibrated(self) -> np.ndarray:
@@ -146,7 +151,7 @@ class Goodput:
             if choice is None or not self._idles(choice, batch):
                 self._curves[rows] = self._seconds.curve(rows)
                 self._plan(batch)
-            choice = self._choices[rows] = self._choose(rows, self._plans)
+            choice = self._choices[rows] = self._choose(batch, self._plans)
         elif choice.depth and not self._holds(choice.depth, rows):
             self._plan(batch)
         choice.left -= 1
@@ -171,6 +176,7 @@ class Goodput:
                 self._choices[rows].left += 1
             self._seconds.add(rows, depth, self._paid(rows, depth, report.computed), seconds, typical)
         self._drafted = depth
+        self._undrafted = 0 if depth else self._undrafted + 1
         self._round += 1
 
     def _keep(self, rows: int) -> None:
@@ -228,8 +234,9 @@ class Goodput:
             self._fits[rows] = np.array([fullest(int(places), self._leaves_out) for places in places_C])
         return self._fits[rows]
 
-    def _choose(self, rows: int, plans: Plans | None) -> Choice:
-        """Return the best depth for so many rows, or the one in use where another is not better by :data:`MARGIN`."""
+    def _choose(self, batch: Batch, plans: Plans | None) -> Choice:
+        """Return the best depth for a batch, or the one in use where another is not better by :data:`MARGIN`."""
+        rows = len(batch)
         if self._round < self._plain_first:
             return Choice(0)
         if plans is None:
@@ -237,7 +244,7 @@ class Goodput:
         present = self._choices.get(rows)
         settled = present.settled if present else 0
         hope = OPTIMISM * (1 + settled / SETTLED)
-        promise_C = self._promise(plans, hope)
+        promise_C = self._promise(plans, hope, self._reading(batch))
         promise_C[0] *= 1 + DRAFTING * (1 - 1 / rows)
         promise_C[max(3, 2 * self._seconds.longest) + 1 :] = 0
         best, usual = int(promise_C.argmax()), self._usual(rows)
@@ -250,15 +257,37 @@ class Goodput:
         depths_C = np.arange(1, min(FIRST, self.maximum.depth) + 1)
         gains_C = 1 + self._acceptance.rates().cumprod()[: len(depths_C)].cumsum()
         promise_C = gains_C / self._curves[rows].seconds(depths_C, self._levels.nodes_D[depths_C])
-        return int(depths_C[promise_C >= WORTH * promise_C.max()][-1])
+        plain = 1 / float(self._curves[rows].seconds(np.array(0), np.array(0.0)))
+        worth = WORTH if promise_C.max() > DOUBTED * plain else 1.0
+        return int(depths_C[promise_C >= worth * promise_C.max()][-1])
 
-    def _promise(self, plans: Plans, hope: float) -> np.ndarray:
-        """Return the tokens per second of each plan, (C,), if it is faster than estimated by so many standard deviations."""
+    def _reading(self, batch: Batch) -> float:
+        """Return the seconds that a draft model reads before it can draft again, for each token that the rows may still gain.
+
+        It has missed the tokens of the rounds since it drafted, and the prompts of rows that came :data:`UNREAD` rounds later.
+        """
+        prior = self._seconds.prior
+        if not (self._undrafted and prior.read):
+            return 0.0
+        prompts_B = np.array([len(sequence.request.prompt_ids) for sequence in batch.sequences])
+        own_B = batch.lengths - prompts_B
+        late_B = self._undrafted >= own_B + UNREAD
+        missed_B = np.where(late_B, batch.lengths, np.minimum(self._undrafted, own_B))
+        room = max(1, int((batch.limits - batch.lengths).sum()))
+        plain = float(self._curves[len(batch)].seconds(np.array(0), np.array(0.0)))
+        return plain * prior.reading(int(missed_B.sum()), len(batch)) / room
+
+    def _promise(self, plans: Plans, hope: float, reading: float = 0.0) -> np.ndarray:
+        """Return the tokens per second of each plan, (C,), if it is faster than estimated by so many standard deviations.
+
+        ``reading``: the seconds that a draft takes beside its rounds, for each token gained.
+        """
         sure_K, hoped_K = self._acceptance.rates().cumprod(), self._acceptance.rates(hope).cumprod()
         more_C = np.concatenate([[1.0], (1 + hoped_K.cumsum()) / (1 + sure_K.cumsum())])
         seconds_C = plans.curve.seconds(plans.depths_C, plans.tokens_C)
         deviation_C = plans.curve.deviations(plans.depths_C, plans.tokens_C)
-        return plans.gains_C * more_C / np.maximum(seconds_C - hope * deviation_C, 0.3 * seconds_C)
+        seconds_C = np.maximum(seconds_C - hope * deviation_C, 0.3 * seconds_C)
+        return plans.gains_C * more_C / (seconds_C + reading * plans.gains_C * (plans.depths_C > 0))
 
     def _usual(self, rows: int) -> int:
         """Return the depth in use for so many rows, or for the nearest number of rows."""

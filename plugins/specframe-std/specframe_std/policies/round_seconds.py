@@ -17,7 +17,7 @@ from specframe_std.policies.levels import Levels
 if TYPE_CHECKING:
     from specframe.contracts.run import Run
 
-NOISE = 0.12
+NOISE = 0.13
 """Standard deviation of one round's seconds, as a share of them: of rounds of 40 to 130 ms on a CPU 0.04 to 0.06 where nothing else
 runs, and more beside other programs. Where it is taken to be too large, a step in the costs of depths is found late."""
 OTHER_SIZE = 0.06
@@ -66,18 +66,27 @@ class Prior:
     """Seconds of one step of a draft, as a share of a plain round's."""
     each: float | None = None
     """Seconds of each token that the target computes, as a share of its pass over the weights; None: nothing is known."""
+    read: float = 0.0
+    """Seconds of each token that a draft model reads to catch up, as a share of that pass; 0 where there is no draft model."""
 
     @classmethod
     def of(cls, run: Run) -> Prior:
         """Return what the shapes of a run's models tell."""
         speed = CPU if run.runner.device.type == "cpu" else ACCELERATOR
         target = pass_seconds(run.runner.module, speed)
-        draft = FREE * target if run.draft_model is None else pass_seconds(run.draft_model, speed)
-        return cls(draft / target, weights(run.runner.module)[0] * 2 / speed.operations / target)
+        each = weights(run.runner.module)[0] * 2 / speed.operations / target
+        if run.draft_model is None:
+            return cls(FREE, each)
+        read = weights(run.draft_model)[0] * 2 / speed.operations / target
+        return cls(pass_seconds(run.draft_model, speed) / target, each, read)
 
     def token(self, rows: int) -> float:
         """Return the seconds of one more token of every row that the target computes, as a share of a plain round's."""
         return TOKEN if self.each is None else rows * self.each / (1 + rows * self.each)
+
+    def reading(self, tokens: int, rows: int) -> float:
+        """Return the seconds of so many tokens that a draft model reads, as a share of a plain round of so many rows."""
+        return tokens * self.read / (1 + rows * (self.each or 0.0))
 
 
 def pass_seconds(module: nn.Module, speed: Speed) -> float:
@@ -190,13 +199,15 @@ class RoundSeconds:
     """
 
     def __init__(self, levels: Levels) -> None:
-        self._levels, self._maximum, self._prior = levels, levels.most.depth, Prior()
+        self._levels, self._maximum = levels, levels.most.depth
+        self.prior = Prior()
+        """What the models' shapes tell."""
         self._measured: dict[tuple[int, int], Measured] = {}
         self._rounds = 0
 
     def prepare(self, prior: Prior) -> None:
         """Take what the models' shapes tell."""
-        self._prior = prior
+        self.prior = prior
 
     def add(self, rows: int, depth: int, tokens: int, seconds: float, typical: bool = True) -> None:
         """Take in one round.
@@ -230,7 +241,7 @@ class RoundSeconds:
     def curve(self, rows: int) -> Curve:
         """Return the seconds of rounds of so many rows; before anything was measured the unit is arbitrary."""
         timed = {pair: one for pair, one in self._measured.items() if one.seconds}
-        step, token, depths_K = self._prior.step, self._prior.token(rows), np.arange(self._maximum + 1)
+        step, token, depths_K = self.prior.step, self.prior.token(rows), np.arange(self._maximum + 1)
         guess_K = 1 + step * depths_K + token * self._levels.nodes_D
         if not timed:
             mean_F = np.concatenate([[1, step, token, 0], 0 * guess_K])
