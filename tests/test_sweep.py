@@ -13,11 +13,13 @@ from pathlib import Path
 
 import architectures
 import pytest
+import torch
 import transformers
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.errors import SpecframeError
+from specframe.forward import compiled
 
 FROZEN = json.loads(Path(__file__).with_name("architectures.json").read_text())
 SAME = transformers.__version__ == FROZEN["transformers"]
@@ -100,6 +102,21 @@ def test_an_architecture_is_exact_or_refused(name: str) -> None:
         assert not SAME, f"{name} is exact: add it to tests/architectures.json"
     else:
         assert type(target).__name__ in found or "has layers of type" in found
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*layers are not compiled")
+@pytest.mark.parametrize("name", EXACT if ALL else sorted({*ALWAYS, "axk1", "deepseek_v3", "diffllama"} & set(EXACT)))
+def test_compiled_layers_are_exact_or_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With layers compiled, to graphs that are run as they are, an architecture has the reference decoder's tokens as well."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled, "BACKEND", lambda graph, _: graph.forward)
+    if name in architectures.NAMES:
+        target = architectures.build(name)
+        draft = zoo.good_draft(target)
+        pipe = harness.pipeline(target, draft, batch_size=3, draft_length=3, layers="compiled", graphs="on")
+        harness.check(pipe, REQUESTS)
 
 
 @pytest.mark.parametrize("name", EXACT if ALL else sorted(ALWAYS & set(EXACT)))
