@@ -16,6 +16,8 @@ from specframe.errors import SpecframeWarning
 from specframe.forward import compiled, runner
 from specframe.forward.runner import ModelRunner
 
+COMPILED = pytest.mark.filterwarnings("error:.*layers are not compiled")
+"""A test of layers that have to be compiled: eager ones have the same tokens."""
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 LENGTHS = [9, 14, 3, 12, 7]
 
@@ -38,6 +40,7 @@ SLOW = ("mistral", "gpt2", "gemma3", *(("llama", "phi3") if os.environ.get("SPEC
 """Windows, learned positions, and windows in some layers; Llama and Phi-3 are like Mistral without windows."""
 
 
+@COMPILED
 @pytest.mark.parametrize(
     "name",
     [
@@ -53,6 +56,7 @@ def test_tokens_are_the_reference_decoder_s(graphs: list[Any], name: str) -> Non
     assert graphs
 
 
+@COMPILED
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -74,6 +78,7 @@ def test_a_graph_serves_all_layers_and_lengths(graphs: list[Any]) -> None:
     assert 2 <= len(graphs) <= 5
 
 
+@COMPILED
 @pytest.mark.parametrize(("name", "most"), [("opt", 4), pytest.param("gemma3", 8, marks=pytest.mark.slow)])
 def test_a_graph_serves_all_masks(graphs: list[Any], name: str, most: int) -> None:
     """Prompts, rounds and single rows have masks of unlike strides, in one kind of layer and in two, and take no further graphs."""
