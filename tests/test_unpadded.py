@@ -19,6 +19,7 @@ from specframe.forward import compiled, unpadded
 from specframe.forward.recorded_forwards import RecordedForward, in_bucket
 from specframe.forward.recording_cache import EagerRecording
 from specframe.forward.runner import ModelRunner
+from specframe.forward.trial_stores import Reordered, Scratch
 from specframe.forward.unpadded import Unpadded
 
 LENGTHS = (1, 30, 9, 2, 40, 17, 5)
@@ -32,7 +33,8 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     usual = ModelRunner.call
 
     def call(self: ModelRunner, ids_BT: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-        if self.role == "target" and not options:  # trials of a model have options
+        trial = isinstance(arguments[2], (Reordered, Scratch))
+        if self.role == "target" and not trial:
             laid = next((one for one in arguments if isinstance(one, Unpadded)), None)
             shapes.append(tuple(ids_BT.shape) if laid is None else (1, laid.tokens))
         return usual(self, ids_BT, *arguments, **options)
