@@ -100,30 +100,32 @@ def test_short_runs(costs: tuple[int, float, float], rate: float) -> None:
 
 
 def test_the_first_trial_is_short_where_tokens_are_dear() -> None:
-    """The first draft has four tokens for one row, and as many as the models' shapes let expect to pay for sixteen."""
+    """The first draft has four tokens for one row, and as many as the models' shapes let expect to pay for eight."""
     shapes = Prior(step=0.1, each=0.09)  # a model that is as slow for eleven tokens as for its weights
-    ratios: dict[int, list[float]] = {1: [], 16: []}
+    ratios: dict[int, list[float]] = {1: [], 8: []}
     for rows, found in ratios.items():
         for seed in range(8):
             world, policy = World(lambda rows, length: 1 + shapes.token(rows) * length, 0.5, rows, seed), Goodput()
             policy._seconds.prepare(shapes)
             world.run(80 if rows > 1 else 240, policy)
-            assert world.said[:4] == [0, 0, 0, 4 if rows == 1 else 2]
+            assert world.said[:4] == [0, 0, 0, 4 if rows == 1 else 3]
             found.append(world.ratio())
-    assert np.mean(ratios[16]) >= 0.975, "0.96 where four tokens are tried"
+    assert np.mean(ratios[8]) >= 0.97, "0.965 where four tokens are tried"
 
 
 def test_one_token_is_tried_where_no_draft_is_expected_to_pay() -> None:
-    """A batch whose tokens cost more than half of its drafts would gain tries the draft that is expected to lose least."""
+    """A batch whose tokens cost more than its drafts are expected to gain tries the draft that is expected to lose least."""
     shapes = Prior(step=0.1, each=0.09)
-    found = []
-    for seed in range(8):
-        world, policy = World(lambda rows, length: 1 + shapes.token(rows) * length, 0.5, 32, seed), Goodput()
-        policy._seconds.prepare(shapes)
-        world.run(50, policy)
-        assert world.said[:4] == [0, 0, 0, 1]
-        found.append(world.ratio())
-    assert np.mean(found) >= 0.98, "0.965 where two tokens are tried"
+    ratios: dict[int, list[float]] = {16: [], 32: []}
+    for rows, found in ratios.items():
+        for seed in range(8):
+            world, policy = World(lambda rows, length: 1 + shapes.token(rows) * length, 0.5, rows, seed), Goodput()
+            policy._seconds.prepare(shapes)
+            world.run(50, policy)
+            assert world.said[:4] == [0, 0, 0, 1]
+            found.append(world.ratio())
+    assert np.mean(ratios[16]) >= 0.99, "0.982 where two tokens are tried"
+    assert np.mean(ratios[32]) >= 0.98, "0.971 where two tokens are tried"
 
 
 def test_prompts_that_a_draft_model_has_to_read_count() -> None:
@@ -138,12 +140,12 @@ def test_prompts_that_a_draft_model_has_to_read_count() -> None:
         batch = Rows(4)
         for sequence in batch:
             sequence.request.prompt_ids = [0] * 500
-        batch.lengths, batch.limits = np.full(4, 505), np.full(4, 505 + room)
+        batch.lengths, batch.limits = np.full(4, 505), 505 + room + np.arange(-2, 2)  # no two rows end together
         assert bool(policy.budget(batch).depth) == drafts
 
 
 def test_what_a_draft_model_has_missed() -> None:
-    """Tokens since the last draft, and the prompts of rows that came when it read none; nothing where there is no such model."""
+    """Tokens since the last draft, and the prompts of rows that came when it read none, spread over what rows may gain."""
     policy, batch = Goodput(), Rows(3)
     assert UNREAD == IDLE
     policy._undrafted = 20
@@ -152,7 +154,9 @@ def test_what_a_draft_model_has_missed() -> None:
     batch.lengths, batch.limits = np.array([130, 115, 112]), np.array([140, 125, 132])
     policy._curves[3] = Curve(np.array([2.0, 0, 0, 0, *[0.0] * 9]), np.zeros((13, 13)), 0.0)
     policy._seconds.prepare(Prior(each=0.1, read=0.01))
-    assert policy._reading(batch) == pytest.approx(2.0 * (20 + 15 + 112) * 0.01 / 1.3 / 40)
+    assert policy._reading(batch) == pytest.approx((20 + 15 + 112) * 0.01 / 1.3)
+    assert policy._parting(batch) > 0, "two rows end together"
+    assert policy._beside(batch) == pytest.approx(2.0 * (policy._reading(batch) + policy._parting(batch)) / 40)
     policy._undrafted = 0
     assert policy._reading(batch) == 0
     policy._undrafted = 20

@@ -30,10 +30,8 @@ PLAIN_FIRST = 3
 FIRST, WORTH = 4, 0.8
 """The first draft length that is tried, at most: a longer draft says more about its cost and about acceptance than a short one.
 Where tokens are dear, as in large batches, it is the longest from which the models' shapes let so large a share be expected of the
-tokens per second of the best one."""
-DOUBTED = 0.9
-"""Share of plain decoding's tokens per second: where the shapes let even the best draft be expected to reach less, only that one is
-tried. It is a short one in a large batch, whose many rows tell acceptance soon."""
+tokens per second of the best one. Where even that one is expected to have fewer than plain decoding, it alone is tried: it is
+short in a large batch, whose many rows tell acceptance soon."""
 UNREAD = 8
 """Rounds without a draft after which a draft model reads prompts no more (:mod:`specframe_std.drafters.model`)."""
 EVIDENCE = 4
@@ -52,9 +50,13 @@ EAGER = 4
 """A depth is kept for one round more after every so many rounds, up to :data:`DWELL`: early estimates change fast."""
 MARGIN = 0.02
 """Share by which another depth has to promise more than the one in use: a change of shapes costs a little time."""
-DRAFTING = 0.045
+DRAFTING = 0.03
 """Share by which drafting for many rows has to be better than plain decoding. Rows that draft end at different times, so
 that the last rounds of a run have few rows. No round's time shows this loss. A single row does not have it."""
+FILLS = 5
+"""Forwards that read the prompts of as many rows as a batch has, where these end at different times: 5 to 8 for 8 to 32 rows with
+``wait=0.25`` of ``continuous``. Rows that end together take one. In simulated queues 4 to 6 are alike, and with 8 batches of 8
+rows draft too seldom."""
 LOOK, LOOKS = 1e-4, 500
 """Seconds to look at the distribution of a place, and the looks that a step of the draft has to be worth for drafts to be ended by
 them. Most looks end nothing, and a draft that ends early says nothing of its later places: on pairs whose steps take 2 and 20 ms
@@ -244,7 +246,7 @@ class Goodput:
         present = self._choices.get(rows)
         settled = present.settled if present else 0
         hope = OPTIMISM * (1 + settled / SETTLED)
-        promise_C = self._promise(plans, hope, self._reading(batch))
+        promise_C = self._promise(plans, hope, self._beside(batch))
         promise_C[0] *= 1 + DRAFTING * (1 - 1 / rows)
         promise_C[max(3, 2 * self._seconds.longest) + 1 :] = 0
         best, usual = int(promise_C.argmax()), self._usual(rows)
@@ -258,11 +260,17 @@ class Goodput:
         gains_C = 1 + self._acceptance.rates().cumprod()[: len(depths_C)].cumsum()
         promise_C = gains_C / self._curves[rows].seconds(depths_C, self._levels.nodes_D[depths_C])
         plain = 1 / float(self._curves[rows].seconds(np.array(0), np.array(0.0)))
-        worth = WORTH if promise_C.max() > DOUBTED * plain else 1.0
+        worth = WORTH if promise_C.max() > plain else 1.0
         return int(depths_C[promise_C >= worth * promise_C.max()][-1])
 
+    def _beside(self, batch: Batch) -> float:
+        """Return the seconds that drafts take beside their own rounds, for each token that the rows may still gain."""
+        plain = float(self._curves[len(batch)].seconds(np.array(0), np.array(0.0)))
+        room = max(1, int((batch.limits - batch.lengths).sum()))
+        return plain * (self._reading(batch) + self._parting(batch)) / room
+
     def _reading(self, batch: Batch) -> float:
-        """Return the seconds that a draft model reads before it can draft again, for each token that the rows may still gain.
+        """Return the time in which a draft model reads before it can draft again, as a share of a plain round.
 
         It has missed the tokens of the rounds since it drafted, and the prompts of rows that came :data:`UNREAD` rounds later.
         """
@@ -273,21 +281,28 @@ class Goodput:
         own_B = batch.lengths - prompts_B
         late_B = self._undrafted >= own_B + UNREAD
         missed_B = np.where(late_B, batch.lengths, np.minimum(self._undrafted, own_B))
-        room = max(1, int((batch.limits - batch.lengths).sum()))
-        plain = float(self._curves[len(batch)].seconds(np.array(0), np.array(0.0)))
-        return plain * prior.reading(int(missed_B.sum()), len(batch)) / room
+        return prior.reading(int(missed_B.sum()), len(batch))
 
-    def _promise(self, plans: Plans, hope: float, reading: float = 0.0) -> np.ndarray:
+    def _parting(self, batch: Batch) -> float:
+        """Return the time that rows lose which end together and draft, as a share of a plain round.
+
+        They end at different times then, no more than they have tokens left, and the prompts that follow are read in more forwards.
+        """
+        left_B = batch.limits - batch.lengths
+        ends, more = len(np.unique(left_B)), min(FILLS, len(batch), int(left_B.max()))
+        return max(0, more - ends) * self._seconds.prior.weight_pass(len(batch))
+
+    def _promise(self, plans: Plans, hope: float, beside: float = 0.0) -> np.ndarray:
         """Return the tokens per second of each plan, (C,), if it is faster than estimated by so many standard deviations.
 
-        ``reading``: the seconds that a draft takes beside its rounds, for each token gained.
+        ``beside``: the seconds that drafts take beside their rounds, for each token gained.
         """
         sure_K, hoped_K = self._acceptance.rates().cumprod(), self._acceptance.rates(hope).cumprod()
         more_C = np.concatenate([[1.0], (1 + hoped_K.cumsum()) / (1 + sure_K.cumsum())])
         seconds_C = plans.curve.seconds(plans.depths_C, plans.tokens_C)
         deviation_C = plans.curve.deviations(plans.depths_C, plans.tokens_C)
         seconds_C = np.maximum(seconds_C - hope * deviation_C, 0.3 * seconds_C)
-        return plans.gains_C * more_C / (seconds_C + reading * plans.gains_C * (plans.depths_C > 0))
+        return plans.gains_C * more_C / (seconds_C + beside * plans.gains_C * (plans.depths_C > 0))
 
     def _usual(self, rows: int) -> int:
         """Return the depth in use for so many rows, or for the nearest number of rows."""

@@ -84,9 +84,13 @@ class Prior:
         """Return the seconds of one more token of every row that the target computes, as a share of a plain round's."""
         return TOKEN if self.each is None else rows * self.each / (1 + rows * self.each)
 
+    def weight_pass(self, rows: int) -> float:
+        """Return the seconds of the target's pass over its weights, as a share of a plain round of so many rows."""
+        return 1 / (1 + rows * (self.each or 0.0))
+
     def reading(self, tokens: int, rows: int) -> float:
         """Return the seconds of so many tokens that a draft model reads, as a share of a plain round of so many rows."""
-        return tokens * self.read / (1 + rows * (self.each or 0.0))
+        return tokens * self.read * self.weight_pass(rows)
 
 
 def pass_seconds(module: nn.Module, speed: Speed) -> float:
