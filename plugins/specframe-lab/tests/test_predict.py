@@ -189,12 +189,13 @@ def test_the_command_prints_predictions(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_command_writes_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A measured profile holds positive numbers, and predicts."""
+    """A measured profile holds positive numbers, and predicts; a layer's own time is what products leave, on a busy CPU nothing."""
     for name, value in {"SMALLEST": 16, "LARGEST": 16, "SIDE": 16, "MATRIX_BYTES": 1 << 14, "ROUNDS": 2}.items():
         monkeypatch.setattr(profiles, name, value)
     file = str(tmp_path / "profile.json")
     assert invoked("--measure", file, "--device", "cpu").exit_code == 0
     profile = read_profile(file)
     assert [rows for rows, _ in profile.products] == [*profiles.ROWS]
-    assert min(profile.flops, profile.bandwidth, profile.layer_overhead) > 0
+    assert min(profile.flops, profile.bandwidth) > 0
+    assert profile.layer_overhead >= 0
     assert invoked("--target", "tiny", "--drafter", "tiny-draft", "--device-profile", file).exit_code == 0
