@@ -39,7 +39,7 @@ def test_the_same_as_arctic_inference(trees: bool) -> None:
                 number, np.array(row, np.int32), most, reach.factor, reach.offset, reach.least, trees
             )
             (found,) = own.find(np.array([row]), np.array([len(row)]), [Most(most, 64)])
-            found = corpus.find(array("q", row[-reach.depth :]), Most(most, 64), found.score) or found
+            found = corpus.find(corpus.places(array("q", row[-reach.depth :])), Most(most, 64), found.score) or found
             tied = not trees and any(counted(texts, row, Most(most, 64), reach)[1] for texts in ([row], earlier))
             if not tied:
                 expected = Speculation(theirs.token_ids, theirs.parents, theirs.probs, theirs.score, theirs.match_len)

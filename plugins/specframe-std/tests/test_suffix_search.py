@@ -8,6 +8,7 @@ from array import array
 
 import numpy as np
 import pytest
+from specframe_std.drafters.suffix import occurrences, walk
 from specframe_std.drafters.suffix.corpus import Corpus
 from specframe_std.drafters.suffix.engines import Own
 from specframe_std.drafters.suffix.own_text import OwnText
@@ -16,9 +17,16 @@ from suffix_counting import counted, reach_of, same, text
 
 
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
 @pytest.mark.parametrize("seed", range(12))
-def test_own_text_is_counted(seed: int, trees: bool) -> None:
-    """Rows of unequal lengths get what counting in each row's text gives, the row's end being an occurrence."""
+def test_own_text_is_counted(seed: int, few: bool, trees: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of unequal lengths get what counting in each row's text gives, the row's end being an occurrence.
+
+    That many occurrences are handled at once must not show: here few ones are, too.
+    """
+    if not few:
+        monkeypatch.setattr(occurrences, "FEW", 0)
+        monkeypatch.setattr(walk, "FEW", 0)
     draw = random.Random(seed)
     reach, tokens = reach_of(draw, trees), draw.choice([2, 3, 20])
     rows = [text(draw, draw.choice([1, 2, 9, 40, 70]), tokens) for _ in range(5)]
@@ -39,6 +47,47 @@ def test_a_match_ends_where_its_row_begins(trees: bool) -> None:
 
 
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_say_the_same_over_and_over(seed: int, trees: bool) -> None:
+    """Rows get what counting gives where most places need no comparison: those that lie whole periods before the row's end.
+
+    Some begin with another text, some say a token several times in a period, and some have broken off and begun once more.
+    """
+    draw, rows = random.Random(300 + seed), []
+    for _ in range(4):
+        period = draw.choice(
+            [draw.sample(range(20), k=draw.randrange(1, 9)), draw.choices(range(3), k=draw.randrange(2, 9))]
+        )
+        before, broken = text(draw, 9, 20), draw.choice([[], [period[0]], period * draw.randrange(2, 6) + [30]])
+        rows.append(
+            [
+                *before,
+                *broken,
+                *period * draw.randrange(5, 90 // len(period)),
+                *period[: draw.randrange(1, len(period) + 1)],
+            ]
+        )
+    reach, most = (
+        Reach(draw.choice([1, 2]), depth=draw.choice([6, 12, 64]), tree=trees),
+        [Most(draw.choice([2, 8]), 8)] * 4,
+    )
+    lengths = np.array([len(row) for row in rows])
+    assert sum(row[:-1].count(row[-1]) for row in rows) > occurrences.FEW * len(rows)
+    padded = np.array([row + [0] * (int(lengths.max()) - len(row)) for row in rows])
+    for row, one, found in zip(rows, most, OwnText(reach).find(padded, lengths, most), strict=True):
+        assert same(found, counted([row], row, one, reach)[0], trees)
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+def test_a_match_that_begins_before_the_first_period(trees: bool) -> None:
+    """The place at the beginning of what a row says over and over is followed by another token, and matches as far as it does."""
+    row, one, reach = [2, 1, 3, 1, 3, *[1, 2, 1, 3] * 8, 1], Most(1, 1), Reach(tree=trees)
+    (found,) = OwnText(reach).find(np.array([row]), np.array([len(row)]), [one])
+    assert row[:-1].count(1) > occurrences.FEW
+    assert same(found, counted([row], row, one, reach)[0], trees)
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(12))
 def test_responses_are_counted(seed: int, trees: bool) -> None:
     """Contexts get what counting in the responses that are kept gives, while responses come and the oldest go."""
@@ -54,9 +103,13 @@ def test_responses_are_counted(seed: int, trees: bool) -> None:
         for context in (text(draw, 12, tokens), shared[: draw.randrange(2, 30)], response[:-1]):
             one = Most(draw.choice([1, 5, 20]), draw.choice([1, 4, 20]))
             expected, _ = counted([*kept], context, one, reach)
-            assert same(corpus.find(array("q", context[-reach.depth :]), one, 0.0) or Speculation(), expected, trees)
+            assert same(
+                corpus.find(corpus.places(array("q", context[-reach.depth :])), one, 0.0) or Speculation(),
+                expected,
+                trees,
+            )
             if expected.tokens:
-                assert corpus.find(array("q", context[-reach.depth :]), one, expected.score) is None, (
+                assert corpus.find(corpus.places(array("q", context[-reach.depth :])), one, expected.score) is None, (
                     "the row's own text wins ties"
                 )
 
@@ -73,7 +126,9 @@ def test_matches_of_every_length_are_found(trees: bool) -> None:
         context = [*range(100, 170), *response[5 : 5 + match]]
         expected, _ = counted([response, response[20:70]], context, one, reach)
         assert expected.match >= min(match, 50)
-        assert same(corpus.find(array("q", context[-reach.depth :]), one, 0.0) or Speculation(), expected, trees)
+        assert same(
+            corpus.find(corpus.places(array("q", context[-reach.depth :])), one, 0.0) or Speculation(), expected, trees
+        )
 
 
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
@@ -116,18 +171,20 @@ def test_what_is_certain_is_what_counting_gives(trees: bool) -> None:
     corpus = Corpus(reach, 2)
     corpus.add(response)
     context = array("q", response[10:26])
-    found = corpus.whole(context, one)
+    found = corpus.whole(corpus.places(context), one)
     assert found is not None
     assert (found.tokens, found.probabilities, found.match) == ([27, 28, 29, 30], [1.0] * 4, 12)
     assert same(found, counted([response], context.tolist(), one, reach)[0], trees)
-    assert corpus.whole(array("q", response[22:38]), one) is None, "three tokens are left"
-    assert corpus.whole(array("q", response[10:14]), one) is None, "after three tokens that match a row drafts three"
+    assert corpus.whole(corpus.places(array("q", response[22:38])), one) is None, "three tokens are left"
+    assert corpus.whole(corpus.places(array("q", response[10:14])), one) is None, (
+        "after three tokens that match a row drafts three"
+    )
     other = [*response[10:28], 50]
     corpus.add(other)
-    assert corpus.whole(context, one) is None, "29 follows once, and 50"
+    assert corpus.whole(corpus.places(context), one) is None, "29 follows once, and 50"
     corpus.add(response)
     corpus.add(response)
-    assert corpus.whole(context, one) == found, "the other response has gone"
+    assert corpus.whole(corpus.places(context), one) == found, "the other response has gone"
 
 
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
@@ -141,7 +198,7 @@ def test_matches_of_other_places_are_found(trees: bool) -> None:
     for first in range(2, 28):
         context = [99, *range(first, 30)]
         expected, _ = counted(responses, context, one, reach)
-        assert same(corpus.find(array("q", context), one, 0.0) or Speculation(), expected, trees)
+        assert same(corpus.find(corpus.places(array("q", context)), one, 0.0) or Speculation(), expected, trees)
 
 
 def test_nothing_of_a_response_that_has_gone_is_left() -> None:

@@ -134,25 +134,27 @@ class Corpus:
         if len(self._spans) > self._most:
             self._forget(*self._spans.popleft())
 
-    def whole(self, context: array[int], most: Most) -> Speculation | None:
-        """Return as many tokens as a row may have, if all are certain: nothing is likelier, wherever it is found."""
-        return self.find(context, most, math.nextafter(most.nodes, 0))
+    def places(self, context: array[int]) -> Places:
+        """Return the places of a text, from its last tokens, up to ``depth``, of 64 bits; they hold until a response is taken."""
+        return Places(self, context)
 
-    def find(self, context: array[int], most: Most, beyond: float) -> Speculation | None:
+    def whole(self, places: Places, most: Most) -> Speculation | None:
+        """Return as many tokens as a row may have, if all are certain: nothing is likelier, wherever it is found."""
+        return self.find(places, most, math.nextafter(most.nodes, 0))
+
+    def find(self, places: Places, most: Most, beyond: float) -> Speculation | None:
         """Return the best speculation after a text, of those whose score is above ``beyond``.
 
         Args:
-            context: the row's last tokens, up to ``depth``, of 64 bits.
+            places: those of the text.
             most: what the row may have.
             beyond: the score of what was found elsewhere.
         """
         best = None
         first, end = self._worth(most.nodes, int(beyond) + 1)
-        end = min(end, len(context), self._reach.depth)
-        if first >= end or (shortest := self.walk(context, first)) is None:
+        end = min(end, len(places.context), self._reach.depth)
+        if first >= end or places[first] is None:
             return None
-        places = Places(self, context)
-        places[first] = shortest
         last = self._longest(places, first, end)
         for budget, levels, matches in self._order(most.nodes, most.depth, first, last):
             while matches and better(budget, matches[0], beyond, best):
@@ -240,23 +242,28 @@ class Corpus:
         return most
 
     def walk(self, context: array[int], match: int) -> Point | None:
-        """Return the place of the last ``match`` tokens; None: they do not occur."""
-        tokens, base = self._tokens, self._base
-        node, at, ends = self._root, len(context) - match, len(context)
+        """Return the place of the last ``match`` tokens; None: they do not occur.
+
+        Edges are told by their first tokens alone. All tokens are compared at the end, with those of one occurrence (PATRICIA,
+        Morrison 1968).
+        """
+        node, ends = self._root, len(context)
+        first = at = ends - match
         while True:
             child = node.children.get(context[at])
             if child is None:
                 return None
             if isinstance(child, int):
-                length, start = ends - at, child - base
-            else:
-                length, start = min(child.length, ends - at), child.start - base
-            if length > 1 and tokens[start : start + length] != context[at : at + length]:
-                return None
-            if at + length == ends:
-                return child, length, at - len(context) + match
-            assert isinstance(child, Branch)
-            at, node = at + length, child
+                length, start = ends - at, child
+                break
+            if child.length >= ends - at:
+                length, start = ends - at, child.start
+                break
+            at, node = at + child.length, child
+        start -= self._base + at - first
+        if self._tokens[start : start + match] != context[first:]:
+            return None
+        return child, length, at - first
 
     # a point is a node of the tree as it would be without compression
 
@@ -352,7 +359,9 @@ class Corpus:
         above, node, at = None, self._root, place
         while at < end:
             token = self._tokens[at - self._base]
-            child, node.top = node.children[token], None
+            child = node.children[token]
+            if node.top == token:  # another one may be more frequent now
+                node.top = None
             if isinstance(child, int):
                 del node.children[token]
                 break

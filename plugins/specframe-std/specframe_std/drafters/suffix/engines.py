@@ -63,14 +63,15 @@ class Own:
             return self._own.find(tokens_RS, lengths_R, most)
         starts_R = np.maximum(lengths_R - self._reach.depth, 0)
         spans = zip(starts_R.tolist(), lengths_R.tolist(), strict=True)
-        contexts = [array("q", tokens_RS[row, start:end].tobytes()) for row, (start, end) in enumerate(spans)]
-        whole = [self._corpus.whole(context, one) for context, one in zip(contexts, most, strict=True)]
+        contexts = (array("q", tokens_RS[row, start:end].tobytes()) for row, (start, end) in enumerate(spans))
+        places = [self._corpus.places(context) for context in contexts]
+        whole = [self._corpus.whole(one, asked) for one, asked in zip(places, most, strict=True)]
         found = {row: one for row, one in enumerate(whole) if one is not None}
         rest = [row for row in range(len(most)) if row not in found]
         if rest:
             own = self._own.find(those(tokens_RS, rest), those(lengths_R, rest), [most[row] for row in rest])
             for row, one in zip(rest, own, strict=True):
-                found[row] = self._corpus.find(contexts[row], most[row], one.score) or one
+                found[row] = self._corpus.find(places[row], most[row], one.score) or one
         return [found[row] for row in range(len(most))]
 
     def learn(self, response: list[int]) -> None:

@@ -37,7 +37,7 @@ class OwnText:
             most: what each row may have.
         """
         all_C = occurrences(tokens_RS, lengths_R, self._reach.depth - 1)
-        nodes_R1, depths_R1 = (np.array([[getattr(one, name)] for one in most]) for name in ("nodes", "depth"))
+        nodes_R1, depths_R1 = np.array([(one.nodes, one.depth) for one in most]).T[..., None]
         budgets_RM = np.minimum(self._table_M, nodes_R1)
         levels_RM = np.minimum(np.minimum(self._deep_M, depths_R1), budgets_RM)
         if not self._reach.tree:
@@ -100,7 +100,7 @@ class OwnText:
         if not self._reach.tree:
             found = walk(trials, budgets_T, self._reach.least)
         else:
-            asked = zip(trials.windows(int(levels_T.max())), budgets_T.tolist(), levels_T.tolist(), strict=True)
+            asked = zip(trials.windows(levels_T), budgets_T.tolist(), levels_T.tolist(), strict=True)
             least = self._reach.least
             found = [tree(FOLLOWERS, Point(windows), budget, level, least) for windows, budget, level in asked]
         for one, match in zip(found, matches_T.tolist(), strict=True):

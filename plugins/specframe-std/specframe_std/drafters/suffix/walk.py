@@ -1,28 +1,29 @@
 """Walks along the most frequent continuations of many texts at once.
 
-Most texts have been followed by the same tokens each time. These are walked along in one go; the few others, whose occurrences
-part, one by one.
+Most texts have been followed by the same tokens each time. These are walked along in one go; the others, whose occurrences part,
+one by one.
 
 Arrays end with their shape: T trials, each a match of a row; E occurrences of all trials; K steps.
 """
 
 from __future__ import annotations
 
-import collections
-
 import attrs
 import numpy as np
 
+from specframe_std.drafters.suffix.layout import Layout
 from specframe_std.drafters.suffix.occurrences import Occurrences
 from specframe_std.drafters.suffix.speculation import Speculation, single
+
+FEW = 100
+"""Occurrences that are followed one by one: so few take less time than all at once do."""
 
 
 @attrs.frozen(eq=False)
 class Trials:
     """The occurrences of texts that rows end with, one text after the other."""
 
-    tokens_X: np.ndarray
-    """The tokens of all rows."""
+    layout: Layout
     trials_E: np.ndarray
     found_E: np.ndarray
     """The place of each occurrence among the tokens."""
@@ -40,14 +41,16 @@ class Trials:
         long_E = all_C.matches_C[which_E] >= matches_T[trials_E]
         trials_E, which_E = trials_E[long_E], which_E[long_E]
         counts_T = np.bincount(trials_E, minlength=len(rows_T)) + 1
-        return cls(all_C.tokens_X, trials_E, all_C.found_C[which_E], all_C.follow_C[which_E], counts_T)
+        return cls(all_C.layout, trials_E, all_C.found_C[which_E], all_C.follow_C[which_E], counts_T)
 
-    def windows(self, most: int) -> list[list[list[int]]]:
-        """Return up to ``most`` tokens after each occurrence, for each trial."""
+    def windows(self, most_T: np.ndarray) -> list[list[list[int]]]:
+        """Return up to ``most_T`` tokens after each occurrence that anything follows, for each trial."""
         found: list[list[list[int]]] = [[] for _ in self.counts_T]
-        lengths_E = np.minimum(self.follow_E, most)
-        for trial, place, length in zip(self.trials_E.tolist(), self.found_E.tolist(), lengths_E.tolist(), strict=True):
-            found[trial].append(self.tokens_X[place + 1 : place + 1 + length].tolist())
+        lengths_E = np.minimum(self.follow_E, most_T[self.trials_E])
+        tokens_EK = self.layout.stretches(self.found_E + 1, int(lengths_E.max(initial=0)))
+        for trial, ids, size in zip(self.trials_E.tolist(), tokens_EK.tolist(), lengths_E.tolist(), strict=True):
+            if size:
+                found[trial].append(ids[:size])
         return found
 
 
@@ -56,24 +59,38 @@ def walk(trials: Trials, most_T: np.ndarray, least: float) -> list[Speculation]:
 
     Each text has occurred before its row's end.
     """
-    steps_K = np.arange(most_T.max(initial=0))
-    if not len(steps_K):
-        return [Speculation() for _ in most_T]
-    ends_T = (trials.counts_T - 1).cumsum()
-    firsts_T = np.append(0, ends_T[:-1])
-    there_EK = steps_K < np.minimum(trials.follow_E, most_T[trials.trials_E])[:, None]
-    places_EK = np.minimum(trials.found_E[:, None] + (steps_K + 1), len(trials.tokens_X) - 1)
-    tokens_EK = trials.tokens_X[places_EK]
-    tokens_TK = tokens_EK[firsts_T]  # the first occurrence has the most tokens after it
-    parted_E = ((tokens_EK != tokens_TK[trials.trials_E]) & there_EK).any(1)
-    parted_T = np.logical_or.reduceat(parted_E, firsts_T)
+    least = single(least)
+    if len(trials.found_E) > FEW and most_T.any():
+        return _walk_many(trials, most_T, least)
+    asked = zip(trials.windows(most_T), trials.counts_T.tolist(), strict=True)
+    return [favourites(windows, whole, least) for windows, whole in asked]
 
-    found = together(tokens_TK, np.add.reduceat(there_EK, firsts_T, dtype=np.int64), trials.counts_T, least)
-    for trial in np.flatnonzero(parted_T).tolist():
-        first, end = firsts_T[trial], ends_T[trial]
-        sizes = there_EK[first:end].sum(1).tolist()
-        windows = [ids[:size] for ids, size in zip(tokens_EK[first:end].tolist(), sizes, strict=True)]
-        found[trial] = favourites(windows, single(least))
+
+def _walk_many(trials: Trials, most_T: np.ndarray, least: float) -> list[Speculation]:
+    most = int(most_T.max())
+    trials_E, ends_T = trials.trials_E, (trials.counts_T - 1).cumsum()
+    firsts_T = np.append(0, ends_T[:-1])
+    tokens_EK = trials.layout.stretches(trials.found_E + 1, most)
+    tokens_TK = tokens_EK[firsts_T]  # the first occurrence has the most tokens after it
+    there_E = np.minimum(trials.follow_E, most_T[trials_E])
+    short_E = np.flatnonzero(there_E < most)
+    differ_EK = tokens_EK != tokens_TK[trials_E]
+    differ_EK[short_E] &= np.arange(most) < there_E[short_E, None]
+    parted_T = np.zeros(len(most_T), bool)
+    parted_T[trials_E[np.flatnonzero(differ_EK) // most]] = True
+
+    ended_TK = np.bincount(trials_E[short_E] * most + there_E[short_E], minlength=len(most_T) * most)
+    counts_TK = trials.counts_T[:, None] - 1 - ended_TK.reshape(-1, most).cumsum(1)
+    alike_T = np.flatnonzero(~parted_T)
+    alike = iter(together(tokens_TK[alike_T], counts_TK[alike_T], trials.counts_T[alike_T], least))
+    found = []
+    for first, end, parted in zip(firsts_T.tolist(), ends_T.tolist(), parted_T.tolist(), strict=True):
+        if not parted:
+            found.append(next(alike))
+            continue
+        sizes = there_E[first:end].tolist()
+        windows = [ids[:size] for ids, size in zip(tokens_EK[first:end].tolist(), sizes, strict=True) if size]
+        found.append(favourites(windows, end - first + 1, least))
     return found
 
 
@@ -88,7 +105,7 @@ def together(tokens_TK: np.ndarray, counts_TK: np.ndarray, counts_T: np.ndarray,
     """
     wholes_TK = np.maximum(np.concatenate([counts_T[:, None], counts_TK[:, :-1]], axis=1), 1)
     chances_TK = np.multiply.accumulate(counts_TK.astype(np.float32) / wholes_TK.astype(np.float32), axis=1)
-    lengths_T = ((counts_TK > 0) & (chances_TK >= np.float32(least))).sum(1)
+    lengths_T = ((counts_TK > 0) & (chances_TK >= least)).sum(1)
     scores_TK = np.add.accumulate(chances_TK, axis=1)
     rows = zip(tokens_TK.tolist(), chances_TK.tolist(), scores_TK.tolist(), lengths_T.tolist(), strict=True)
     return [
@@ -97,29 +114,34 @@ def together(tokens_TK: np.ndarray, counts_TK: np.ndarray, counts_T: np.ndarray,
     ]
 
 
-def favourites(windows: list[list[int]], least: float) -> Speculation:
+def favourites(windows: list[list[int]], whole: int, least: float) -> Speculation:
     """Return the chain of most frequent tokens after a text.
 
     Of equally frequent tokens the latest is taken, of those that occurred once the first.
 
     Args:
-        windows: what followed each of its occurrences, in the order of their places; nothing has followed one more, the row's end.
+        windows: what followed occurrences of the text, in the order of their places.
+        whole: how often the text occurs. Nothing has followed the others of these.
         least: the probability below which a token is not taken.
     """
-    found, chance, whole = Speculation(), 1.0, len(windows) + 1
-    while windows := [window for window in windows if len(window) > len(found.tokens)]:
-        step = len(found.tokens)
-        tokens = [window[step] for window in windows]
-        best = tokens[0]
-        count = tokens.count(best)
-        if count < len(tokens):
-            counts = collections.Counter(tokens)
+    found, chance, step = Speculation(), 1.0, 0
+    while windows:
+        counts, alike = dict[int, int](), windows.count(windows[0]) == len(windows)
+        if alike:
+            count = len(windows)
+        else:
+            for window in windows:
+                counts[window[step]] = counts.get(window[step], 0) + 1
             count = max(counts.values())
-            best = tokens[0] if count == 1 else next(token for token in reversed(tokens) if counts[token] == count)
         if count != whole:
             chance = single(chance * single(count / whole))
         if chance < least:
             break
+        if alike or count == 1:  # nothing parts any more
+            found.extend(windows[0][step:], chance)
+            break
+        best = next(window[step] for window in reversed(windows) if counts[window[step]] == count)
         found.add(best, step - 1, chance)
-        windows, whole = [window for window in windows if window[step] == best], count
+        step, whole = step + 1, count
+        windows = [window for window in windows if window[step - 1] == best and len(window) > step]
     return found
