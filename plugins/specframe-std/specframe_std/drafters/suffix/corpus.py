@@ -45,6 +45,15 @@ def rank(child: Child) -> tuple[int, int]:
     return (1, -child) if isinstance(child, int) else (child.count, child.start)
 
 
+def foremost(children: dict[int, Child]) -> int:
+    """Return the token of the child with the greatest rank, without a call for each of the many that frequent tokens have."""
+    found, count, start = None, 0, 0
+    for token, child in children.items():
+        if not isinstance(child, int) and (child.count > count or (child.count == count and child.start > start)):
+            found, count, start = token, child.count, child.start
+    return max(children, key=lambda token: rank(children[token])) if found is None else found
+
+
 def worth(budgets: list[int], most: int, least: int) -> tuple[int, int]:
     """Return the first match length whose budget, of up to ``most`` tokens, is at least ``least``, and the one after the last."""
     found = [match for match, budget in enumerate(budgets) if min(budget, most) >= least]
@@ -212,7 +221,7 @@ class Corpus:
     def _top(self, branch: Branch) -> Child:
         """Return the child that occurs most often."""
         if branch.top is None:
-            branch.top = max(branch.children, key=lambda token: rank(branch.children[token]))
+            branch.top = foremost(branch.children)
         return branch.children[branch.top]
 
     def _longest(self, places: Places, low: int, end: int) -> int:
