@@ -5,6 +5,7 @@ Tensor names carry their shape: B rows, K places of a draft, C plans that are co
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -226,6 +227,8 @@ class Goodput:
 
     def _paid(self, rows: int, depth: int, computed: int) -> int:
         """Return the tokens whose time a round took: leaving out filler takes the time of the least filler that is left out."""
+        if not depth:
+            return computed
         places = rows * (int(self._levels.nodes_D[depth]) + 1)
         return computed if computed >= places else min(places, computed + places - int(self._fits_of(rows)[depth]))
 
@@ -259,15 +262,13 @@ class Goodput:
         depths_C = np.arange(1, min(FIRST, self.maximum.depth) + 1)
         gains_C = 1 + self._acceptance.rates().cumprod()[: len(depths_C)].cumsum()
         promise_C = gains_C / self._curves[rows].seconds(depths_C, self._levels.nodes_D[depths_C])
-        plain = 1 / float(self._curves[rows].seconds(np.array(0), np.array(0.0)))
-        worth = WORTH if promise_C.max() > plain else 1.0
+        worth = WORTH if promise_C.max() > 1 / self._curves[rows].plain else 1.0
         return int(depths_C[promise_C >= worth * promise_C.max()][-1])
 
     def _beside(self, batch: Batch) -> float:
         """Return the seconds that drafts take beside their own rounds, for each token that the rows may still gain."""
-        plain = float(self._curves[len(batch)].seconds(np.array(0), np.array(0.0)))
         room = max(1, int((batch.limits - batch.lengths).sum()))
-        return plain * (self._reading(batch) + self._parting(batch)) / room
+        return self._curves[len(batch)].plain * (self._reading(batch) + self._parting(batch)) / room
 
     def _reading(self, batch: Batch) -> float:
         """Return the time in which a draft model reads before it can draft again, as a share of a plain round.
@@ -288,9 +289,9 @@ class Goodput:
 
         They end at different times then, no more than they have tokens left, and the prompts that follow are read in more forwards.
         """
-        left_B = batch.limits - batch.lengths
-        ends, more = len(np.unique(left_B)), min(FILLS, len(batch), int(left_B.max()))
-        return max(0, more - ends) * self._seconds.prior.weight_pass(len(batch))
+        left = (batch.limits - batch.lengths).tolist()
+        more = min(FILLS, len(left), max(left))
+        return max(0, more - len(set(left))) * self._seconds.prior.weight_pass(len(left))
 
     def _promise(self, plans: Plans, hope: float, beside: float = 0.0) -> np.ndarray:
         """Return the tokens per second of each plan, (C,), if it is faster than estimated by so many standard deviations.
@@ -299,9 +300,7 @@ class Goodput:
         """
         sure_K, hoped_K = self._acceptance.rates().cumprod(), self._acceptance.rates(hope).cumprod()
         more_C = np.concatenate([[1.0], (1 + hoped_K.cumsum()) / (1 + sure_K.cumsum())])
-        seconds_C = plans.curve.seconds(plans.depths_C, plans.tokens_C)
-        deviation_C = plans.curve.deviations(plans.depths_C, plans.tokens_C)
-        seconds_C = np.maximum(seconds_C - hope * deviation_C, 0.3 * seconds_C)
+        seconds_C = np.maximum(plans.seconds_C - hope * plans.deviations_C, 0.3 * plans.seconds_C)
         return plans.gains_C * more_C / (seconds_C + beside * plans.gains_C * (plans.depths_C > 0))
 
     def _usual(self, rows: int) -> int:
@@ -312,7 +311,7 @@ class Goodput:
 NOTHING = Budget(0)
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class Plans:
     """For every depth from 0 on, the tokens of the batch that are best drafted; of trees, the levels."""
 
@@ -361,17 +360,27 @@ class Plans:
         least_C[none_C], tokens_C[none_C], gains_C[none_C] = np.inf, 0.0, rows
         return cls(levels, stands_BK, least_C, tokens_C, gains_C, curve)
 
-    @property
+    @functools.cached_property
     def depths_C(self) -> np.ndarray:
         """The depth of each plan."""
         return np.arange(len(self.gains_C))
+
+    @functools.cached_property
+    def seconds_C(self) -> np.ndarray:
+        """The seconds of a round of each plan."""
+        return self.curve.seconds(self.depths_C, self.tokens_C)
+
+    @functools.cached_property
+    def deviations_C(self) -> np.ndarray:
+        """The standard deviations of these seconds."""
+        return self.curve.deviations(self.depths_C, self.tokens_C)
 
     def least(self, depth: int) -> tuple[float, float]:
         """Return the probability from which on a token of a plan pays for its seconds, and the sum of those of a step that pays.
 
         Where filler is computed anyway a token costs nothing beside those of other rows, and a step as much as one of all rows.
         """
-        rate = float(self.gains_C[depth]) / float(self.curve.seconds(np.array(depth), self.tokens_C[depth]))
+        rate = float(self.gains_C[depth]) / float(self.seconds_C[depth])
         if self.uneven(depth):
             return min(rate * self.curve.token / len(self.stands_BK), 1.0), rate * self.curve.step
         return 0.0, rate * (self.curve.step + self.curve.token)

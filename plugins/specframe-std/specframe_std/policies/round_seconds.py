@@ -179,6 +179,11 @@ class Curve:
         return np.sqrt(np.maximum(variance_C, 0))
 
     @property
+    def plain(self) -> float:
+        """The seconds of a round without a draft."""
+        return max(float(self.mean_F[0] + self.mean_F[4]), self.least)
+
+    @property
     def token(self) -> float:
         """The seconds of one more token of every row that the target computes."""
         return max(float(self.mean_F[2]), 0.0)
