@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from policy_worlds import Cost, Rows, World, round_report
 from specframe_std.drafters.model import IDLE
-from specframe_std.policies.goodput import DWELL, NEW_SHAPES, PLAIN_FIRST, UNREAD, Choice, Goodput
+from specframe_std.policies.goodput import NEW_SHAPES, PLAIN_FIRST, UNREAD, Choice, Goodput
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
@@ -184,7 +184,7 @@ def test_trials_cost_little() -> None:
 
 
 def test_rows_that_draft_nothing_are_seldom_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where plain decoding is best plans stay for a while, but not those of other rows; where drafts pay they follow rounds."""
+    """Where plain decoding is best it stays for a while, the longer the longer it was; where drafts pay plans follow rounds."""
     planned, usual = list[int](), RoundSeconds.curve
 
     def curve(self: RoundSeconds, rows: int) -> Curve:
@@ -193,16 +193,12 @@ def test_rows_that_draft_nothing_are_seldom_planned_for(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(RoundSeconds, "curve", curve)
     idle, busy = (World(CURVES[name][0], rate, 4) for name, rate in (("compute-bound", 0.75), ("memory-bound", 0.8)))
-    policy = idle.run(600)
+    idle.run(600)
     assert sum(length > 0 for length in idle.said) < 30
-    assert len(planned) < 50
+    assert len(planned) < 60
     planned.clear()
     busy.run(600)
     assert len(planned) > 60
-    for _ in range(2):
-        planned.clear()
-        assert [policy.budget(Rows(4)).depth for _ in range(DWELL)] == [0] * DWELL
-        assert planned
 
 
 def test_one_slow_round_changes_nothing() -> None:
