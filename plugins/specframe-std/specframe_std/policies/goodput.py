@@ -47,9 +47,9 @@ DWELL = 8
 EAGER = 4
 """A depth is kept for one round more after every so many rounds, up to :data:`DWELL`: early estimates change fast."""
 QUIET, QUIETEST = 4, 32
-"""The share of the rounds since the last draft for which it is decided to draft nothing again, one in so many, and the rounds at
-most: nothing is learnt of drafts meanwhile, only the hope that goes into a choice grows, and a choice takes a tenth of a small
-model's round. In simulated queues third runs gain 0.3 percent, since fewer drafts are tried in vain."""
+"""Where nothing is drafted, a choice is kept for one round after every so many without a draft, and for so many rounds at most:
+nothing is learnt of drafts meanwhile, only the hope that goes into a choice grows, and a choice takes a tenth of a small model's
+round. In simulated queues third runs gain 0.3 percent by it, since fewer drafts are tried in vain."""
 MARGIN = 0.02
 """Share by which another depth has to promise more than the one in use: a change of shapes costs a little time."""
 DRAFTING = 0.03
