@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from policy_worlds import Cost, Rows, World, round_report
 from specframe_std.drafters.model import IDLE
-from specframe_std.policies.goodput import NEW_SHAPES, PLAIN_FIRST, UNREAD, Choice, Goodput
+from specframe_std.policies.goodput import NEW_SHAPES, PLAIN_FIRST, QUIETEST, UNREAD, Choice, Goodput
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
@@ -176,7 +176,7 @@ def test_acceptance_that_drifts() -> None:
 def test_trials_cost_little() -> None:
     """Where plain decoding is best by far, all that is not plain decoding costs 4 percent of 300 rounds and 2 of 3000."""
     for rounds, share in ((300, 0.04), (3000, 0.02)):
-        worlds = [World(CURVES["compute-bound"][0], 0.75, 4, seed) for seed in range(4)]
+        worlds = [World(CURVES["compute-bound"][0], 0.75, 4, seed) for seed in range(12)]
         for world in worlds:
             world.run(rounds)
             assert 0 < sum(length > 0 for length in world.said) < 0.1 * rounds
@@ -199,6 +199,37 @@ def test_rows_that_draft_nothing_are_seldom_planned_for(monkeypatch: pytest.Monk
     planned.clear()
     busy.run(600)
     assert len(planned) > 60
+
+
+def test_plain_rounds_are_seldom_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where plain decoding stays the best one round in three is timed at most, the last ones of each choice; drafts are always."""
+    timed, usual = list[int](), RoundSeconds.add
+
+    def add(self: RoundSeconds, rows: int, depth: int, *of: Any) -> None:
+        timed.append(self._rounds)
+        usual(self, rows, depth, *of)
+
+    monkeypatch.setattr(RoundSeconds, "add", add)
+    world = World(CURVES["compute-bound"][0], 0.75, 4)
+    policy = world.run(30)
+    assert timed == [*range(30)], "early rounds are all timed"
+    said = list(world.said)
+    world.run(1200, policy)
+    said += world.said
+    assert len(timed) < 1230 / 3
+    assert {number for number, depth in enumerate(said) if depth} <= {*timed}
+    assert 20 < np.diff(timed).max() <= QUIETEST
+
+
+def test_plain_rounds_that_become_slow_are_noticed() -> None:
+    """Where plain decoding was the best for long and comes to take twice its time, drafts are soon in use."""
+    for seed in range(4):
+        world = World(lambda rows, length: 1.0 + 0.8 * (length > 0) + 0.05 * length, 0.5, 4, seed)
+        policy = world.run(900)
+        assert world.said[-100:].count(0) > 80
+        world.cost = lambda rows, length: 2.0 + 0.05 * length
+        world.run(300, policy)
+        assert world.said[150:].count(0) < 15
 
 
 def test_one_slow_round_changes_nothing() -> None:

@@ -235,6 +235,10 @@ class RoundSeconds:
         elif typical:
             self._measured[pair].add(seconds, tokens / rows - 1, self._rounds)
 
+    def skip(self) -> None:
+        """Count a round that is not timed."""
+        self._rounds += 1
+
     def surprises(self, rows: int, depth: int, seconds: float) -> bool:
         """Return whether the first seconds of a pair are :data:`SURPRISE` times those expected: another round has to tell."""
         known = self._measured.get((rows, depth))
