@@ -31,8 +31,11 @@ PLAIN_FIRST = 3
 FIRST, WORTH = 4, 0.8
 """The first draft length that is tried, at most: a longer draft says more about its cost and about acceptance than a short one.
 Where tokens are dear, as in large batches, it is the longest from which the models' shapes let so large a share be expected of the
-tokens per second of the best one. Where even that one is expected to have fewer than plain decoding, it alone is tried: it is
-short in a large batch, whose many rows tell acceptance soon."""
+tokens per second of the best one."""
+DOUBTED = 0.95
+"""Share of plain decoding's tokens per second: where the shapes let even the best draft be expected to reach less, only that one is
+tried. It is short in a large batch, whose many rows tell acceptance soon. One token says little of what deeper drafts cost: where
+plain decoding and drafts are expected to be alike, runs lose 1 to 4 percent by so short a trial if drafts pay."""
 UNREAD = 8
 """Rounds without a draft after which a draft model reads prompts no more (:mod:`specframe_std.drafters.model`)."""
 EVIDENCE = 4
@@ -262,7 +265,7 @@ class Goodput:
         depths_C = np.arange(1, min(FIRST, self.maximum.depth) + 1)
         gains_C = 1 + self._acceptance.rates().cumprod()[: len(depths_C)].cumsum()
         promise_C = gains_C / self._curves[rows].seconds(depths_C, self._levels.nodes_D[depths_C])
-        worth = WORTH if promise_C.max() > 1 / self._curves[rows].plain else 1.0
+        worth = WORTH if promise_C.max() > DOUBTED / self._curves[rows].plain else 1.0
         return int(depths_C[promise_C >= worth * promise_C.max()][-1])
 
     def _beside(self, batch: Batch) -> float:
