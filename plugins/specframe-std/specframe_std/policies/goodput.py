@@ -35,7 +35,8 @@ tokens per second of the best one."""
 DOUBTED = 0.95
 """Share of plain decoding's tokens per second: where the shapes let even the best draft be expected to reach less, only that one is
 tried. It is short in a large batch, whose many rows tell acceptance soon. One token says little of what deeper drafts cost: where
-plain decoding and drafts are expected to be alike, runs lose 1 to 4 percent by so short a trial if drafts pay."""
+plain decoding and drafts are expected to be alike, runs lose up to 4 percent by so short a trial if drafts pay, and first runs win
+one percent if they do not."""
 UNREAD = 8
 """Rounds without a draft after which a draft model reads prompts no more (:mod:`specframe_std.drafters.model`)."""
 EVIDENCE = 4
