@@ -23,6 +23,8 @@ STANDS, ALIKE = 0.74, 28
 """Probability that a draft token stands, and the tokens of a row that tell as much of it as all rows do."""
 WAIT = 0.25
 """The option ``wait`` of ``continuous``."""
+BEGINS, ENDS = 1 / 80, 1 / 20
+"""Probability in each forward that another program begins, or ends, to slow the machine down: for 20 forwards of 100."""
 
 
 @attrs.define(eq=False)
@@ -53,10 +55,18 @@ class Queue:
     """Prompts that wait for a row of a batch, as ``continuous`` fills it. Seconds have 4 percent of noise where a policy decides.
 
     ``unequal``: prompts have from a fifth to nine fifths of the new tokens. ``likely``: factor of the probability to stand.
+    ``slower``: factor of a forward's seconds while another program runs; a policy is not blamed for these.
     """
 
     def __init__(
-        self, rows: int, prompts: int, new: int, seed: int = 0, unequal: bool = False, likely: float = 1.0
+        self,
+        rows: int,
+        prompts: int,
+        new: int,
+        seed: int = 0,
+        unequal: bool = False,
+        likely: float = 1.0,
+        slower: float = 1.0,
     ) -> None:
         draw = np.random.default_rng(seed)
         self._rows, self._draw = rows, draw
@@ -66,7 +76,8 @@ class Queue:
         stands = draw.beta(STANDS * ALIKE, (1 - STANDS) * ALIKE, prompts) * likely
         self._stands = draw.random((prompts, 2 * new + 10)) < np.minimum(stands, 0.99)[:, None]
         """Whether a draft token would stand at each place."""
-        self._now, self._idle = 0.0, IDLE
+        self._now = self._worked = 0.0
+        self._slower, self._beside, self._idle = slower, False, IDLE
         self.drafted = 0
         """Rounds with a draft that a policy has asked for."""
 
@@ -82,8 +93,8 @@ class Queue:
         return self._run(types.SimpleNamespace(budget=lambda _: types.SimpleNamespace(depth=depth, depths_B=None)))
 
     def _run(self, policy: Any) -> float:
-        """Return the milliseconds in which a policy decodes all prompts."""
-        started, learns = self._now, hasattr(policy, "observe")
+        """Return the milliseconds in which a policy decodes all prompts where no other program runs."""
+        started, learns = self._worked, hasattr(policy, "observe")
         self._idle = self._idle if learns else IDLE
         waiting, live, refill = iter(range(len(self._prompts))), list[Decoded](), Refill(WAIT, self._rows)
         left, read = len(self._prompts), False
@@ -96,16 +107,16 @@ class Queue:
                 continue
             self._round(policy, Live(live), learns)
             live, read = [row for row in live if not row.finished] if any(row.finished for row in live) else live, False
-        return self._now - started
+        return self._worked - started
 
     def _read(self, waiting: Iterator[int], count: int) -> list[Decoded]:
         """Return rows of prompts that have been read, by the draft model as well unless it drafted nothing for a while."""
         numbers = [next(waiting) for _ in range(count)]
         tokens = [self._prompts[number] for number in numbers]
-        self._now += PASS + TOKEN * sum(tokens)
+        self._work(PASS + TOKEN * sum(tokens))
         later = self._idle >= IDLE
         if not later:
-            self._now += DRAFT_PASS + DRAFT_TOKEN * sum(tokens)
+            self._work(DRAFT_PASS + DRAFT_TOKEN * sum(tokens))
         return [
             Decoded(
                 types.SimpleNamespace(key=(number, 0), prompt_ids=[0] * own),
@@ -115,6 +126,13 @@ class Queue:
             )
             for number, own in zip(numbers, tokens, strict=True)
         ]
+
+    def _work(self, milliseconds: float) -> None:
+        """Let so much time pass, and more while another program runs."""
+        if self._slower > 1 and self._draw.random() < (ENDS if self._beside else BEGINS):
+            self._beside = not self._beside
+        self._worked += milliseconds
+        self._now += milliseconds * (self._slower if self._beside else 1.0)
 
     def _round(self, policy: Any, batch: Live, learns: bool) -> None:
         """Decode a round."""
@@ -128,7 +146,7 @@ class Queue:
             seconds += DRAFT_TOKEN * sum(row.unread for row in batch)
         self._idle = 0 if budget.depth else self._idle + 1
         self.drafted += bool(budget.depth and learns)
-        self._now += seconds * float(np.exp(self._draw.normal(0, 0.04 * learns)))
+        self._work(seconds * float(np.exp(self._draw.normal(0, 0.04 * learns))))
         accepted_B = np.zeros(len(batch), int)
         for number, (row, own) in enumerate(zip(batch, own_B.tolist(), strict=True)):
             place = row.length - len(row.request.prompt_ids)

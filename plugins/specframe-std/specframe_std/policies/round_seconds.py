@@ -13,6 +13,7 @@ import numpy as np
 from torch import nn
 
 from specframe_std.policies.levels import Levels
+from specframe_std.policies.pace import APART, Pace
 
 if TYPE_CHECKING:
     from specframe.contracts.run import Run
@@ -34,6 +35,8 @@ SURPRISE = 3.0
 """Ratio of a first round's seconds to the expected seconds above which another cause is assumed, and another round is timed."""
 RECENT = 24
 """Rounds of one batch size and depth whose median is taken: a single slow round does not move it."""
+LEAST = 1e-6
+"""The seconds of a round are taken to be no fewer: clocks have steps."""
 FREE = 0.1
 """Share of a target's pass that a draft step takes where there is no draft model, before anything is measured: a head's."""
 TOKEN = 0.15
@@ -122,7 +125,7 @@ class Measured:
 
     def add(self, seconds: float, tokens: float, number: int) -> None:
         """Take a round."""
-        self.seconds.append(max(seconds, 1e-6))
+        self.seconds.append(seconds)
         self.tokens.append(tokens)
         self.last, self._alike = number, None
 
@@ -199,9 +202,9 @@ class RoundSeconds:
 
     The model is linear in the depth, in the tokens of the drafts that the target computes, in whether there is a draft, in the
     batch size, and in the product of batch size and tokens. Each depth of the batch size asked about may depart from the line by
-    a little. Relative errors count. Batch sizes near the one asked about weigh most. Before anything is measured the models'
-    shapes tell what a step and a token cost beside a plain round. The first round of each pair is left out: it may allocate,
-    compile or capture.
+    a little. Relative errors count. Batch sizes near the one asked about weigh most. No median is taken to be surer than the pace
+    of the machine (:mod:`specframe_std.policies.pace`). Before anything is measured the models' shapes tell what a step and a
+    token cost beside a plain round. The first round of each pair is left out: it may allocate, compile or capture.
 
     Args:
         levels: of the drafts.
@@ -212,6 +215,7 @@ class RoundSeconds:
         self.prior = Prior()
         """What the models' shapes tell."""
         self._measured: dict[tuple[int, int], Measured] = {}
+        self._pace = Pace()
         self._rounds = 0
 
     def prepare(self, prior: Prior) -> None:
@@ -233,7 +237,17 @@ class RoundSeconds:
         if pair not in self._measured:
             self._measured[pair] = Measured(self._rounds)
         elif typical:
-            self._measured[pair].add(seconds, tokens / rows - 1, self._rounds)
+            known = self._measured[pair]
+            known.add(max(seconds, LEAST), tokens / rows - 1, self._rounds)
+            if len(known.seconds) > APART:
+                oldest, before, this = (
+                    self._share(rows, depth, known.seconds[place], known.tokens[place]) for place in (0, -2, -1)
+                )
+                self._pace.add(this / oldest, this / before)
+
+    def _share(self, rows: int, depth: int, seconds: float, tokens: float) -> float:
+        """Return the seconds of a round to those that the models' shapes let expect of a plain round of 1."""
+        return seconds / (1 + self.prior.step * depth + self.prior.token(rows) * tokens)
 
     def skip(self) -> None:
         """Count a round that is not timed."""
@@ -264,20 +278,21 @@ class RoundSeconds:
         ages_P = np.array([self._rounds - one.last for one in timed.values()])
         near_P = np.minimum(sizes_P / rows, rows / sizes_P) ** 2
         rounds_P = np.array([len(one.seconds) for one in timed.values()]) * 0.5 ** (ages_P / HALF) * near_P
+        chance_P = NOISE**2 / rounds_P + self._pace.variance
         shares_P = np.array(
             [
                 seconds / (1 + step * depth + token * tokens)
                 for (seconds, tokens), depth in zip(first, depths_P.tolist(), strict=True)
             ]
         )
-        plain = float(rounds_P @ shares_P / rounds_P.sum())
+        plain = float(shares_P @ (1 / chance_P) / (1 / chance_P).sum())
         seconds_P, tokens_P = np.array([one.usual(plain * token) for one in timed.values()]).T
 
         beyond_P = sizes_P / rows - 1
         line_PF = _features(depths_P, tokens_P, self._maximum)
         line_PF[sizes_P != rows, 4:] = 0
         features_PF = np.column_stack([line_PF, beyond_P, beyond_P * tokens_P]) / seconds_P[:, None]
-        variance_P = NOISE**2 / rounds_P + np.where(sizes_P == rows, 0, OTHER_SIZE**2)
+        variance_P = chance_P + np.where(sizes_P == rows, 0, OTHER_SIZE**2)
         prior_F = np.zeros(features_PF.shape[1])
         prior_F[:3] = plain, plain * step, plain * token
         spread_F = plain * np.concatenate([SPREAD[:4], OWN * guess_K, SPREAD[4:]])
