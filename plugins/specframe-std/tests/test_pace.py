@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from specframe_std.policies.levels import Levels
-from specframe_std.policies.pace import APART, Pace
+from specframe_std.policies.pace import APART, WINDOW, Pace
 from specframe_std.policies.round_seconds import NOISE, RECENT, Prior, RoundSeconds
 
 from specframe.contracts.drafts import Budget
@@ -62,6 +62,8 @@ def test_no_median_is_surer_than_the_pace() -> None:
         for number, factor in enumerate(np.exp(pace).tolist()):
             kind = (0, 2, 4, 6)[number % 4]
             seconds.add(4, kind, 4 * (kind + 1), (1 + 0.1 * kind) * factor)
+            if number % 8 == 0:
+                seconds.curve(4)
         for _ in range(RECENT + 1):
             seconds.add(4, 3, 16, 1.3 * 1.4)
         curve = seconds.curve(4)
@@ -83,4 +85,21 @@ def test_more_tokens_are_no_pace() -> None:
         for number in range(200):
             tokens = 24 - number % 25 // 2
             seconds.add(8, 2, tokens, 1 + 0.1 * tokens)
+            if number % 8 == 0:
+                seconds.curve(8)
         assert (seconds._pace.variance < 1e-4) == steady
+
+
+def test_each_round_tells_of_the_pace_once() -> None:
+    """Whether the seconds of rounds are asked for after each round or seldom, so many rounds tell of the pace."""
+    for often in (1, 8, 14):
+        seconds = RoundSeconds(Levels(Budget(6)))
+        for number in range(1, 202):
+            seconds.add(2, 3, 8, 1.0)
+            if number % often == 1 % often:
+                seconds.curve(2)
+        seconds.curve(2)
+        seen = seconds._pace._seen
+        assert seen == pytest.approx(sum((1 - 1 / WINDOW) ** age for age in range(200 - APART)), abs=15)
+        seconds.curve(2)
+        assert seconds._pace._seen == seen

@@ -120,6 +120,8 @@ class Measured:
     seconds: deque[float] = attrs.Factory(lambda: deque(maxlen=RECENT))
     tokens: deque[float] = attrs.Factory(lambda: deque(maxlen=RECENT))
     """Tokens of the drafts that the target computed, for each row."""
+    fresh: int = 0
+    """Rounds since the machine's pace was learnt of last."""
     _alike: tuple[float, float] | None = None
     """What is usual where all rounds have as many tokens."""
 
@@ -127,6 +129,7 @@ class Measured:
         """Take a round."""
         self.seconds.append(seconds)
         self.tokens.append(tokens)
+        self.fresh += 1
         self.last, self._alike = number, None
 
     def usual(self, slope: float) -> tuple[float, float]:
@@ -237,17 +240,7 @@ class RoundSeconds:
         if pair not in self._measured:
             self._measured[pair] = Measured(self._rounds)
         elif typical:
-            known = self._measured[pair]
-            known.add(max(seconds, LEAST), tokens / rows - 1, self._rounds)
-            if len(known.seconds) > APART:
-                oldest, before, this = (
-                    self._share(rows, depth, known.seconds[place], known.tokens[place]) for place in (0, -2, -1)
-                )
-                self._pace.add(this / oldest, this / before)
-
-    def _share(self, rows: int, depth: int, seconds: float, tokens: float) -> float:
-        """Return the seconds of a round to those that the models' shapes let expect of a plain round of 1."""
-        return seconds / (1 + self.prior.step * depth + self.prior.token(rows) * tokens)
+            self._measured[pair].add(max(seconds, LEAST), tokens / rows - 1, self._rounds)
 
     def skip(self) -> None:
         """Count a round that is not timed."""
@@ -270,6 +263,7 @@ class RoundSeconds:
         timed = {pair: one for pair, one in self._measured.items() if one.seconds}
         step, token, depths_K = self.prior.step, self.prior.token(rows), np.arange(self._maximum + 1)
         guess_K = 1 + step * depths_K + token * self._levels.nodes_D
+        self._learn_pace(timed)
         if not timed:
             mean_F = np.concatenate([[1, step, token, 0], 0 * guess_K])
             return Curve(mean_F, np.diag(np.concatenate([[NOISE**2, 0, 0, 0], (NOISE * (guess_K - 1)) ** 2])), 0.0)
@@ -300,6 +294,21 @@ class RoundSeconds:
         covariance_FF = np.linalg.inv(weighted_FP @ features_PF + np.diag(spread_F**-2.0))
         found_F = prior_F + covariance_FF @ (weighted_FP @ (1 - features_PF @ prior_F))
         return Curve(found_F[:-2], covariance_FF[:-2, :-2], 0.3 * float(seconds_P.min()))
+
+    def _learn_pace(self, timed: dict[tuple[int, int], Measured]) -> None:
+        """Learn of the machine's pace by the rounds since it was asked last: all at once, as a round finds caches full of models.
+
+        What more tokens take is left out, as the models' shapes tell it.
+        """
+        for (rows, depth), one in timed.items():
+            if one.fresh and len(one.seconds) > APART:
+                line, token = 1 + self.prior.step * depth, self.prior.token(rows)
+                of_round = [
+                    seconds / (line + token * tokens) for seconds, tokens in zip(one.seconds, one.tokens, strict=True)
+                ]
+                for place in range(max(len(of_round) - one.fresh, APART), len(of_round)):
+                    self._pace.add(of_round[place] / of_round[0], of_round[place] / of_round[place - 1])
+                one.fresh = 0
 
 
 def _features(depths_C: np.ndarray, tokens_C: np.ndarray, maximum: int) -> np.ndarray:
