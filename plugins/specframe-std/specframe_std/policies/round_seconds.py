@@ -303,11 +303,14 @@ class RoundSeconds:
         for (rows, depth), one in timed.items():
             if one.fresh and len(one.seconds) > APART:
                 line, token = 1 + self.prior.step * depth, self.prior.token(rows)
-                of_round = [
-                    seconds / (line + token * tokens) for seconds, tokens in zip(one.seconds, one.tokens, strict=True)
-                ]
-                for place in range(max(len(of_round) - one.fresh, APART), len(of_round)):
-                    self._pace.add(of_round[place] / of_round[0], of_round[place] / of_round[place - 1])
+                first = max(len(one.seconds) - one.fresh, APART)
+                oldest, before, *latest = (
+                    one.seconds[place] / (line + token * one.tokens[place])
+                    for place in (0, *range(first - 1, len(one.seconds)))
+                )
+                for this in latest:
+                    self._pace.add(this / oldest, this / before)
+                    before = this
                 one.fresh = 0
 
 
