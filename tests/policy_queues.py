@@ -44,9 +44,9 @@ class Live(list[Decoded]):
 
     beside = None
 
-    def __init__(self, rows: list[Decoded]) -> None:
+    def __init__(self, rows: list[Decoded], waiting: int = 0) -> None:
         super().__init__(rows)
-        self.sequences = rows
+        self.sequences, self.waiting = rows, waiting
         self.lengths, self.limits = (np.array([getattr(row, name) for row in rows]) for name in ("length", "limit"))
         self.lengths_B = torch.from_numpy(self.lengths)
 
@@ -105,7 +105,7 @@ class Queue:
                 live, left, read = [*live, *self._read(waiting, free)], left - free, True
                 refill.filled(len(live))
                 continue
-            self._round(policy, Live(live), learns)
+            self._round(policy, Live(live, left), learns)
             live, read = [row for row in live if not row.finished] if any(row.finished for row in live) else live, False
         return self._worked - started
 

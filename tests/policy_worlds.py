@@ -34,7 +34,7 @@ class Row:
 class Rows(list[Row]):
     """A batch of such rows, on a CPU."""
 
-    beside = None
+    beside, waiting = None, 0
 
     def __init__(self, count: int) -> None:
         super().__init__(Row(types.SimpleNamespace(key=(number, 0), prompt_ids=[0] * 10)) for number in range(count))

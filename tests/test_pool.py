@@ -206,6 +206,23 @@ def test_waiting_is_counted_per_round():
     assert (first.waited, second.waited, third.waited) == (1, 0, 3)
 
 
+def test_a_batch_tells_how_many_others_wait():
+    """They wait for a row or for a later round, from when they have arrived; those that are not let in do not."""
+    pool, batch = started(requests([[1]] * 3, 9))
+    assert batch.waiting == 0
+    pool.add(Request(3, [1], 9))
+    pool.add(Request(4, [1], 9, arrival=5.0))
+    assert pool.batch(pool.live).waiting == 1
+    assert pool.batch(pool.live[:2]).waiting == 2
+    pool.draining = True
+    assert pool.batch(pool.live[:2]).waiting == 1
+    pool.draining = False
+    pool.preempt(pool.live[0])
+    assert pool.batch(pool.live).waiting == 2
+    pool.draining = True
+    assert pool.batch(pool.live).waiting == 0
+
+
 def test_rows_follow_their_sequences():
     """Whichever sequences form a batch, and in whatever order they are named, each brings its own tokens along."""
     pool, _ = started(requests([[index] * (index + 1) for index in range(5)], 30))

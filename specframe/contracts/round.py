@@ -129,6 +129,8 @@ class Batch:
     """Number of last tokens of each row that are unread, (B,), on the host; None: ``unread``, or all of a shorter row."""
     beside: Batch | None = None
     """Other sequences, of whose prompts this round reads a piece beside the rows that decode; some of them stays unread."""
+    waiting: int = 0
+    """Number of other sequences that have arrived and not finished: those without a row, and those that this round leaves out."""
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -94,6 +94,7 @@ class TokenRows:
         least: int = 0,
         starts: bool = False,
         beside: Batch | None = None,
+        waiting: int = 0,
     ) -> Batch:
         """Return sequences that are arranged as a batch, and count what it reads of their prompts as read.
 
@@ -104,6 +105,7 @@ class TokenRows:
             least: tokens that stay unread.
             starts: whether the rows are fresh copies of their parents' rows.
             beside: reads prompts in the same round.
+            waiting: number of sequences that are not among the rows.
         """
         tokens_BS, lengths_B, streams_B, tokens, lengths, limits = self._viewed(first, len(sequences))
         unreads = [sequence.unread for sequence in sequences]
@@ -125,6 +127,7 @@ class TokenRows:
             starts,
             np.array(unreads) if unread else None,
             beside,
+            waiting,
         )
 
     def append(self, batch: Batch, verdict: Verdict, tokens: list[list[int]]) -> np.ndarray:

@@ -10,6 +10,7 @@ import pytest
 from policy_worlds import Cost, Rows, World, round_report
 from specframe_std.drafters.model import IDLE
 from specframe_std.policies.goodput import NEW_SHAPES, PLAIN_FIRST, QUIETEST, UNREAD, Choice, Goodput
+from specframe_std.policies.parting import passes_lost
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
@@ -159,23 +160,26 @@ def test_prompts_that_a_draft_model_has_to_read_count() -> None:
 
 
 def test_what_a_draft_model_has_missed() -> None:
-    """Tokens since the last draft, and the prompts of rows that came when it read none, spread over what rows may gain."""
+    """Tokens since the last draft, the prompts of rows that came when it read none, and those that wait, for each token to come."""
     policy, batch = Goodput(), Rows(3)
     assert UNREAD == IDLE
     policy._undrafted = 20
     for sequence in batch:
         sequence.request.prompt_ids = [0] * 100
     batch.lengths, batch.limits = np.array([130, 115, 112]), np.array([140, 125, 132])
-    policy._curves[3] = Curve(np.array([2.0, 0, 0, 0, *[0.0] * 9]), np.zeros((13, 13)), 0.0)
+    policy._curves[3] = Curve(np.array([2.0, 0, 0.6, 0, *[0.0] * 9]), np.zeros((13, 13)), 0.0)
     policy._seconds.prepare(Prior(each=0.1, read=0.01))
-    assert policy._reading(batch) == pytest.approx((20 + 15 + 112) * 0.01 / 1.3)
-    assert policy._parting(batch) > 0, "two rows end together"
-    assert policy._beside(batch) == pytest.approx(2.0 * (policy._reading(batch) + policy._parting(batch)) / 40)
+    of_each, parting = 0.2 * 0.1, 2.0 / 1.3 * passes_lost([10, 10, 20], 0, 97 / 3)
+    assert parting > 0, "two rows end together"
+    assert policy._beside(batch) == pytest.approx((20 + 15 + 112) / 40 * of_each + parting)
+    batch.waiting = 2
+    parting = 2.0 / 1.3 * passes_lost([10, 10, 20], 2, 97 / 3)
+    now, later = (20 + 15 + 112) / 40, 2 * 100 / (40 + 2 * 97 / 3)
+    assert policy._beside(batch) == pytest.approx((now + later) * of_each + parting)
     policy._undrafted = 0
-    assert policy._reading(batch) == 0
-    policy._undrafted = 20
+    assert policy._beside(batch) == pytest.approx(later * of_each + parting)
     policy._seconds.prepare(Prior(each=0.1))
-    assert policy._reading(batch) == 0
+    assert policy._beside(batch) == pytest.approx(parting)
 
 
 def test_acceptance_that_drifts() -> None:

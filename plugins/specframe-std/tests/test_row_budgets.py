@@ -93,7 +93,7 @@ def test_rows_that_have_ended_tell_how_much_rows_differ(belief: int) -> None:
         rates_R = np.random.default_rng(1000 + seed).beta(0.75 * belief, 0.25 * belief, 120)
         ended_rows(acceptance, rates_R, seed)
         rows = acceptance._rows.rows(Rows(1).sequences)
-        found.append(acceptance._belief(rows, acceptance.rates()))
+        found.append(acceptance._belief(acceptance._rows.counts_R3K[rows], acceptance.rates()))
     assert 0.8 * belief < np.median(found) < 1.65 * belief, found
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_planned_beyond_a_rows_end() -> None:
     acceptance.add(round_report(np.array([2, 2]), 2, rows))
     acceptance.add(round_report(np.array([2, 2, 2]), 2, Rows(3)))
     acceptance.rates()
-    assert acceptance._rows.counts_3RK.shape[1] == 4, "of the sequence that goes on, and of three new ones"
+    assert acceptance._rows.counts_R3K.shape[0] == 4, "of the sequence that goes on, and of three new ones"
 
 
 class TestImplicit(DraftLengthPolicySuite):

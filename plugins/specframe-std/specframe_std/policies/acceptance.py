@@ -7,10 +7,9 @@ Tensor names carry their shape: B rows, K places of a draft.
 
 from __future__ import annotations
 
-import itertools
 import weakref
+from typing import NamedTuple
 
-import attrs
 import numpy as np
 
 from specframe.contracts.reports import Progress
@@ -27,6 +26,8 @@ WINDOW = 512
 """Rows after which what was seen of all rows counts half."""
 ROW_WINDOW = 24
 """Rounds after which what was seen of one row counts half: a text goes from one passage to another."""
+FADES_31 = np.array([[0.5 ** (1 / ROW_WINDOW)]] * 2 + [[0.5 ** (2 / ROW_WINDOW)]])
+"""Factors of a row's three counts in each round."""
 ROW_BELIEF = 6.0, 30.0, 60.0
 """Draft tokens of a row that have to be seen before they count as much as all rows together: at least, before anything is known of
 how much rows differ, and at most. Of prompts of one kind it is 23 to 37 (library source, SpecBench), of files that are copied
@@ -40,8 +41,8 @@ SUREST = 0.99
 
 
 class RowCounts:
-    """Counts of each sequence, in rows of three arrays: places of its drafts that were reached, that stood, and the reached ones by
-    the squares of their weights.
+    """Three counts of each sequence, by places of its drafts: those that were reached, that stood, and the reached ones by the
+    squares of their weights.
 
     A place is reached where all before it stood. The third is for chance: a weighted sum varies by the squares of the weights.
     Sequences that have ended are forgotten, those that nobody holds any more, too.
@@ -50,7 +51,7 @@ class RowCounts:
     def __init__(self, places: int) -> None:
         self._places = places
         self._row_of = weakref.WeakKeyDictionary[Sequence, int]()
-        self.counts_3RK = np.zeros((3, 0, places))
+        self.counts_R3K = np.zeros((0, 3, places))
 
     def rows(self, sequences: list[Sequence]) -> np.ndarray:
         """Return the row of each sequence; one that is new has seen nothing."""
@@ -65,16 +66,15 @@ class RowCounts:
         """Give all of them a row, and drop the rows of sequences that are gone."""
         wanted = {id(sequence) for sequence in sequences}
         known = [(one, row) for one, row in self._row_of.items() if not one.finished or id(one) in wanted]
-        kept_3RK = self.counts_3RK[:, [row for _, row in known]]
+        kept_R3K = self.counts_R3K[[row for _, row in known]]
         new = [sequence for sequence in sequences if sequence not in self._row_of]
-        self.counts_3RK = np.concatenate([kept_3RK, np.zeros((3, len(new), self._places))], axis=1)
+        self.counts_R3K = np.concatenate([kept_R3K, np.zeros((len(new), 3, self._places))])
         self._row_of = weakref.WeakKeyDictionary()
         for row, sequence in enumerate([*(one for one, _ in known), *new]):
             self._row_of[sequence] = row
 
 
-@attrs.frozen(eq=False)
-class Noted:
+class Noted(NamedTuple):
     """A round whose accepted tokens are yet to be counted."""
 
     sequences: list[Sequence]
@@ -83,6 +83,7 @@ class Noted:
     drafted: np.ndarray
     accepted: np.ndarray
     ended: list[bool]
+    """Which rows have ended with it."""
 
 
 class Acceptance:
@@ -102,60 +103,62 @@ class Acceptance:
         self._rows = RowCounts(self._maximum)
         self._differ_2 = np.zeros(2)
         """How much the rows that have ended differ, as :func:`differences` tells it."""
-        self._noted: list[Noted] = []
+        self._noted: list[list[Noted]] = []
+        """Rounds in a row of the same sequences, of which none has ended before the last of them."""
         self._rates_K: np.ndarray | None = None
         """The rates of what is counted; None: something was counted since."""
 
     def add(self, report: Progress) -> None:
-        """Note the accepted tokens of a round, which are counted when rates are asked for, or a row has ended.
+        """Note the accepted tokens of a round, which are counted when rates are asked for, or all rows have ended.
 
         A round in a row of many finds the processor's caches full of the models: counting takes a quarter of the time for several
         rounds at once.
         """
-        ended = [sequence.finished for sequence in report.sequences]
-        self._noted.append(
-            Noted(report.sequences, report.lengths, report.depth, report.drafted, report.accepted, ended)
-        )
-        if any(ended):
-            self._count()  # a sequence that has ended is not held on to
+        sequences, last = report.sequences, self._noted[-1][-1] if self._noted else None
+        ended = [sequence.finished for sequence in sequences]
+        noted = Noted(sequences, report.lengths, report.depth, report.drafted, report.accepted, ended)
+        if last is not None and last.sequences is sequences and not any(last.ended):
+            self._noted[-1].append(noted)
+        else:
+            self._noted.append([noted])
+        if all(ended):
+            self._count()  # nothing is held on to after the last round of a run
 
     def _count(self) -> None:
         """Count the accepted tokens of the rounds noted, those of the same rows at once."""
-        if not self._noted:
-            return
-        for _, rounds in itertools.groupby(self._noted, key=lambda noted: id(noted.sequences)):
-            alike = list(rounds)
-            rows, seen_2NBK = self._rows.rows(alike[0].sequences), self._seen(alike)
-            fade, fade_row = 0.5 ** (len(rows) / WINDOW), 0.5 ** (1 / ROW_WINDOW)
-            before_N = np.arange(len(alike))[::-1]
-            self._all_2K *= fade ** len(alike)
-            self._all_2K += fade**before_N @ seen_2NBK.sum(2)
-            self._rates_K = None
-            fades_3 = np.array([fade_row, fade_row, fade_row**2])[:, None]
-            self._rows.counts_3RK[:, rows] *= fades_3[..., None] ** len(alike)
-            seen_3NX = seen_2NBK[[0, 1, 0]].reshape(3, len(alike), -1)
-            own_3X = ((fades_3**before_N)[:, None] @ seen_3NX)[:, 0]
-            self._rows.counts_3RK[:, rows] += own_3X.reshape(3, len(rows), -1)
-            if any(alike[-1].ended):
-                ended = rows[np.array(alike[-1].ended)]
-                self._differ_2 *= 0.5 ** (len(ended) / ENDED_WINDOW)
-                self._differ_2 += differences(self._rows.counts_3RK[:, ended], self._rates()).sum(1)
+        for rounds in self._noted:
+            rows, before_N = self._rows.rows(rounds[0].sequences), np.arange(len(rounds))[::-1]
+            fade = 0.5 ** (len(rows) / WINDOW)
+            self._all_2K *= fade ** len(rounds)
+            own_B3K = self._rows.counts_R3K[rows] * FADES_31 ** len(rounds)
+            if any(one.depth for one in rounds):
+                seen_NB3K = self._seen(rounds)
+                self._all_2K += ((fade**before_N)[:, None, None] * seen_NB3K[:, :, :2].sum(1)).sum(0)
+                own_B3K += (FADES_31 ** before_N[:, None, None, None] * seen_NB3K).sum(0)
+            self._rows.counts_R3K[rows], self._rates_K = own_B3K, None
+            if any(rounds[-1].ended):
+                ended_B3K = own_B3K[rounds[-1].ended]
+                self._differ_2 *= 0.5 ** (len(ended_B3K) / ENDED_WINDOW)
+                self._differ_2 += differences(ended_B3K, self._rates()).sum(1)
         self._noted.clear()
 
     def _seen(self, rounds: list[Noted]) -> np.ndarray:
-        """Return the places of each row that were reached, and those that stood, in N rounds of the same rows, (2, N, B, K).
+        """Return for each row the places that were reached, that stood, and the former again, in N rounds of the same rows.
 
-        Where a row ended, what came after its end says nothing.
+        Where a row ended, the tokens after its end say nothing.
+
+        Returns:
+            (N, B, 3, K).
         """
-        most_NB = self._levels.of(np.array([noted.drafted for noted in rounds]))
-        most_NB = np.minimum(most_NB, np.array([[noted.depth] for noted in rounds]))
-        accepted_NB = np.array([noted.accepted for noted in rounds])
-        limit_B = np.array([sequence.limit - 1 for sequence in rounds[0].sequences])
-        room_NB = limit_B - np.array([noted.lengths for noted in rounds])
+        parts = np.array([(one.drafted, one.accepted, one.lengths) for one in rounds])
+        drafted_NB, accepted_NB, lengths_NB = parts.swapaxes(0, 1)
+        limit_B = np.array([sequence.limit for sequence in rounds[0].sequences])
+        most_NB = np.minimum(self._levels.of(drafted_NB), np.array([[one.depth] for one in rounds]))
         stood_NB = np.minimum(accepted_NB, most_NB)
-        tested_NB = accepted_NB < np.minimum(most_NB, room_NB)
-        tested_NB &= ~np.array([noted.ended for noted in rounds])
-        return np.arange(self._maximum) < np.array([stood_NB + tested_NB, stood_NB])[..., None]
+        reached_NB = stood_NB + (accepted_NB < np.minimum(most_NB, limit_B - 1 - lengths_NB))
+        if any(ended_B := rounds[-1].ended):
+            reached_NB[-1, ended_B] = stood_NB[-1, ended_B]
+        return np.arange(self._maximum) < np.stack([reached_NB, stood_NB, reached_NB], axis=-1)[..., None]
 
     def rates(self, hope: float = 0.0) -> np.ndarray:
         """Return the probability of each place to stand in any row, given that those before it do, (K,).
@@ -185,26 +188,26 @@ class Acceptance:
         """
         rates_K = np.minimum(self.rates(), SUREST)
         rows = self._rows.rows(sequences)  # first: it may make room
-        reached_BK, accepted_BK, _ = self._rows.counts_3RK[:, rows]
+        counts_B3K = self._rows.counts_R3K[rows]
+        reached_BK, accepted_BK = counts_B3K[:, 0], counts_B3K[:, 1]
         accepted_B, expected_B = accepted_BK.sum(1), (reached_BK * rates_K).sum(1)
-        belief = self._belief(rows, rates_K)
+        belief = self._belief(counts_B3K, rates_K)
         usual = belief * rates_K.mean()
         own_B1 = ((accepted_B + usual) / (expected_B + usual))[:, None]
         like_BK = np.minimum(own_B1 * rates_K, SUREST)
         return (accepted_BK + 2 * belief * like_BK) / (reached_BK + 2 * belief)
 
-    def _belief(self, rows: np.ndarray, rates_K: np.ndarray) -> float:
+    def _belief(self, counts_B3K: np.ndarray, rates_K: np.ndarray) -> float:
         """Return the draft tokens of a row that count as much as all rows together, by how much rows differ.
 
         Rows that have ended tell it as well as those of the batch: of one row alone a few tokens that stood or not would.
         """
         least, assumed, most = ROW_BELIEF
-        own_2 = differences(self._rows.counts_3RK[:, rows], rates_K).sum(1)
-        chance, excess = self._differ_2 + own_2
+        chance, excess = (self._differ_2 + differences(counts_B3K, rates_K).sum(1)).tolist()
         return float(min(max((chance + assumed * EXCESS) / (max(excess, 0.0) + EXCESS), least), most))
 
 
-def differences(counts_3RK: np.ndarray, rates_K: np.ndarray) -> np.ndarray:
+def differences(counts_R3K: np.ndarray, rates_K: np.ndarray) -> np.ndarray:
     """Return two numbers of each row that tell how much rows differ, (2, R).
 
     The first over the second, each summed over rows, is the number of tokens that count as much as all rows together. The
@@ -213,10 +216,10 @@ def differences(counts_3RK: np.ndarray, rates_K: np.ndarray) -> np.ndarray:
     beta-binomial distribution: Kleinman 1973).
 
     Args:
-        counts_3RK: of each row, as :class:`RowCounts` has them.
+        counts_R3K: of each row, as :class:`RowCounts` has them.
         rates_K: the probability of each place to stand.
     """
-    reached_RK, accepted_RK, squares_RK = counts_3RK
+    reached_RK, accepted_RK, squares_RK = counts_R3K.swapaxes(0, 1)
     reached_R, varies_K = reached_RK.sum(1), rates_K * (1 - rates_K)
     more_R = accepted_RK.sum(1) - (reached_RK * rates_K).sum(1)
     beyond_R = more_R**2 - (squares_RK * varies_K).sum(1)

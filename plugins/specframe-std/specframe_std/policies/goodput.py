@@ -23,6 +23,7 @@ from specframe.value_checks import whole
 from specframe_std.policies.acceptance import LONGEST, Acceptance, survival
 from specframe_std.policies.confidence import PRIOR_OF_BOTH, Calibration, ConfidenceStop, logit
 from specframe_std.policies.levels import Levels
+from specframe_std.policies.parting import passes_lost
 from specframe_std.policies.round_seconds import RECENT, Curve, Prior, RoundSeconds
 from specframe_std.policies.thread_clock import clock_of
 
@@ -50,22 +51,15 @@ DWELL = 8
 """Rounds for which a batch size keeps its depth, at most. Each row's part of it is chosen in every round."""
 EAGER = 4
 """A depth is kept for one round more after every so many rounds, up to :data:`DWELL`: early estimates change fast."""
-QUIET, QUIETEST = 4, 32
-"""Where nothing is drafted, a choice is kept for one round after every so many without a draft, and for so many rounds at most:
-nothing is learnt of drafts meanwhile, only the hope that goes into a choice grows, and a choice takes a tenth of a small model's
-round. In simulated queues third runs gain 0.3 percent by it, since fewer drafts are tried in vain."""
+QUIET, QUIETEST = 12, 64
+"""Rounds for which a choice to draft nothing is kept: at most so many at first, later half as many as nothing was drafted, and at
+most so many. Nothing is learnt of drafts meanwhile, only the hope that goes into a choice grows, and a choice takes a sixth of a
+small model's round. Three quarters in place of the half find a change of costs too late."""
 TIMED = 4
 """Where nothing is drafted, rounds of a choice that are timed once :data:`RECENT` have been: the last so many for which it is kept.
 Their median tells as much, and reading the clock takes half of the policy's time there."""
 MARGIN = 0.02
 """Share by which another depth has to promise more than the one in use: a change of shapes costs a little time."""
-DRAFTING = 0.03
-"""Share by which drafting for many rows has to be better than plain decoding. Rows that draft end at different times, so
-that the last rounds of a run have few rows. No round's time shows this loss. A single row does not have it."""
-FILLS = 5
-"""Forwards that read the prompts of as many rows as a batch has, where these end at different times: 5 to 8 for 8 to 32 rows with
-``wait=0.25`` of ``continuous``. Rows that end together take one. In simulated queues 4 to 6 are alike, and with 8 batches of 8
-rows draft too seldom."""
 LOOK, LOOKS = 1e-4, 500
 """Seconds to look at the distribution of a place, and the looks that a step of the draft has to be worth for drafts to be ended by
 them. Most looks end nothing, and a draft that ends early says nothing of its later places: on pairs whose steps take 2 and 20 ms
@@ -253,13 +247,12 @@ class Goodput:
         settled = present.settled if present else 0
         hope = OPTIMISM * (1 + settled / SETTLED)
         promise_C = self._promise(plans, hope, self._beside(batch))
-        promise_C[0] *= 1 + DRAFTING * (1 - 1 / rows)
         promise_C[max(3, 2 * self._seconds.longest) + 1 :] = 0
         best, usual = int(promise_C.argmax()), self._usual(rows)
-        if promise_C[best] < (1 + MARGIN) * promise_C[usual]:
-            kept = min(DWELL, 1 + self._round // EAGER)
-            return Choice(usual, kept if usual else max(kept, min(QUIETEST, settled // QUIET)), settled)
-        return Choice(best, TRIAL)
+        if promise_C[best] >= (1 + MARGIN) * promise_C[usual]:
+            return Choice(best, TRIAL)
+        most = DWELL if usual else min(QUIETEST, max(QUIET, settled // 2))
+        return Choice(usual, min(most, 1 + self._round // EAGER), settled)
 
     def _first(self, rows: int) -> int:
         """Return the depth that is tried first."""
@@ -270,32 +263,33 @@ class Goodput:
         return int(depths_C[promise_C >= worth * promise_C.max()][-1])
 
     def _beside(self, batch: Batch) -> float:
-        """Return the seconds that drafts take beside their own rounds, for each token that the rows may still gain."""
-        room = max(1, int((batch.limits - batch.lengths).sum()))
-        return self._curves[len(batch)].plain * (self._reading(batch) + self._parting(batch)) / room
-
-    def _reading(self, batch: Batch) -> float:
-        """Return the time in which a draft model reads before it can draft again, as a share of a plain round.
-
-        It has missed the tokens of the rounds since it drafted, and the prompts of rows that came :data:`UNREAD` rounds later.
-        """
-        prior = self._seconds.prior
-        if not (self._undrafted and prior.read):
-            return 0.0
+        """Return the seconds that drafts take beside their own rounds, for each token to come."""
         prompts_B = np.array([len(sequence.request.prompt_ids) for sequence in batch.sequences])
-        own_B = batch.lengths - prompts_B
+        new = float((batch.limits - prompts_B).mean())
+        left = (batch.limits - batch.lengths).tolist()
+        parting = passes_lost(left, batch.waiting, new) * self._seconds.prior.weight_pass(len(batch))
+        return self._reading(batch, prompts_B, new) + parting * self._curves[len(batch)].plain
+
+    def _reading(self, batch: Batch, prompts_B: np.ndarray, new: float) -> float:
+        """Return the seconds in which a draft model reads, for each token to come.
+
+        To draft again it reads the tokens of the rounds since it drafted, and the prompts of rows that came :data:`UNREAD` rounds
+        later. While it drafts it reads the prompts of sequences that wait. The shapes tell the seconds of a token as a share of the
+        target's, which are measured.
+
+        Args:
+            batch: the rows.
+            prompts_B: tokens of their prompts.
+            new: tokens that each sequence that waits is to have.
+        """
+        prior, room = self._seconds.prior, max(1, int((batch.limits - batch.lengths).sum()))
+        if not (prior.read and prior.each):
+            return 0.0
+        own_B, waiting = batch.lengths - prompts_B, batch.waiting
         late_B = self._undrafted >= own_B + UNREAD
         missed_B = np.where(late_B, batch.lengths, np.minimum(self._undrafted, own_B))
-        return prior.reading(int(missed_B.sum()), len(batch))
-
-    def _parting(self, batch: Batch) -> float:
-        """Return the time that rows lose which end together and draft, as a share of a plain round.
-
-        They end at different times then, no more than they have tokens left, and the prompts that follow are read in more forwards.
-        """
-        left = (batch.limits - batch.lengths).tolist()
-        more = min(FILLS, len(left), max(left))
-        return max(0, more - len(set(left))) * self._seconds.prior.weight_pass(len(left))
+        tokens = float(missed_B.sum()) / room + waiting * float(prompts_B.mean()) / (room + waiting * new)
+        return tokens * prior.read / prior.each * self._curves[len(batch)].token / len(batch)
 
     def _promise(self, plans: Plans, hope: float, beside: float = 0.0) -> np.ndarray:
         """Return the tokens per second of each plan, (C,), if it is faster than estimated by so many standard deviations.

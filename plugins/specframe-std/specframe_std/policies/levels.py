@@ -35,7 +35,8 @@ class Levels:
 
     def of(self, nodes_B: np.ndarray) -> np.ndarray:
         """Return the levels of drafts with so many nodes, (B,)."""
-        return np.searchsorted(self.nodes_D, np.minimum(nodes_B, self.most.nodes))
+        nodes_B = np.minimum(nodes_B, self.most.nodes)
+        return nodes_B if self.most.nodes == self.most.depth else np.searchsorted(self.nodes_D, nodes_B)
 
     def budget(self, depths_B: np.ndarray) -> Budget:
         """Return the budget of rows whose drafts have so many levels, (B,)."""

@@ -5,6 +5,8 @@ Tensor names carry their shape: P groups of rounds, F features, C rounds that ar
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -91,10 +93,6 @@ class Prior:
         """Return the seconds of the target's pass over its weights, as a share of a plain round of so many rows."""
         return 1 / (1 + rows * (self.each or 0.0))
 
-    def reading(self, tokens: int, rows: int) -> float:
-        """Return the seconds of so many tokens that a draft model reads, as a share of a plain round of so many rows."""
-        return tokens * self.read * self.weight_pass(rows)
-
 
 def pass_seconds(module: nn.Module, speed: Speed) -> float:
     """Return the seconds of a model's pass over its weights."""
@@ -155,7 +153,7 @@ class Measured:
         return alike[(len(alike) - 1) // 2], mean
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class Curve:
     """The seconds of rounds of one batch size.
 
@@ -174,13 +172,20 @@ class Curve:
             depths_C: of their drafts.
             tokens_C: tokens of the drafts that the target computes, for each row.
         """
-        line_4, own_K = self.mean_F[:4], self.mean_F[4:]
-        straight_C = line_4[0] + line_4[1] * depths_C + line_4[2] * tokens_C + line_4[3] * (depths_C > 0)
-        return np.maximum(straight_C + own_K[depths_C], self.least)
+        return np.maximum(self._drafts_K[depths_C] + self.mean_F[2] * tokens_C, self.least)
+
+    @functools.cached_property
+    def _drafts_K(self) -> np.ndarray:
+        """The seconds of rounds by their depth, without those of further tokens that the target computes."""
+        depths_K = np.arange(len(self.mean_F) - 4)
+        return self.mean_F[4:] + self.mean_F[0] + self.mean_F[1] * depths_K + self.mean_F[3] * (depths_K > 0)
 
     def deviations(self, depths_C: np.ndarray, tokens_C: np.ndarray) -> np.ndarray:
         """Return the standard deviations of the seconds, (C,)."""
-        features_CF = _features(depths_C, tokens_C, len(self.mean_F) - 5)
+        features_CF = np.zeros((len(depths_C), len(self.mean_F)))
+        features_CF[:, 0], features_CF[:, 1], features_CF[:, 2] = 1, depths_C, tokens_C
+        features_CF[:, 3] = depths_C > 0
+        features_CF[np.arange(len(depths_C)), 4 + depths_C] = 1
         variance_C = ((features_CF @ self.covariance_FF) * features_CF).sum(1)
         return np.sqrt(np.maximum(variance_C, 0))
 
@@ -261,39 +266,48 @@ class RoundSeconds:
     def curve(self, rows: int) -> Curve:
         """Return the seconds of rounds of so many rows; before anything was measured the unit is arbitrary."""
         timed = {pair: one for pair, one in self._measured.items() if one.seconds}
-        step, token, depths_K = self.prior.step, self.prior.token(rows), np.arange(self._maximum + 1)
-        guess_K = 1 + step * depths_K + token * self._levels.nodes_D
+        step, token = self.prior.step, self.prior.token(rows)
+        guesses = [1 + step * depth + token * nodes for depth, nodes in enumerate(self._levels.nodes_D.tolist())]
         self._learn_pace(timed)
         if not timed:
-            mean_F = np.concatenate([[1, step, token, 0], 0 * guess_K])
-            return Curve(mean_F, np.diag(np.concatenate([[NOISE**2, 0, 0, 0], (NOISE * (guess_K - 1)) ** 2])), 0.0)
-        sizes_P, depths_P = np.array([*timed]).T
-        first = [one.usual(0.0) for one in timed.values()]
-        ages_P = np.array([self._rounds - one.last for one in timed.values()])
-        near_P = np.minimum(sizes_P / rows, rows / sizes_P) ** 2
-        rounds_P = np.array([len(one.seconds) for one in timed.values()]) * 0.5 ** (ages_P / HALF) * near_P
-        chance_P = NOISE**2 / rounds_P + self._pace.variance
-        shares_P = np.array(
-            [
-                seconds / (1 + step * depth + token * tokens)
-                for (seconds, tokens), depth in zip(first, depths_P.tolist(), strict=True)
-            ]
-        )
-        plain = float(shares_P @ (1 / chance_P) / (1 / chance_P).sum())
-        seconds_P, tokens_P = np.array([one.usual(plain * token) for one in timed.values()]).T
+            variances = [NOISE**2, 0.0, 0.0, 0.0, *((NOISE * (guess - 1)) ** 2 for guess in guesses)]
+            return Curve(np.array([1.0, step, token, 0.0, *[0.0] * len(guesses)]), np.diag(variances), 0.0)
+        chances = [self._chance(one, size / rows) for (size, _), one in timed.items()]
+        plain = self._plain(timed, chances, token)
+        evidence, expected, least = list[list[float]](), list[float](), math.inf
+        for ((size, depth), one), chance in zip(timed.items(), chances, strict=True):
+            seconds, tokens = one.usual(plain * token)
+            sure = (chance if size == rows else chance + OTHER_SIZE**2) ** -0.5
+            unit, beyond = sure * plain / seconds, size / rows - 1
+            own = [0.0] * len(guesses)
+            own[depth] = unit * (size == rows)
+            line = [unit, unit * depth, unit * tokens, unit * (depth > 0)]
+            evidence.append([*line, *own, unit * beyond, unit * beyond * tokens])
+            expected.append(sure)
+            least = min(least, seconds)
+        spreads = [*SPREAD[:4], *(OWN * guess for guess in guesses), *SPREAD[4:]]
+        prior_F = np.array([1.0, step, token, *[0.0] * (len(spreads) - 3)])
+        features_PF = np.array(evidence)
+        precision_FF = features_PF.T @ features_PF
+        precision_FF.flat[:: len(spreads) + 1] += [spread**-2 for spread in spreads]
+        covariance_FF = np.linalg.inv(precision_FF)
+        found_F = prior_F + covariance_FF @ (features_PF.T @ (np.array(expected) - features_PF @ prior_F))
+        return Curve(plain * found_F[:-2], plain**2 * covariance_FF[:-2, :-2], 0.3 * least)
 
-        beyond_P = sizes_P / rows - 1
-        line_PF = _features(depths_P, tokens_P, self._maximum)
-        line_PF[sizes_P != rows, 4:] = 0
-        features_PF = np.column_stack([line_PF, beyond_P, beyond_P * tokens_P]) / seconds_P[:, None]
-        variance_P = chance_P + np.where(sizes_P == rows, 0, OTHER_SIZE**2)
-        prior_F = np.zeros(features_PF.shape[1])
-        prior_F[:3] = plain, plain * step, plain * token
-        spread_F = plain * np.concatenate([SPREAD[:4], OWN * guess_K, SPREAD[4:]])
-        weighted_FP = features_PF.T / variance_P
-        covariance_FF = np.linalg.inv(weighted_FP @ features_PF + np.diag(spread_F**-2.0))
-        found_F = prior_F + covariance_FF @ (weighted_FP @ (1 - features_PF @ prior_F))
-        return Curve(found_F[:-2], covariance_FF[:-2, :-2], 0.3 * float(seconds_P.min()))
+    def _chance(self, one: Measured, ratio: float) -> float:
+        """Return the variance of a median for a batch size of which it has so many times the rows, as a share of it, by chance."""
+        near = min(ratio, 1 / ratio) ** 2
+        faded = 0.5 ** ((self._rounds - one.last) / HALF)
+        return NOISE**2 / (len(one.seconds) * faded * near) + self._pace.variance
+
+    def _plain(self, timed: dict[tuple[int, int], Measured], chances: list[float], token: float) -> float:
+        """Return the seconds of a plain round, by all that was measured and the models' shapes."""
+        sum_, weight = 0.0, 0.0
+        for ((_, depth), one), chance in zip(timed.items(), chances, strict=True):
+            seconds, tokens = one.usual(0.0)
+            sum_ += seconds / (1 + self.prior.step * depth + token * tokens) / chance
+            weight += 1 / chance
+        return sum_ / weight
 
     def _learn_pace(self, timed: dict[tuple[int, int], Measured]) -> None:
         """Learn of the machine's pace by the rounds since it was asked last: all at once, as a round finds caches full of models.
@@ -312,9 +326,3 @@ class RoundSeconds:
                     self._pace.add(this / oldest, this / before)
                     before = this
                 one.fresh = 0
-
-
-def _features(depths_C: np.ndarray, tokens_C: np.ndarray, maximum: int) -> np.ndarray:
-    """Return the features of rounds, (C, 4 + maximum + 1)."""
-    own_CK = depths_C[:, None] == np.arange(maximum + 1)
-    return np.column_stack([np.ones(len(depths_C)), depths_C, tokens_C, depths_C > 0, own_CK]).astype(float)
