@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from policy_worlds import Cost, Rows, World, round_report
 from specframe_std.drafters.model import IDLE
-from specframe_std.policies.goodput import NEW_SHAPES, PLAIN_FIRST, QUIETEST, UNREAD, Choice, Goodput
+from specframe_std.policies.goodput import NEW_SHAPES, PLAIN_FIRST, QUIETEST, READ, UNREAD, Choice, Goodput
 from specframe_std.policies.parting import passes_lost
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 from specframe_testing import fakes, harness, zoo
@@ -169,7 +169,7 @@ def test_what_a_draft_model_has_missed() -> None:
     batch.lengths, batch.limits = np.array([130, 115, 112]), np.array([140, 125, 132])
     policy._curves[3] = Curve(np.array([2.0, 0, 0.6, 0, *[0.0] * 9]), np.zeros((13, 13)), 0.0)
     policy._seconds.prepare(Prior(each=0.1, read=0.01))
-    of_each, parting = 0.2 * 0.1, 2.0 / 1.3 * passes_lost([10, 10, 20], 0, 97 / 3)
+    of_each, parting = 0.2 * 0.1 * READ, 2.0 / 1.3 * passes_lost([10, 10, 20], 0, 97 / 3)
     assert parting > 0, "two rows end together"
     assert policy._beside(batch) == pytest.approx((20 + 15 + 112) / 40 * of_each + parting)
     batch.waiting = 2

@@ -40,6 +40,9 @@ plain decoding and drafts are expected to be alike, runs lose up to 4 percent by
 one percent if they do not."""
 UNREAD = 8
 """Rounds without a draft after which a draft model reads prompts no more (:mod:`specframe_std.drafters.model`)."""
+READ = 0.6
+"""Seconds of a token that a draft model reads with hundreds of others, as a share of those that its shapes tell by the seconds of
+a token of a draft, which the target computes with few others. Two draft models on a CPU have 0.5 and 0.64."""
 EVIDENCE = 4
 """Rows that the first draft length is tried on beyond :data:`TRIAL` rounds: the acceptance of two or three rows says little."""
 NEW_SHAPES = 4
@@ -289,7 +292,7 @@ class Goodput:
         late_B = self._undrafted >= own_B + UNREAD
         missed_B = np.where(late_B, batch.lengths, np.minimum(self._undrafted, own_B))
         tokens = float(missed_B.sum()) / room + waiting * float(prompts_B.mean()) / (room + waiting * new)
-        return tokens * prior.read / prior.each * self._curves[len(batch)].token / len(batch)
+        return tokens * READ * prior.read / prior.each * self._curves[len(batch)].token / len(batch)
 
     def _promise(self, plans: Plans, hope: float, beside: float = 0.0) -> np.ndarray:
         """Return the tokens per second of each plan, (C,), if it is faster than estimated by so many standard deviations.
