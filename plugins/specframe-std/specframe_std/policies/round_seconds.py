@@ -33,6 +33,8 @@ itself, each step of a draft, each row's token of it that the target computes, d
 that batch."""
 HALF = 800
 """Rounds after which a depth that was not used since counts half: machines and prompts change."""
+LONG_AGO = 100
+"""Times of :data:`HALF` that count, at most: after a thousand a share would be 0, which nothing can be divided by."""
 SURPRISE = 3.0
 """Ratio of a first round's seconds to the expected seconds above which another cause is assumed, and another round is timed."""
 RECENT = 24
@@ -297,7 +299,7 @@ class RoundSeconds:
     def _chance(self, one: Measured, ratio: float) -> float:
         """Return the variance of a median for a batch size of which it has so many times the rows, as a share of it, by chance."""
         near = min(ratio, 1 / ratio) ** 2
-        faded = 0.5 ** ((self._rounds - one.last) / HALF)
+        faded = 0.5 ** min((self._rounds - one.last) / HALF, LONG_AGO)
         return NOISE**2 / (len(one.seconds) * faded * near) + self._pace.variance
 
     def _plain(self, timed: dict[tuple[int, int], Measured], chances: list[float], token: float) -> float:
