@@ -10,8 +10,8 @@ import statistics
 
 FILLS = 5
 """Forwards that read the prompts of as many rows as a batch has, where these end at different times: 5 to 8 for 8 to 32 rows with
-``wait=0.25`` of ``continuous``. Rows that end together take one. In simulated queues 4 to 6 are alike, and with 8 batches of 8
-rows draft too seldom."""
+``wait=0.25`` of ``continuous``. Rows that end together take one. In simulated queues 4 to 6 are alike. If 8 are counted,
+batches of 8 rows draft too seldom."""
 EMPTY = 0.25
 """Share of rows that are empty before prompts are read for them: that ``wait``. One row alone is filled at once."""
 UNLIKE, CHANCE = 0.05, 0.13
@@ -23,7 +23,7 @@ DRAFTED = 0.7
 """Seconds in which rows that draft gain a token without the time that each row takes, as a share of those of plain decoding: of
 drafts of one token that are as above, with a step that takes a quarter of a plain round."""
 TEXT = 256
-"""Tokens after which a text goes on with a probability of 0.37."""
+"""Tokens after which a text is assumed to go on with a probability of 0.37: answers of chat models have some hundreds."""
 
 
 def passes_lost(left: list[int], waiting: int, new: float) -> float:
