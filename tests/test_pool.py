@@ -207,16 +207,13 @@ def test_waiting_is_counted_per_round():
 
 
 def test_a_batch_tells_how_many_others_wait():
-    """They wait for a row or for a later round, from when they have arrived; those that are not let in do not."""
+    """They wait for a row, from when they are let in. Those whose row waits for a later round do not, nor those that get none."""
     pool, batch = started(requests([[1]] * 3, 9))
     assert batch.waiting == 0
     pool.add(Request(3, [1], 9))
     pool.add(Request(4, [1], 9, arrival=5.0))
-    assert pool.batch(pool.live).waiting == 1
-    assert pool.batch(pool.live[:2]).waiting == 2
-    pool.draining = True
-    assert pool.batch(pool.live[:2]).waiting == 1
-    pool.draining = False
+    assert pool.admit(1) == []
+    assert pool.batch(pool.live).waiting == pool.batch(pool.live[:2]).waiting == 1
     pool.preempt(pool.live[0])
     assert pool.batch(pool.live).waiting == 2
     pool.draining = True

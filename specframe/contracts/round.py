@@ -130,7 +130,7 @@ class Batch:
     beside: Batch | None = None
     """Other sequences, of whose prompts this round reads a piece beside the rows that decode; some of them stays unread."""
     waiting: int = 0
-    """Number of other sequences that have arrived and not finished: those without a row, and those that this round leaves out."""
+    """Number of sequences without a row that had arrived when rows were last given."""
 
     def __len__(self) -> int:
         return len(self.sequences)

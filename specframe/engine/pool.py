@@ -296,8 +296,7 @@ class Pool:
         for sequence in self._under_way:
             sequence.waited = 0
         other = held.made(held.beside, held.own.stop, piece, least=1) if held.beside else None
-        queued = 0 if self.draining else len(self._returned) + len(self.waiting)
-        waiting = len(self.live) + queued - len(held.batch)
+        waiting = 0 if self.draining else len(self._returned) + len(self._queue.arrived)
         self.latest = held.made(held.batch, held.first, piece, starts=starts, beside=other, waiting=waiting)
         return self.latest
 

@@ -105,7 +105,7 @@ class TokenRows:
             least: tokens that stay unread.
             starts: whether the rows are fresh copies of their parents' rows.
             beside: reads prompts in the same round.
-            waiting: number of sequences that are not among the rows.
+            waiting: number of sequences without a row.
         """
         tokens_BS, lengths_B, streams_B, tokens, lengths, limits = self._viewed(first, len(sequences))
         unreads = [sequence.unread for sequence in sequences]
