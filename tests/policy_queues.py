@@ -95,7 +95,7 @@ class Queue:
     def _run(self, policy: Any) -> float:
         """Return the milliseconds in which a policy decodes all prompts where no other program runs."""
         started, learns = self._worked, hasattr(policy, "observe")
-        self._idle = self._idle if learns else IDLE
+        self._idle = IDLE
         waiting, live, refill = iter(range(len(self._prompts))), list[Decoded](), Refill(WAIT, self._rows)
         left, read = len(self._prompts), False
         while left or live:

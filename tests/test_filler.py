@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.drafters.prompt_lookup import PromptLookup
+from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Block, Budget
+from specframe.contracts.round import Batch
 from specframe.observe.filler_counts import Filler
 from specframe.observe.watch import Watch, Watcher
 from specframe.pipeline import Pipeline
@@ -55,7 +57,9 @@ def test_laid_in_one_row() -> None:
     target = zoo.build("qwen3")
     _, feeds, filler = decoded(target, None, draft_length=fakes.Uneven(Budget(4)))
     assert filler.real["target"] == filler.computed["target"] == meant(feeds)
-    pipe, feeds, filler = decoded(target, zoo.good_draft(target), draft_length=fakes.Uneven(Budget(4)))
+    uneven = fakes.Uneven(Budget(4))
+    uneven.offers = frozenset({"steady"})
+    pipe, feeds, filler = decoded(target, zoo.good_draft(target), draft_length=uneven)
     assert filler.real["target"] == meant(feeds)
     assert filler.computed["target"] < places(feeds, "target")
     assert filler.computed["draft"] == sum(LENGTHS) - 3 + places(feeds, "draft") - 3 * 9
@@ -79,6 +83,36 @@ class Told(Watcher):
     def fed(self, model: str, real: int, computed: int) -> None:
         """Keep it."""
         self.all.append((model, real, computed))
+
+
+class Pausing(FixedLength):
+    """Drafts three tokens, but none in rounds of these numbers."""
+
+    offers: frozenset[str] = frozenset()
+
+    def __init__(self, pause: range) -> None:
+        super().__init__(3)
+        self._pause, self._round = pause, 0
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the budget of the next round."""
+        self._round += 1
+        return Budget(0) if self._round in self._pause else self.maximum
+
+
+def test_a_draft_model_reads_what_each_row_has_missed() -> None:
+    """After rounds without a draft the prompts of rows that came meanwhile are read, and of others the tokens of those rounds."""
+    target, told, feeds = zoo.build("qwen3"), Told(), harness.Feeds()
+    asked = harness.requests(harness.random_prompts((60, 20, 50), zoo.VOCABULARY), [25, 70, 30])
+    pipe = harness.pipeline(target, target, batch_size=2, observers=[told, feeds], draft_length=Pausing(range(3, 40)))
+    harness.check(pipe, asked)
+    reads = [computed for model, _, computed in told.all if model == "draft" and computed > 2 * 2]
+    came, stayed = feeds.decoding[39].report.lengths
+    assert came > 50
+    assert stayed == 20 + 1 + 2 * 4 + 37
+    assert reads == [60 + 1 - 2 + 20 + 1 - 2, came - 2 + 37 + 2 - 2], (
+        "nor were the last token of the draft before and its bonus read"
+    )
 
 
 def test_a_recorded_bucket() -> None:

@@ -99,6 +99,39 @@ def test_a_prompt_is_read_once_for_those_decoded_together(batch_size, reads, sta
     assert [(round.target, round.draft) for round in started] == [([(rows, 1)], []) for rows in starts]
 
 
+class Pauses:
+    """Policy that drafts in every fourth round."""
+
+    needs = offers = frozenset()
+    maximum = Budget(4)
+
+    def __init__(self):
+        self.rounds = 0
+
+    def start(self, run):
+        """Nothing to prepare."""
+
+    def budget(self, batch):
+        """Return the budget of the next round."""
+        self.rounds += 1
+        return Budget(4 if self.rounds % 4 == 0 else 0)
+
+    def observe(self, report):
+        """Nothing to learn."""
+
+
+def test_samples_do_not_read_their_prompt_each_by_itself():
+    """A policy that may not draft leaves a run's first prompt unread, but for samples, which copy what was read."""
+    for samples, reads in ((6, [(1, 29)]), (1, [])):
+        feeds = harness.Feeds()
+        pipe = pipeline(batch_size=6, schedule="fixed", observers=[feeds], draft_length=Pauses())
+        (prompt,) = harness.random_prompts([30], 61)
+        list(pipe.generate([prompt], 12, sampling=attrs.evolve(WARM, samples=samples)))
+        assert [one for round in feeds.reading for one in round.draft] == reads
+        widest = max(tokens for round in feeds.decoding for _, tokens in round.draft)
+        assert (widest > 20) == (samples == 1)
+
+
 def test_rows_that_become_free_start_from_one_that_decodes():
     """Under a scheduler that refills rows, samples that wait for one start from a sample that is still decoded."""
     feeds = harness.Feeds()
@@ -186,21 +219,6 @@ FIVE = "same-length,window=5"
 
 def test_a_draft_of_nothing_for_some_rounds():
     """Where a policy drafts nothing for some rounds after samples have started, their draft cache catches up."""
-
-    class Pauses:
-        needs = offers = frozenset()
-        maximum = Budget(4)
-
-        def start(self, run):
-            """Nothing to prepare."""
-
-        def budget(self, batch):
-            self.rounds = getattr(self, "rounds", 0) + 1
-            return Budget(4 if self.rounds % 4 == 0 else 0)
-
-        def observe(self, report):
-            pass
-
     masking = "masking,positions=content"
     for align, schedule in (("ragged", None), ("eqspec", "continuous"), ("exspec", FIVE), (masking, FIVE)):
         pipe = pipeline(accept="gumbel", align=align, schedule=schedule, draft_length=Pauses(), check=True)

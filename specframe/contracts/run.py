@@ -145,6 +145,9 @@ class Run(Protocol):
     """Places per row: the longest sequence, and the draft tokens beyond its end."""
     seed: int
     """The seed of every random choice."""
+    steady: bool
+    """Whether the policy offers "steady": it drafts in every round. Where it does not, a drafter may leave prompts unread until a
+    draft is asked for."""
     draft_model: PreTrainedModel | None
     """The draft language model, for drafters that use one."""
     target_tokenizer: PreTrainedTokenizerBase | None

@@ -360,6 +360,7 @@ class Engine:
             capacity,
             self._watch,
             seed=recipe.seed,
+            steady="steady" in use.policy.offers,
             draft_model=parts.draft,
             target_tokenizer=parts.tokenizer,
             draft_tokenizer=parts.draft_tokenizer,

@@ -66,6 +66,8 @@ class Run:
     """Places per row: the longest sequence, and the draft tokens beyond its end."""
     watch: Watch
     seed: int = 0
+    steady: bool = False
+    """Whether the policy drafts in every round."""
     draft_model: PreTrainedModel | None = None
     """The draft language model, for drafters that use one."""
     target_tokenizer: PreTrainedTokenizerBase | None = None

@@ -163,7 +163,7 @@ def test_what_a_draft_model_has_missed() -> None:
     """Tokens since the last draft, the prompts of rows that came when it read none, and those that wait, for each token to come."""
     policy, batch = Goodput(), Rows(3)
     assert UNREAD == IDLE
-    policy._undrafted = 20
+    policy._undrafted = 19
     for sequence in batch:
         sequence.request.prompt_ids = [0] * 100
     batch.lengths, batch.limits = np.array([130, 115, 112]), np.array([140, 125, 132])
@@ -171,10 +171,10 @@ def test_what_a_draft_model_has_missed() -> None:
     policy._seconds.prepare(Prior(each=0.1, read=0.01))
     of_each, parting = 0.2 * 0.1 * READ, 2.0 / 1.3 * passes_lost([10, 10, 20], 0, 97 / 3)
     assert parting > 0, "two rows end together"
-    assert policy._beside(batch) == pytest.approx((20 + 15 + 112) / 40 * of_each + parting)
+    assert policy._beside(batch) == pytest.approx((19 + 15 + 112) / 40 * of_each + parting)
     batch.waiting = 2
     parting = 2.0 / 1.3 * passes_lost([10, 10, 20], 2, 97 / 3)
-    now, later = (20 + 15 + 112) / 40, 2 * 100 / (40 + 2 * 97 / 3)
+    now, later = (19 + 15 + 112) / 40, 2 * 100 / (40 + 2 * 97 / 3)
     assert policy._beside(batch) == pytest.approx((now + later) * of_each + parting)
     policy._undrafted = 0
     assert policy._beside(batch) == pytest.approx(later * of_each + parting)

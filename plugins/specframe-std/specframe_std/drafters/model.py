@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 
+import attrs
 import numpy as np
 import torch
 
@@ -26,7 +27,7 @@ SHORT_GAP = 16
 a prompt is, in pieces whose masks fit into memory; a narrow one is not worth a forward of its own."""
 IDLE = 8
 """Rounds without a draft after which prompts are read no more until a draft is asked for: where plain decoding is faster the draft
-model then takes no time at all. More than the plain rounds that a policy begins with, whose drafts follow at once."""
+model then takes no time at all. A few plain rounds between others are no reason to read later, when fewer rows have a gap."""
 
 
 class ModelDrafter:
@@ -36,7 +37,8 @@ class ModelDrafter:
     the bonus token is the target's). Every row is therefore fed exactly its last two tokens first and one token after that:
     K + 1 tokens a round in one shape, whatever was accepted; for a row that lacks only one, the other is written again in its
     own place. A tree's nodes are fed level by level, each time with those before them; those that were accepted stay in the cache.
-    After :data:`IDLE` rounds in which the policy has asked for no draft, a prompt is read when a draft is asked for.
+    Prompts that come after :data:`IDLE` rounds in which the policy has asked for no draft are read when it asks for one, and so are
+    a run's first prompts, unless the policy is "steady". Those whose samples copy their rows are read before.
 
     Options:
         tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the draft model's probabilities.
@@ -60,7 +62,9 @@ class ModelDrafter:
         self.offers |= {"stops"} if self._trees.chain else set()
         self._fed_BN: torch.Tensor | None = None
         self._idle = 0
-        """Rounds since a draft was last asked for, those of earlier runs among them."""
+        """Rounds since a draft was last asked for; unless it is in every round, a run begins as if it had been long ago."""
+        self._begun = False
+        """Whether a round of the run was decoded."""
 
     def budget(self, depth: int | None = None) -> Budget | None:
         """Return the budget of a tree; None: a chain of any length.
@@ -97,6 +101,7 @@ class ModelDrafter:
         self._row_map = RowMap(run.rows)
         self._cached = np.zeros(run.rows, dtype=np.int64)
         self._speculating = Speculating()
+        self._idle, self._begun = 0 if run.steady else IDLE, False
         layout, offers = self._cache.layout, run.kv.offers
         # what is not read in order has no places of its own elsewhere, and what is cached for later prompts has to be read
         self._may_wait = layout.static and not self._cache.runner.state_layers and "prefix" not in offers
@@ -130,8 +135,9 @@ class ModelDrafter:
         elif batch.prefill:
             self._cache.read(batch, left=1)
             cached[:] = batch.lengths - 1
-        elif not draft_length:
-            self._idle += 1
+        else:
+            self._begun = True
+            self._idle += not draft_length
         if draft_length == 0:
             if self._cache.runner.state_layers and not (batch.prefill or batch.starts):
                 self._cache.feed(batch, Block(batch.last_tokens(2), -2))  # rows of other gaps could not be fed together
@@ -140,10 +146,12 @@ class ModelDrafter:
             return Draft(whole.tokens_BS[:, :0])
 
         self._idle = 0
-        width = max(2, int((batch.lengths - cached).max()))
+        missed_B = batch.lengths - cached
+        width = max(2, int(missed_B.max()))
         if width > SHORT_GAP:
             self._cache.settle(batch, Kept(-width))
-            self._cache.read(batch, left=2, unread=width)
+            own = missed_B if self._cache.layout.static else None  # cells of other layouts stand in one rectangle
+            self._cache.read(attrs.evolve(batch, unread=width, unreads=own), left=2)
             width = 2
         self._cache.settle(batch, Kept(-width))
         own_B = (
@@ -157,7 +165,10 @@ class ModelDrafter:
 
     def _waits(self, batch: Batch) -> bool:
         """Return whether these prompts are not read now: nothing was drafted for a while, or a piece was not read before."""
-        if not (self._may_wait and self._idle >= IDLE) and self._waiting.isdisjoint(batch.sequences):
+        late = self._may_wait and self._idle >= IDLE
+        if not self._begun and any(sequence.forks for sequence in batch.sequences):
+            late = False  # each sample would read the prompt by itself
+        if not late and self._waiting.isdisjoint(batch.sequences):
             return False
         self._waiting.update(batch.sequences)
         return True

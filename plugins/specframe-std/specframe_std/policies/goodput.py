@@ -39,7 +39,8 @@ tried. It is short in a large batch, whose many rows tell acceptance soon. One t
 plain decoding and drafts are expected to be alike, runs lose up to 4 percent by so short a trial if drafts pay, and first runs win
 one percent if they do not."""
 UNREAD = 8
-"""Rounds without a draft after which a draft model reads prompts no more (:mod:`specframe_std.drafters.model`)."""
+"""Rounds without a draft after which a draft model reads prompts no more, as at the start of a run
+(:mod:`specframe_std.drafters.model`)."""
 READ = 0.6
 """Seconds of a token that a draft model reads with hundreds of others, as a share of those that its shapes tell by the seconds of
 a token of a draft, which the target computes with few others. Two draft models on a CPU have 0.5 and 0.64."""
@@ -147,6 +148,7 @@ class Goodput:
         self._leaves_out, self._fits = run.runner.leaves_out_filler, {}
         self._clock = clock_of(run.runner.device)
         self._new_shapes = lambda: run.new_shapes
+        self._drafted, self._undrafted = 0, UNREAD  # a draft model has read nothing of the run
 
     def budget(self, batch: Batch) -> Budget:
         """Return each row's part of the plan with the most expected tokens per second."""
@@ -289,7 +291,7 @@ class Goodput:
         if not (prior.read and prior.each):
             return 0.0
         own_B, waiting = batch.lengths - prompts_B, batch.waiting
-        late_B = self._undrafted >= own_B + UNREAD
+        late_B = self._undrafted >= own_B - 1 + UNREAD  # reading a prompt gives its row a token
         missed_B = np.where(late_B, batch.lengths, np.minimum(self._undrafted, own_B))
         tokens = float(missed_B.sum()) / room + waiting * float(prompts_B.mean()) / (room + waiting * new)
         return tokens * READ * prior.read / prior.each * self._curves[len(batch)].token / len(batch)
