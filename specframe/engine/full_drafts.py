@@ -37,7 +37,7 @@ class Steady:
     """
 
     needs: frozenset[str] = frozenset()
-    offers: frozenset[str] = frozenset()
+    offers = frozenset({"steady"})
 
     def __init__(
         self,

@@ -182,6 +182,27 @@ def test_what_a_draft_model_has_missed() -> None:
     assert policy._beside(batch) == pytest.approx(parting)
 
 
+def test_a_run_begins_with_prompts_that_are_unread() -> None:
+    """A draft model has all tokens of a run's first rows to read. The round that reads them is not timed, those after it are."""
+    target, policy, batch = fakes.fake_target(), Goodput(), Rows(3)
+    World(lambda rows, length: 1.0 + 0.2 * length, 0.9, 3).run(60, policy)
+    policy.start(harness.open_run(target, 3, 200, draft=fakes.fake_draft(target)))
+    policy._seconds.prepare(Prior(each=0.1, read=0.01))
+    for sequence in batch:
+        sequence.request.prompt_ids = [0] * 100
+    batch.lengths, batch.limits = np.full(3, 101), np.array([140, 125, 132])
+    curve = policy._curves[3]
+    parting = passes_lost([39, 24, 31], 0, 97 / 3) / 1.3 * curve.plain
+    assert policy._beside(batch) == pytest.approx(303 / 94 * curve.token / 3 * 0.1 * READ + parting)
+    timed = []
+    for _ in range(2):
+        depth = policy.budget(batch).depth
+        before = policy._seconds._measured[3, depth].seconds.copy()
+        policy.observe(round_report(np.full(3, depth), depth))
+        timed.append(policy._seconds._measured[3, depth].seconds != before)
+    assert (depth > 0, timed) == (True, [False, True])
+
+
 def test_acceptance_that_drifts() -> None:
     """Where drafts become good or bad in the middle of a run, it beats every fixed length."""
     for before, after in ((0.25, 0.9), (0.9, 0.2)):
