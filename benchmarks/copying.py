@@ -5,7 +5,8 @@
 Prompts are made of held-out modules of the standard library. *Edits*: a file's beginning, and once more the first third of it,
 which a model goes on to copy. *Turns*: three requests in a row about one text, whose answers the later ones can repeat. *Loops*:
 short prompts with many new tokens, after which a small model that decodes greedily repeats itself. *Held-out*: pieces without a
-repetition of their own. *Mixed*: half edits, half held-out pieces. All drafters decode the same prompts side by side, whichever has
+repetition of their own. *Mixed*: half edits, half held-out pieces. *Random*: random token ids, continued at temperature 1.5 by the
+rule ``gumbel``: nothing repeats itself there. All drafters decode the same prompts side by side, whichever has
 the fewest tokens next, and have learnt nothing when a repeat begins; all have the same tokens. Figures are ratios to plain decoding
 of tokens per second of processor time (one thread), the medians over repeats, and the mean acceptance length.
 """
@@ -28,8 +29,9 @@ from grow import load_pair
 from rich.console import Console
 from rich.table import Table
 from side_by_side import side_by_side
+from specframe_testing import harness
 
-from specframe import Pipeline
+from specframe import Pipeline, Sampling
 from specframe.plugins.registry import registry
 
 CONTENDERS = {
@@ -40,6 +42,8 @@ CONTENDERS = {
     "first": "first,of=suffix|model",
 }
 PROMPTS = 12
+RANDOM, WARM = "random", Sampling(temperature=1.5)
+"""The prompts that nothing repeats itself after, and how their tokens are drawn."""
 
 
 def workloads(tokenizer: Any) -> dict[str, list[list[int]]]:
@@ -54,13 +58,14 @@ def workloads(tokenizer: Any) -> dict[str, list[list[int]]]:
         "loops": [ids[:24] for ids in files],
         "held-out": held_out,
         "mixed": [ids for pair in zip(edits, held_out, strict=True) for ids in pair][:PROMPTS],
+        RANDOM: harness.random_prompts([30] * PROMPTS, len(tokenizer)),
     }
 
 
-def pipeline(target: Any, draft: Any, drafter: str, batch: int) -> Pipeline:
+def pipeline(target: Any, draft: Any, drafter: str, batch: int, rule: str) -> Pipeline:
     """Return a pipeline of a contender."""
     made = registry().make("drafter", drafter)
-    pipe = Pipeline(target, made, accept="greedy", batch_size=batch, generation_config=None)
+    pipe = Pipeline(target, made, accept=rule, batch_size=batch, generation_config=None)
     pipe.parts.draft = draft if "model" in drafter else None
     return pipe
 
@@ -70,15 +75,18 @@ def forget(pipe: Pipeline, drafter: str) -> None:
     pipe.parts.composition = attrs.evolve(pipe.composition, drafter=registry().make("drafter", drafter))
 
 
-def measured(target: Any, draft: Any, prompts: list[list[int]], batch: int, rounds: int, new: int) -> dict[str, Any]:
+def measured(
+    target: Any, draft: Any, prompts: list[list[int]], batch: int, rounds: int, new: int, sampling: Sampling | None
+) -> dict[str, Any]:
     """Return the tokens per second of each contender beside plain decoding, and its mean acceptance length."""
+    rule = "greedy" if sampling is None else "gumbel"
     rates, lengths = {name: list[float]() for name in CONTENDERS}, dict[str, float]()
-    pipes = {name: pipeline(target, draft, drafter, batch) for name, drafter in CONTENDERS.items()}
+    pipes = {name: pipeline(target, draft, drafter, batch, rule) for name, drafter in CONTENDERS.items()}
     for number in range(rounds + 1):  # the first one warms up, by a few prompts
         for name, pipe in pipes.items():
             forget(pipe, CONTENDERS[name])
         these = prompts if number else prompts[: len(prompts) // 4]
-        for name, decoded in side_by_side(pipes, these, new, time.process_time).items():
+        for name, decoded in side_by_side(pipes, these, new, time.process_time, sampling=sampling).items():
             lengths[name] = round(pipes[name].report.mean_acceptance_length, 2)
             if number:
                 rates[name].append(decoded.rate)
@@ -105,7 +113,7 @@ def main(pair: str, batches: str, rounds: int, new: int, kinds: str, output: str
     table = Table("prompts", "batch", *[name for name in CONTENDERS if name != "plain"], title=pair)
     for kind in kinds.split(","):
         for batch in map(int, batches.split(",")):
-            found = measured(target, draft, prompts[kind], batch, rounds, new)
+            found = measured(target, draft, prompts[kind], batch, rounds, new, WARM if kind == RANDOM else None)
             figures.append({"prompts": kind, "batch": batch, **found})
             cells = [f"{found['ratios'][name]:.2f} ({found['acceptance_lengths'][name]:.2f})" for name in CONTENDERS]
             table.add_row(kind, str(batch), *cells[1:])

@@ -75,6 +75,7 @@ ELSEWHERE = {
     "pytest tests": "plugins/specframe-std/tests",
     "pytest my-drafter": "plugins/specframe-testing/tests/test_scaffold.py",
     "python -m specframe_tiny": "plugins/specframe-tiny/specframe_tiny/train.py",
+    "python benchmarks/budgets.py": "benchmarks/budgets.py",
     "python benchmarks/laws.py": "benchmarks/laws.py",
 }
 """Commands that need a cluster, others' weights or another program, by a part of theirs, and where they are run."""
