@@ -34,17 +34,17 @@ install: .venv/installed  ## create .venv with everything in it, pinned
 	$(BIN)/$(PIP_INSTALL) -e ".[dev]" $(addprefix -e ,$(PLUGINS))
 	touch $@
 
-test: install  ## the fast suite; built wheels have tests of their own, which .ci/run calls
+test: install  ## the quick set: the cheapest tests that catch all planted faults; tests/quick.py chooses them
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(BY_FILE) -q -m "not slow" --ignore tests/test_wheels.py
 
-wide: install  ## a part of the wide matrix, always the same one
+wide: install  ## a part of all other tests, always the same one
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "slow and not nightly" --every $(EVERY)
 
-nightly: install  ## the whole matrix, 1,000 inputs at random, the lowest versions, and all mutants: hours
+nightly: install  ## all tests, 1,000 inputs at random, the lowest versions, and all planted faults: hours
 	SPECFRAME_FULL_MATRIX=1 SPECFRAME_ALL_ARCHITECTURES=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q --ignore tests/test_wheels.py
 	$(MAKE) fuzz bounds mutants
 
-mutants: install  ## plant faults of one line, one at a time, in copies of the project: each has to turn a fast test red
+mutants: install  ## plant faults of one line, one at a time, in copies of the project: each has to turn a test of the quick set red
 	$(BIN)/python tests/mutation.py --jobs $(JOBS) $(MUTANTS)
 
 test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment of their own
@@ -55,14 +55,14 @@ test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment 
 	.venv-ray/bin/$(PIP_INSTALL) -e ".[data]" $(addprefix -e plugins/specframe-,std testing tiny ray) pytest
 	touch $@
 
-bounds:  ## the fast tests with the lowest versions that are declared; BOUNDS="torch==2.13.0" takes another where one cannot be had
+bounds:  ## the tests with the lowest versions that are declared; BOUNDS="torch==2.13.0" takes another where one cannot be had
 	@for python in $(BOUNDS_PYTHONS); do \
 		if $$python -c "" 2>/dev/null; then $(MAKE) bounds-$$python || exit 1; \
 		else echo "bounds: there is no $$python on this machine, so nothing is tested with it" >&2; fi; \
 	done
 
 bounds-%: .venv-bounds/%/installed
-	OMP_NUM_THREADS=1 .venv-bounds/$*/bin/python -m pytest -n 2 -q -p no:cacheprovider -m "not slow" --ignore tests/test_wheels.py $(TESTS)
+	OMP_NUM_THREADS=1 .venv-bounds/$*/bin/python -m pytest -n 2 -q -p no:cacheprovider --as-if-quick -m "not slow" --ignore tests/test_wheels.py $(TESTS)
 
 .venv-bounds/%/installed: tests/bounds.py pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 	$* -m venv .venv-bounds/$*
@@ -115,18 +115,19 @@ test-torchao: .venv-torchao/installed  ## models that torchao quantises, in an e
 	.venv-torchao/bin/$(PIP_INSTALL) torch==2.13.0 torchao==0.18.0 -e . $(addprefix -e plugins/specframe-,std testing tiny) pytest
 	touch $@
 
-kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
-	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" $(NUMERIC)
+kernels: install  ## tests of what models compute, with the kernels of a CPU that has no vector instructions
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not nightly" --every $(EVERY) $(NUMERIC)
 
 fuzz: install  ## 1,000 inputs at random, the same ones every time: commands, prompt files, arguments, interruptions; 1,000 combinations
 	OMP_NUM_THREADS=1 SPECFRAME_FUZZ=1000 SPECFRAME_FUZZ_SEED=0 $(BIN)/pytest -n 2 -q tests/test_fuzz_commands.py tests/test_fuzz_prompts.py tests/test_fuzz_arguments.py
 	OMP_NUM_THREADS=1 SPECFRAME_FUZZ=2500 SPECFRAME_FUZZ_SEED=0 $(BIN)/pytest -n 2 -q tests/test_fuzz_runs.py
 
-check: install  ## lint, types, and whether the generated docs are up to date
+check: install  ## lint, types, whether the generated docs are up to date, and whether the quick set is whole
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python tests/quick.py --check
 
 docs: install  ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py

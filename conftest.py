@@ -1,15 +1,18 @@
-"""The marker ``sampled`` and the option ``--every``, which take a part of tests' cases; collections that pass libraries over."""
+"""The quick set of tests, a part of the wide matrix, and garbage collections that pass libraries over."""
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
+import json
+import re
+import time
+from pathlib import Path
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
+    """Add the options."""
     parser.addoption(
         "--every",
         metavar="N",
@@ -17,76 +20,89 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1,
         help="of all slow tests' cases run an N-th, those of each test by turns",
     )
+    parser.addoption(
+        "--as-if-quick", action="store_true", help="run tests marked wide as if they were in the quick set"
+    )
+    parser.addoption("--list-quick", metavar="FILE", help="write which tests are in the quick set, for tests/quick.py")
 
 
-class Sampled:
-    """Marks the cases of tests that are ``sampled(N)`` as slow, but for each N-th.
-
-    Of two and more parameters those cases are left whose values have the fewest of the others: each N-th would have one value of a
-    parameter with N values. Tests of one name in several classes, as those of a suite, begin with another case each, so that
-    together they have all. Of a module, ``sampled(N, suites=True)`` is about the tests of its classes alone.
-    """
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Mark them before others look for the marker ``slow``."""
-        cases: dict[str, list[pytest.Item]] = {}
-        for item in items:
-            sampled = item.get_closest_marker("sampled")
-            test, parameters, _ = item.nodeid.partition("[")
-            suite = test.count("::") > 1
-            if sampled and parameters and not item.get_closest_marker("slow") and (suite or not sampled.kwargs):
-                cases.setdefault(test, []).append(item)
-        namesakes: Counter[tuple[str, str]] = Counter()
-        for test, own in cases.items():
-            sampled = own[0].get_closest_marker("sampled")
-            assert sampled is not None
-            every = sampled.args[0]
-            name = test.partition("::")[0], test.rpartition("::")[2]
-            first = namesakes[name] % min(every, len(own))
-            namesakes[name] += 1
-            by_turns = [item for start in range(every) for item in own[(first + start) % every :: every]]
-            for item in {*own} - {*fewest_alike(by_turns, len(own[first::every]))}:
-                item.add_marker("slow")
+def in_quick_set(item: pytest.Item) -> bool:
+    """Return whether a test is in the quick set: ``make test`` runs it. tests/quick.py writes the markers ``wide``."""
+    return kept(item) or all(
+        name_in_marker(item, node) in marker.kwargs.get("but", ())
+        for node, marker in item.iter_markers_with_node("wide")
+        if node is item or item.originalname not in vars(item.cls)  # type: ignore[attr-defined]
+    )
 
 
-def fewest_alike(items: list[pytest.Item], count: int) -> list[pytest.Item]:
-    """Return so many cases of a test: each has the values that those before have least, the first of those where several do."""
-    had: Counter[tuple[str, int]] = Counter()
-    left, found = [*items], list[pytest.Item]()
-    for _ in range(count):
-        found.append(min(left, key=lambda item: sum(had[value] for value in values(item))))
-        left.remove(found[-1])
-        had.update(values(found[-1]))
-    return found
+def kept(item: pytest.Item) -> bool:
+    """Return whether the marker ``quick`` keeps a test, or this case of it, in the quick set."""
+    return any(not one.args or name_in_marker(item, item) in one.args for one in item.iter_markers("quick"))
 
 
-def values(item: pytest.Item) -> list[tuple[str, int]]:
-    """Return the name and the identity of each value of a case: cases share the values of their test."""
-    return [(name, id(value)) for name, value in item.callspec.params.items()]  # type: ignore[attr-defined]
+def name_in_marker(item: pytest.Item, node: object) -> str:
+    """Return the name of a test in a marker of its function, which is its case, or in one of its class."""
+    case = item.callspec.id if hasattr(item, "callspec") else ""
+    return case if node is item else item.name
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Take part a second time: slow cases are known before they are counted."""
-    config.pluginmanager.register(Sampled())
+def quick_alone(config: pytest.Config) -> bool:
+    """Return whether a run takes the quick set alone, as ``make test`` does."""
+    return config.getoption("markexpr") == "not slow" and not config.getoption("--as-if-quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over files without a quick test: to import all of them takes longer than many tests."""
+    if not quick_alone(config) or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    tests = len(re.findall(r"^ *(?:def|class) test_", text, re.MULTILINE | re.IGNORECASE))
+    judged = len(re.findall(r"^ *@pytest\.mark\.(?:wide|slow)$", text, re.MULTILINE))
+    return True if tests == judged else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Make no cases of a function of which none is in the quick set."""
+    marks = {mark.name: mark for mark in getattr(obj, "pytestmark", []) if callable(obj) and not isinstance(obj, type)}
+    left = "wide" in marks and "but" not in marks["wide"].kwargs and "quick" not in marks
+    return [] if left and quick_alone(collector.config) else None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End a run of the quick set with how much that was, and where the rest is."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and quick_alone(config) and config.args_source is config.ArgsSource.TESTPATHS:
+        count = sum(len(reporter.stats.get(word, ())) for word in ("passed", "failed", "error"))
+        seconds = round(time.time() - reporter._sessionstarttime)
+        reporter.write_line(f"{count:,} tests in {seconds} s; `make wide` has the rest.")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what is not in the quick set as slow."""
+    if not item.config.getoption("--as-if-quick") and not in_quick_set(item):
+        item.add_marker("slow")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the cases of slow tests that are not asked for: each test begins with another case than the one before."""
+    if file := config.getoption("--list-quick"):
+        lines = [json.dumps([item.nodeid, in_quick_set(item), kept(item)]) for item in items]
+        Path(file).write_text("\n".join(lines), encoding="utf-8")
     every: int = config.getoption("--every")
     if every < 1:
         raise pytest.UsageError(f"--every: expected a whole number of at least 1, got {every}")
     place = dict[str, int]()
-    kept, left = list[pytest.Item](), list[pytest.Item]()
+    kept_items, left = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         test = item.nodeid.partition("[")[0] if item.get_closest_marker("slow") else None
-        (left if test and place.setdefault(test, len(place)) % every else kept).append(item)
+        (left if test and place.setdefault(test, len(place)) % every else kept_items).append(item)
         if test:
             place[test] += 1
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = kept
+        items[:] = kept_items
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import os
 
-import torch
-
-from specframe.forward import unpadded
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-unpadded.LAYING_OUT = 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set it in the processes that run tests: the one that hands tests out to them needs no torch, which takes seconds to import."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import torch
+
+    from specframe.forward import unpadded
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    unpadded.LAYING_OUT = 0

@@ -139,7 +139,6 @@ def test_sorting_takes_short_prompts_first_and_keeps_the_order_of_results(second
     assert [result.token_ids for result in results] == [result.token_ids for result in pipe.generate(prompts, 2)]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("window", "patience"), [(8, 1), (12, 4), (24, 16)])
 @pytest.mark.parametrize("rate", [None, 0.5, 4.0])
 def test_nobody_is_passed_over_for_longer_than_the_scheduler_promises(

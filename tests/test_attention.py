@@ -71,7 +71,6 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     return calls
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize(
     "options",
@@ -329,7 +328,6 @@ def test_the_steps_of_a_draft_are_recorded() -> None:
     assert pipe.report.draft_forwards == sum(len(round.draft) for round in feeds.rounds)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
 @pytest.mark.parametrize("attention", ["masked", "packed"])
 def test_recorded_drafts_are_exact(flash: list[int], name: str, attention: str) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import test_distribution
 import torch
+from products import crossed
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.policies.goodput import Goodput
 from specframe_std.policies.round_seconds import Prior
 from test_distribution import DRAFT, LEAST, Cell, judged, small
-from turns import by_turns
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import RoundReport
@@ -70,7 +70,7 @@ RULES: dict[str, tuple[Any, tuple[float, float], str | None]] = {
 
 
 @pytest.mark.parametrize("peeks", [False, True], ids=["first-drop", "past-it"])
-@pytest.mark.parametrize("rule", by_turns(3, [*RULES]))
+@pytest.mark.parametrize("rule", crossed([*RULES]))
 def test_the_first_drop_is_where_to_stop(rule: str, peeks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that ends at the first drop of the objective draws from the target; one that ends at its maximum does not."""
     draft, costs, branch = RULES[rule]
@@ -147,7 +147,7 @@ def test_policies_of_trees_draw_from_the_target(policy: str, rule: str) -> None:
     assert lengths.uneven
 
 
-@pytest.mark.parametrize("rule", by_turns(2, ["traversal", "rejection"]))
+@pytest.mark.parametrize("rule", crossed(["traversal", "rejection"]))
 def test_budgets_of_trees_draw_from_the_target(rule: str) -> None:
     """Trees of which each row has a part that its past tells draw from the target."""
 

@@ -337,7 +337,6 @@ def test_verify_reports_a_broken_invariant(monkeypatch: pytest.MonkeyPatch) -> N
     assert good.sound
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=4"])
 @pytest.mark.parametrize(
     "align",

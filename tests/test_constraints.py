@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from products import crossed
 from specframe_std.executors.workers import messages
 from specframe_std.executors.workers.messages import Unpacking
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import ConstraintSuite
 from specframe_testing.constraints import DigitSum, Even, OneByOne
-from turns import by_turns
 from workers_objects import Failing
 
 from specframe import Pipeline, Sampling
@@ -126,9 +126,8 @@ def drafter_of(name: str) -> Any:
     return scripts[name](harness.truth(TARGET, asked(None))) if name in scripts else name
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("name", "drafter", "align"), by_turns(2, [*CONSTRAINTS], DRAFTERS, ("ragged", "eqspec", "exspec"))
+    ("name", "drafter", "align"), crossed([*CONSTRAINTS], DRAFTERS, ("ragged", "eqspec", "exspec"))
 )
 def test_equals_reference(name: str, drafter: str, align: str) -> None:
     """Greedy tokens are the reference decoder's, over chains, trees, drafts that are not allowed, alignments and batch sizes."""
@@ -166,7 +165,6 @@ def test_rows_that_do_not_draft(drafter: str) -> None:
     assert tokens(harness.decode(pipe, requests)) == expected("digit-sum")
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("drafter", DRAFTERS[:5])
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_sampling_equals_plain_decoding(name: str, drafter: str) -> None:
@@ -207,7 +205,6 @@ RULES = [
 ]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("accept", "drafter"), RULES)
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_rules_that_draw_drafts(name: str, accept: str, drafter: str) -> None:
@@ -391,7 +388,6 @@ def test_an_aborted_row_leaves_the_others_as_they_are() -> None:
     assert [ended[index] for index in range(len(PROMPTS))] == expected("digit-sum", 40)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("check", [False, True], ids=["", "check"])
 @pytest.mark.parametrize("drafter", ["none", "model", "prompt-lookup", "model,tree=static"])
 @pytest.mark.parametrize("member", ["begin", "advance", "nothing"])
@@ -466,7 +462,6 @@ class Acting(DigitSum):
 ACTS = ("memory", "error", "exit", "abort", "close")
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 @pytest.mark.parametrize("when", ["first", "middle", "last"])
 @pytest.mark.parametrize("member", ["begin", "masks", "advance"])

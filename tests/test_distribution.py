@@ -268,7 +268,6 @@ def test_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> Non
     assert judged(Cell(f"{rule}-mixed", "ragged", 4, "t1"), SAMPLES, **options) > LEAST
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", ["block", "traversal"])
 def test_some_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> None:
     """The same for fewer sequences."""
@@ -290,7 +289,6 @@ def test_found_drafts_draw_from_the_target(name: str) -> None:
     assert judged(cell, SAMPLES, **options) > LEAST
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["block", "traversal-tree"])
 def test_some_found_drafts_draw_from_the_target(name: str) -> None:
     """A chain and a tree that were found, under a rule for each."""
@@ -346,7 +344,6 @@ LEVELS = (-1, -1, 0, 0, 1, 1)
 """The parents of a tree of two levels, two children for every node."""
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("siblings", ["distinct", "independent"])
 @pytest.mark.parametrize("rule", ["traversal", "rejection"])
 def test_what_follows_a_node_whose_children_fall_is_drawn_from_the_target(rule: str, siblings: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from generating import NEW, PROMPTS, padded
+from products import crossed
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, zoo
 from transformers import (
@@ -28,7 +29,6 @@ from transformers import (
     StopStringCriteria,
     WatermarkingConfig,
 )
-from turns import by_turns
 
 import specframe
 from specframe.caches.slab import Slab
@@ -61,7 +61,6 @@ def common_tokens(count):
     return [token for token, _ in found.most_common(count)]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_tokens_are_those_without_an_assistant(name):
     """Left-padded batches of eight, with the pad id as eos id inside prompts, give the same tokens in every architecture."""
@@ -72,7 +71,6 @@ def test_tokens_are_those_without_an_assistant(name):
     assert (ended[:, -3:] == zoo.EOS).any(), "no row ended early"
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("draft_length", [1, 2, 7])
 @pytest.mark.parametrize("options", [{}, {"align": "eqspec"}, {"align": "exspec", "kv": "slab"}], ids=str)
 def test_any_draft_length_and_alignment(draft_length, options):
@@ -115,7 +113,6 @@ PROCESSORS = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("processors", PROCESSORS)
 def test_processors_see_what_they_see_in_generate(processors):
     """Every processor that ``generate`` makes, and one's own, is applied at each place to the prefix it would see there."""
@@ -211,7 +208,6 @@ def keys_and_values(cache):
     return tuple((layer.keys, layer.values) for layer in cache.layers)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("new", [1, 2, NEW])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mistral", "phi3"])
 def test_what_forwards_gave(name, new):
@@ -273,7 +269,7 @@ def test_prompt_lookup_is_what_drafts_where_it_is_asked_for(monkeypatch):
         assert torch.equal(plain, MODEL.generate(**inputs, **asked, custom_generate=assisted))
 
 
-@pytest.mark.parametrize("name", by_turns(3, ["gpt2", "llama", "qwen3"]))
+@pytest.mark.parametrize("name", crossed(["gpt2", "llama", "qwen3"]))
 def test_a_single_row_is_that_of_assisted_generation(name):
     """For one prompt the tokens are those of transformers' own assisted generation."""
     model, draft = PAIRS[name]

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 from generating import PROMPTS, padded
+from products import crossed
 from specframe_testing import zoo
 from transformers import DynamicCache, GenerationConfig
-from turns import by_turns
 
 import specframe
 
@@ -136,8 +136,7 @@ NOT_DRAFTED = {
 """Kinds in which nothing is drafted: a static cache among them for the sake of the attention weights."""
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(("name", "kind"), by_turns(2, NAMES, [*KINDS]))
+@pytest.mark.parametrize(("name", "kind"), crossed(NAMES, [*KINDS]))
 def test_a_call_gives_what_it_gives_without_the_drop_in(name, kind, recwarn):
     """Tokens are equal; scores, hidden states, attention weights and the cache have the same shapes and nearly the same values."""
     model = MODELS[name]

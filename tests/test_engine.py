@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 import pytest
+from products import crossed
 from specframe_testing import fakes, harness, zoo
-from turns import by_turns
 
 from specframe.caches.slab import Slab
 from specframe.contracts.reports import RoundReport
@@ -125,7 +125,6 @@ def test_idle_engines_do_nothing_and_go_on() -> None:
     assert one.idle
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("align", "schedule"), SCHEMES)
 @pytest.mark.parametrize("steps", range(7))
 def test_an_aborted_request_leaves_the_others_as_they_are(align: str, schedule: str | None, steps: int) -> None:
@@ -198,9 +197,7 @@ def samples(engine: Engine, count: int = 3, new: int = 8) -> list[Request]:
     return requests
 
 
-@pytest.mark.parametrize(
-    ("sample", "steps", "schedule"), by_turns(2, range(3), range(5), ["continuous,piece=4", "fixed"])
-)
+@pytest.mark.parametrize(("sample", "steps", "schedule"), crossed(range(3), range(5), ["continuous,piece=4", "fixed"]))
 def test_abort_of_one_of_several_samples(schedule: str, steps: int, sample: int) -> None:
     """The samples left have their tokens, whether the one that reads the prompt is aborted or one that starts from its row."""
     whole = engine(accept="gumbel", schedule=schedule)
@@ -266,7 +263,6 @@ def test_rotary_groups_take_turns() -> None:
     assert_exact([*done, *run(one)], requests, target)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("accept", ["greedy", "block", "gumbel"])
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_requests_without_speculation(align: str, accept: str) -> None:

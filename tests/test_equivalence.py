@@ -158,7 +158,6 @@ def outcome(order: list[int], **options: Any) -> dict[int, tuple[list[int], str]
     return {place: (result.token_ids, result.finish_reason) for place, result in zip(order, results, strict=True)}
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("schedule", SCHEDULERS)
 @pytest.mark.parametrize(("align", "kv"), LAYOUTS)
 def test_same_tokens_in_any_setting(align: str, kv: str, schedule: str) -> None:
@@ -180,7 +179,6 @@ def test_a_prompt_given_many_times() -> None:
     assert len({tuple(result.token_ids) for result in results}) == 1
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [{"vocab_size": 80}, {"vocab_size": 128}, {"max_position_embeddings": 12}],

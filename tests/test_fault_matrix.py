@@ -223,7 +223,6 @@ def test_aborts_and_a_close_from_inside_a_stop_check(at: int, gone: Any) -> None
     assert ended == WANTED
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_a_wrong_value_is_told_or_does_nothing(point: Point, wrong: str) -> None:

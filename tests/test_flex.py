@@ -115,7 +115,6 @@ def test_a_compiled_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_trial.error(flex.Flex(), CPU, torch.float32, 4, 2, 32) < 1e-5
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])
 @pytest.mark.parametrize("options", [{}, {"graphs": "on"}, {"align": "eqspec"}], ids=str)
 def test_tokens_are_exact(name: str, options: dict[str, str]) -> None:

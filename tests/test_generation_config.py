@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from products import crossed
 from specframe_testing import zoo
 from transformers import PreTrainedModel
-from turns import by_turns
 
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
@@ -64,8 +64,7 @@ GREEDY: dict[str, Any] = {
 }
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("name", "align"), by_turns(2, [*GREEDY], ("ragged", "eqspec")))
+@pytest.mark.parametrize(("name", "align"), crossed([*GREEDY], ("ragged", "eqspec")))
 def test_greedy_tokens_are_those_of_generate(model: PreTrainedModel, name: str, align: str) -> None:
     """Whatever one setting asks for, the tokens and where they end are those of ``generate``; switched off, those without it."""
     setattr(model.generation_config, name, GREEDY[name])

@@ -13,10 +13,10 @@ import architectures
 import pytest
 import torch
 from generating import padded
+from products import crossed
 from specframe_std.drafters.model import ModelDrafter
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
-from turns import by_turns
 
 import specframe
 from specframe.errors import ModelError
@@ -104,7 +104,7 @@ def test_every_alignment(name: str, align: str, tree: str | None, accept: str, s
 
 
 @pytest.mark.parametrize(
-    ("name", "accept", "align"), by_turns(3, [*WITH_STATES], ["greedy", "gumbel"], ALIGNMENTS), ids=str
+    ("name", "accept", "align"), crossed([*WITH_STATES], ["greedy", "gumbel"], ALIGNMENTS), ids=str
 )
 def test_chains_beside_states(name: str, accept: str, align: str) -> None:
     """Chains of a draft model are exact under every alignment, greedily and with shared noise."""

@@ -45,7 +45,6 @@ def assert_own(result, count):
     torch.testing.assert_close(told, values, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ALIGNMENTS)
 @pytest.mark.parametrize("draft_length", [1, 3, 6])
 def test_they_are_the_targets(align, draft_length):
@@ -96,7 +95,6 @@ def test_as_many_as_there_are():
         assert torch.tensor(list(top.values())).exp().sum() == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("new", [1, 2, 3, 5, 6, 7])
 def test_rows_that_end_inside_a_block(new):
     """There is a value for each token of a result and none for what was cut, wherever in a block it ends."""

@@ -32,7 +32,6 @@ def watched(draft, asked, **options):
     return results, feeds
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=5"])
 @pytest.mark.parametrize("align", registry().names("alignment"))
 def test_draft_is_fed_at_most_k_plus_one_tokens_per_row(align, schedule):
@@ -188,7 +187,6 @@ class Sometimes:
         """Nothing to learn."""
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lengths", [[4, 0], [0, 0, 0, 0, 3], [1, 7, 0, 2]])
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_rounds_without_a_draft(align, lengths):

@@ -53,7 +53,6 @@ class Cramped:
         return scores
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 @pytest.mark.parametrize("rounds", [{1}, {3}], ids=str)
 def test_the_batch_is_halved_and_nothing_is_lost(align: str, rounds: set[int]) -> None:

@@ -261,7 +261,6 @@ def test_prompts_of_many_lengths_take_no_more_than_the_longest() -> None:
     assert counter.peak.total <= told
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [4, 15])
 def test_memory_never_ends_under_a_bound_that_is_kept(seed: int) -> None:
     """A run within its bound asks for no byte more, and greedy tokens are those of the run without a bound."""

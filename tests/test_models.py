@@ -498,7 +498,6 @@ def test_loaded_models_of_other_kinds_are_refused(kind: str, role: str) -> None:
     assert f"the {role} " in str(caught.value)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "options"), [("doge", {}), ("doge", {"keep_window_size": 6}), ("gpt_neox_japanese", {})]
 )

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from products import crossed
 from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.policies.fixed import FixedLength
@@ -30,7 +31,6 @@ from specframe_testing.device.rounds import Rounds, watched_rounds
 from specframe_testing.paged import Pages
 from torch.nn.attention.varlen import varlen_attn
 from transformers import LogitsProcessor, PreTrainedModel
-from turns import by_turns
 
 from specframe import Pipeline
 from specframe.caches.ragged import RaggedLayout
@@ -97,7 +97,6 @@ if FULL:
     CELLS = list(itertools.product(zoo.NAMES, LAYOUTS, (1, 3, 8), ("on", "off")))
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 @pytest.mark.parametrize(("name", "align", "batch_size", "graphs"), CELLS[:: 1 if FULL else 2], ids=str)
 def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, device: str) -> None:
@@ -149,8 +148,7 @@ BUDGETS = {
 }
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", by_turns(2, [*BUDGETS]))
+@pytest.mark.parametrize("name", crossed([*BUDGETS]))
 def test_one_wait_per_round(name: str) -> None:
     """In every round, those that read prompts included, the host waits once; a round of the same rows has few copies, or none."""
     options, copies = BUDGETS[name]
@@ -205,9 +203,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:attention 'flex'")
-@pytest.mark.parametrize("kind", by_turns(2, [*KINDS]))
+@pytest.mark.parametrize("kind", crossed([*KINDS]))
 def test_as_on_the_cpu(kind: str) -> None:
     """Rules, processors, samples, log-probabilities, drafters and all else give on the device what they give on the CPU."""
     options, sampling = KINDS[kind]

@@ -177,7 +177,6 @@ def test_views_that_nobody_reads_are_refused() -> None:
         harness.pipeline(zoo.build("llama"), None, attention=Gathering())
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("attention", ["auto", "masked", "flex"])
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
@@ -242,7 +241,6 @@ def with_room_for(rows: int, target: Any, asked: list[Request], **options: Any) 
 OWN = harness.random_prompts([9, 5, 12, 1, 7], zoo.VOCABULARY, seed=3)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["continuous", "continuous,piece=4", "fixed"])
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_requests_wait_for_room(rows: int, schedule: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from products import crossed
 from specframe_testing import fakes, harness, zoo
-from turns import by_turns
 
 from specframe.plugins.registry import registry
 from specframe.row_map import Moves
@@ -36,8 +36,7 @@ def alignments() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("layout", "piece"), by_turns(2, alignments(), (1, 5, 16)))
+@pytest.mark.parametrize(("layout", "piece"), crossed(alignments(), (1, 5, 16)))
 def test_tokens_are_the_reference_decoder_s(layout: tuple[str, str], piece: int) -> None:
     """Whatever is decoded between two pieces, under every alignment; positions, masks and caches are as they should be."""
     options = {"schedule": f"continuous,piece={piece}", "batch_size": 3, "draft_length": 3}

@@ -139,7 +139,6 @@ SCHEMES: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", SCHEMES, ids=str)
 def test_one_after_the_other_gives_way(options: dict[str, Any]) -> None:
     """The youngest is named and waits; the caches stay open, no row is lost and every token is the reference's."""
@@ -294,7 +293,6 @@ class Cramped(ChainVerifier):
         return scores
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("align", "kind", "after"),
     [

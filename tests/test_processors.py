@@ -153,7 +153,6 @@ def test_every_formula_has_a_case() -> None:
     assert {FORMULAS[kind].reads for kind, _ in CASES.values()} == set(Reads)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lead", [False, True], ids=["", "lead"])
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", CASES)
@@ -314,7 +313,6 @@ def pair() -> tuple[fakes.FakeModel, fakes.FakeModel]:
     return target, fakes.fake_draft(target)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("drafter", ["model", "model,tree=static", "model,tree=dynamic"])
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_tokens_of_mixed_requests(name: str, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,6 @@ def test_all_that_ends_by_itself(schedule: str) -> None:
     engine.close()
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
 def test_aborts_and_a_close_between_any_steps(schedule: str, steps: int) -> None:
@@ -111,7 +110,6 @@ def test_aborts_and_a_close_between_any_steps(schedule: str, steps: int) -> None
     engine.close()
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["memory", "one by one", "error", "abort", "close"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [0, 1, 3])

@@ -70,7 +70,6 @@ def pipeline(target: PreTrainedModel, **options: Any) -> harness.Pipeline:
     return harness.pipeline(target, zoo.good_draft(target), **{"batch_size": 3, "draft_length": 4, **options})
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options", [{}, {"align": "eqspec"}, {"align": "exspec"}, {"graphs": "on"}, {"drafter": None}], ids=str
 )

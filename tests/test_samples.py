@@ -8,8 +8,8 @@ import random
 import attrs
 import pytest
 import torch
+from products import crossed
 from specframe_testing import fakes, harness, zoo
-from turns import by_turns
 
 from specframe import Sampling
 from specframe.contracts.drafts import Budget, Draft, Transfer, Verdict
@@ -66,8 +66,7 @@ def test_samples_differ_and_keep_their_order():
     assert [one.token_ids for one in single] == [one.token_ids for one in results if one.sample == 0]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("storage", "schedule"), by_turns(2, STORAGE, SCHEDULES))
+@pytest.mark.parametrize(("storage", "schedule"), crossed(STORAGE, SCHEDULES))
 @pytest.mark.parametrize(
     "rule", ["block", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("gumbel", "rejection"))]
 )
@@ -77,7 +76,6 @@ def test_samples_are_those_of_requests_decoded_alone(rule, storage, schedule):
     assert ids(pipe, asked()) == ALONE[rule]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", SCHEDULES[1:3])
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "masking,positions=content", "rollback"])
 def test_every_invariant_holds(align, schedule):
@@ -157,9 +155,8 @@ def ending_at_once(how):
     ]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("align", "schedule", "how"), by_turns(2, ["ragged", "eqspec", "exspec"], SCHEDULES, ["length", "eos"])
+    ("align", "schedule", "how"), crossed(["ragged", "eqspec", "exspec"], SCHEDULES, ["length", "eos"])
 )
 def test_a_parent_may_end_at_once(align, schedule, how):
     """Where the first sample ends with the round that reads the prompt, the others start from what it read."""
@@ -170,7 +167,6 @@ def test_a_parent_may_end_at_once(align, schedule, how):
     assert feeds.rounds[0].report.finished[0].request.sample == 0
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_any_workload(seed):
     """Prompts, samples, lengths, stops, rows and windows at random: every request gets what it gets alone."""

@@ -10,13 +10,13 @@ import architectures
 import pytest
 import test_distribution
 import torch
+from products import crossed
 from specframe_std.states import scans, windows
 from specframe_testing import fakes, harness, standard, suite_device, zoo
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
 from specframe_testing.device.rounds import watched_rounds
 from transformers import PreTrainedModel
-from turns import by_turns
 
 import specframe
 from specframe.contracts.requests import Request
@@ -96,7 +96,7 @@ def test_chains(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "right"), by_turns(2, [*MODELS.values()], [{0: 3, 1: 0, 2: 2, 3: 1, 4: 3}, None]), ids=str
+    ("name", "right"), crossed([*MODELS.values()], [{0: 3, 1: 0, 2: 2, 3: 1, 4: 3}, None]), ids=str
 )
 def test_trees(name: str, right: Any) -> None:
     """Nodes go on from their parents' states and windows, and the accepted path alone is taken in."""

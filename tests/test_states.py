@@ -12,12 +12,12 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from products import crossed
 from specframe_testing import fakes, harness, standard, states, suite_device
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
 from specframe_testing.device.rounds import watched_rounds
 from test_releases import Failing
-from turns import by_turns
 
 from specframe.contracts.drafts import Block, Budget
 from specframe.contracts.requests import Request
@@ -33,8 +33,6 @@ from specframe.forward.runner import ModelRunner
 from specframe.forward.states import RowStates, state_layers
 from specframe.plugins.registry import add_entry, registry
 from specframe.text.sampling import Sampling
-
-pytestmark = pytest.mark.sampled(3, suites=True)
 
 TARGET = states.fake_state_target()
 
@@ -192,8 +190,7 @@ def assert_the_references(ended: dict[int, Sequence], asked: list[Request]) -> N
         assert one.token_ids == harness.continuation(TARGET, asked[index].prompt_ids, NEW), index
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("steps", "align"), by_turns(2, range(5), ["ragged", "eqspec", "rollback"]))
+@pytest.mark.parametrize(("steps", "align"), crossed(range(5), ["ragged", "eqspec", "rollback"]))
 def test_aborted_rows_leave_nothing(steps: int, align: str) -> None:
     """Whoever is aborted after whichever step: who takes the row begins with an empty state, and the others go on."""
     for gone in range(5):
@@ -205,7 +202,6 @@ def test_aborted_rows_leave_nothing(steps: int, align: str) -> None:
         assert_the_references(ended, asked)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", ["halved", "one by one", "error"])
 @pytest.mark.parametrize("steps", range(5))
 def test_faults_inside_any_step(steps: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,6 @@ def test_the_tokenizer_of_fakes():
     assert text([7, 0, 123]) == "007;123;"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_strings_end_where_looking_after_each_token_finds_them(align):
     """Pieces of the text, of several tokens or of part of one, end every row where a naive search does."""
@@ -97,7 +96,6 @@ def test_strings_end_where_looking_after_each_token_finds_them(align):
             assert result.finish_reason == "stop"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_sampled_tokens_are_those_of_a_run_without_stops(align):
     """Decoding with a temperature, what a stop leaves is the start of what comes without it, whatever the alignment."""

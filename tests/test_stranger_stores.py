@@ -19,8 +19,6 @@ from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import After, Inputs, LayerState, Parts, StateLayer
 from specframe.plugins.registry import registry
 
-pytestmark = pytest.mark.sampled(3, suites=True)
-
 
 class Diaries:
     """Keeps the states of each sequence by its identity, beside the keys and values of another backend."""
@@ -307,7 +305,6 @@ def test_pages_hold_what_was_written(seed: int) -> None:
     Suite().test_scatter(seed)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("options", [{}, {"check": True}, {"schedule": standard.READING_IN_PIECES}], ids=str)
 def test_pages_decode(name: str, options: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import bounds
+import quick
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -25,7 +26,6 @@ def test_other(): pass
 @pytest.mark.parametrize("case", range(3))
 def test_fast(case): pass
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", [pytest.param(0, marks=pytest.mark.slow), *range(1, 6)])
 def test_part(case): pass
 """
@@ -35,8 +35,8 @@ def test_part(case): pass
     ("every", "slow", "parts"),
     [
         ("1", [*(f"test_wide[{case}]" for case in range(7)), "test_other"], range(6)),
-        ("3", ["test_wide[0]", "test_wide[3]", "test_wide[6]"], [1, 2, 3, 5]),
-        ("9", ["test_wide[0]"], [1, 3, 5]),
+        ("3", ["test_wide[0]", "test_wide[3]", "test_wide[6]"], range(1, 6)),
+        ("9", ["test_wide[0]"], range(1, 6)),
     ],
 )
 def test_every_nth_case_of_slow_tests_runs(
@@ -54,76 +54,88 @@ def test_every_nth_case_of_slow_tests_runs(
     ]
 
 
-def test_a_sampled_test_s_cases_are_slow_but_for_some(pytester: pytest.Pytester) -> None:
-    """Of those that are not slow anyway each n-th is fast, the first included."""
-    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
-    pytester.makepyfile(SUITE)
-    result = pytester.runpytest_inprocess("-m", "not slow", "--collect-only", "-q", "-p", "no:xdist")
-    ran = [line.partition("::")[2] for line in result.outlines if "::test_part" in line]
-    assert ran == [f"test_part[{case}]" for case in (1, 3, 5)]
-
-
-PRODUCT = """
+JUDGED = """
 import pytest
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("fast", "ab")
-@pytest.mark.parametrize("slow", range(4))
-def test_product(slow, fast): pass
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 1), (2, 2), (3, 3)])
-def test_together(one, other): pass
-"""
-
-
-def test_each_value_of_a_product_is_fast_somewhere(pytester: pytest.Pytester) -> None:
-    """Half of the cases are left, and not those with one value of a parameter that has two; values given together count once."""
-    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
-    pytester.makepyfile(PRODUCT)
-    result = pytester.runpytest_inprocess("-m", "not slow", "--collect-only", "-q", "-p", "no:xdist")
-    ran = [line.partition("::")[2] for line in result.outlines if "::" in line]
-    assert ran == [
-        *(f"test_product[{case}]" for case in ("0-a", "1-b", "2-a", "3-b")),
-        *(f"test_together[{case}]" for case in ("0-0", "2-2")),
-    ]
-
-
-SUITES = """
-import pytest
-
-pytestmark = pytest.mark.sampled(3, suites=True)
 
 class Suite:
-    @pytest.mark.parametrize("case", range(5))
+    @pytest.mark.parametrize("case", range(3))
     def test_case(self, case): pass
-
-    @pytest.mark.parametrize("case", range(2))
-    def test_two(self, case): pass
 
     def test_alone(self): pass
 
-class TestA(Suite): pass
-class TestB(Suite): pass
-class TestC(Suite): pass
+@pytest.mark.wide(but=["test_case[1]"])
+class TestA(Suite):
+    def test_new(self): pass
 
-@pytest.mark.parametrize("case", range(4))
-def test_own(case): pass
+@pytest.mark.wide
+class TestB(Suite):
+    @pytest.mark.wide(but=["0"])
+    @pytest.mark.quick("2")
+    @pytest.mark.parametrize("case", range(3))
+    def test_own(self, case): pass
+
+@pytest.mark.quick
+@pytest.mark.wide
+def test_kept(): pass
+
+@pytest.mark.wide
+def test_judged(): pass
+
+@pytest.mark.slow
+def test_slow(): pass
+
+def test_new(): pass
 """
+"""A file of tests as tests/quick.py writes its markers."""
 
 
-def test_classes_of_a_sampled_suite_have_other_cases_each(pytester: pytest.Pytester) -> None:
-    """Together they have all. Each has one at least, what has no cases is fast, and so are the module's own tests."""
+def test_the_quick_set_is_what_is_new_kept_or_chosen(pytester: pytest.Pytester) -> None:
+    """A marker of a class is about inherited tests alone; a test without a marker is in the quick set."""
     pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
-    pytester.makepyfile(SUITES)
+    pytester.makepyfile(JUDGED)
     result = pytester.runpytest_inprocess("-m", "not slow", "--collect-only", "-q", "-p", "no:xdist")
     ran = [line.partition("::")[2] for line in result.outlines if "::" in line]
     assert ran == [
-        *("TestA::test_case[0]", "TestA::test_case[3]", "TestA::test_two[0]", "TestA::test_alone"),
-        *("TestB::test_case[1]", "TestB::test_case[4]", "TestB::test_two[1]", "TestB::test_alone"),
-        *("TestC::test_case[2]", "TestC::test_two[0]", "TestC::test_alone"),
-        *(f"test_own[{case}]" for case in range(4)),
+        *("TestA::test_case[1]", "TestA::test_new", "TestB::test_own[0]", "TestB::test_own[2]"),
+        *("test_kept", "test_new"),
     ]
+    result = pytester.runpytest_inprocess("-m", "not slow", "--as-if-quick", "--collect-only", "-q", "-p", "no:xdist")
+    assert len([line for line in result.outlines if "::" in line]) == 15
+
+
+def test_a_choice_is_written_and_written_anew() -> None:
+    """The markers of a choice stand above the decorators of tests and classes, in the place of those of the choice before."""
+    tests = [
+        *("f.py::TestA::test_case[0]", "f.py::TestA::test_case[1]", "f.py::TestA::test_alone", "f.py::TestA::test_own"),
+        *("f.py::test_plain", "f.py::test_cases[a-b]", "f.py::test_cases[c]"),
+    ]
+    bare = (
+        "from suites import Suite\n\n\nclass TestA(Suite):\n    def test_own(self): pass\n\n\n"
+        "def test_plain(): pass\n\n\n@decorated(\n    1\n)\ndef test_cases(case): pass\n"
+    )
+    chosen = quick.written(bare, tests, {"f.py::TestA::test_case[1]", "f.py::test_cases[c]"})
+    assert chosen == (
+        "import pytest\nfrom suites import Suite\n\n\n@pytest.mark.wide(but=['test_case[1]'])\nclass TestA(Suite):\n"
+        "    @pytest.mark.wide\n    def test_own(self): pass\n\n\n@pytest.mark.wide\ndef test_plain(): pass\n\n\n"
+        "@pytest.mark.wide(but=['c'])\n@decorated(\n    1\n)\ndef test_cases(case): pass\n"
+    )
+    assert quick.written(chosen, tests, {*tests}) == "import pytest\n" + bare
+
+
+def test_the_choice_catches_every_fault_with_the_cheapest_tests() -> None:
+    """A dear test that catches two faults gives way to two cheap ones; a kept test counts; a fault that none catches is told."""
+    table = quick.Table(
+        {"a.py::dear": 9.0, "a.py::one": 0.1, "a.py::two": 0.1, "b.py::three": 0.1, "b.py::kept": 5.0},
+        {},
+        {
+            "one": ["a.py::dear", "a.py::one"],
+            "two": ["a.py::dear", "a.py::two", "b.py::three"],
+            "three": ["b.py::kept", "a.py::one"],
+            "missed": [],
+        },
+    )
+    assert quick.choose(table, ["b.py::kept"]) == (["b.py::kept", "b.py::three", "a.py::one"], ["missed"])
+    assert quick.choose(table, []) == (["a.py::one", "a.py::two"], ["missed"])
 
 
 def test_no_case_at_all_is_refused(pytester: pytest.Pytester) -> None:

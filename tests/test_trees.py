@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from products import crossed
 from specframe_std.drafters.model import ModelDrafter
 from specframe_testing import fakes, harness, zoo
-from turns import by_turns
 
 from specframe.cli import cli
 from specframe.contracts.cache import Placement
@@ -32,15 +32,13 @@ def decode(target: Any, right: fakes.Right, **options: Any) -> list[harness.Resu
     return results
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "right"), by_turns(2, [1, 3], [None, 0, 1, 2, {0: 3, 1: 0, 2: 2, 3: 1}]), ids=str
-)
+@pytest.mark.parametrize(("batch_size", "right"), crossed([1, 3], [None, 0, 1, 2, {0: 3, 1: 0, 2: 2, 3: 1}]), ids=str)
 def test_tokens_are_the_targets(batch_size: int, right: fakes.Right) -> None:
     """Whatever part of a tree stands, the output is the reference decoder's, and all invariants hold."""
     decode(fakes.fake_target(), right, batch_size=batch_size)
 
 
-@pytest.mark.parametrize("architecture", by_turns(2, ["gemma3", "qwen3", "gpt2", "mistral"]))
+@pytest.mark.parametrize("architecture", crossed(["gemma3", "qwen3", "gpt2", "mistral"]))
 def test_real_models(architecture: str) -> None:
     """Branches do not see each other, under windows and with learned positions too; an accepted path is moved whole."""
     decode(zoo.build(architecture), {0: 3, 1: 1, 2: 2, 3: 0})
@@ -200,7 +198,7 @@ def test_the_command_line_refuses_in_one_sentence(tmp_path: Path, options: list[
     assert "Traceback" not in done.output
 
 
-@pytest.mark.parametrize("tree", by_turns(3, ["tree=dynamic,nodes=6", "branch=2/2", "tree=static"]))
+@pytest.mark.parametrize("tree", crossed(["tree=dynamic,nodes=6", "branch=2/2", "tree=static"]))
 def test_a_model_with_options_drafts_trees(tmp_path: Path, tree: str) -> None:
     """A draft model may be named with the options of the drafter; the tokens are those of plain decoding."""
     pair = zoo.save_pair(tmp_path)

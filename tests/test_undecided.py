@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from products import crossed
 from specframe_testing import harness, zoo
 from transformers import LogitsProcessor
-from turns import by_turns
 
 from specframe import Pipeline, Sampling
 from specframe.text.sampling import undecided_places
@@ -44,9 +44,8 @@ def samplings(after: int, fault: str, temperature: float = 0.0) -> list[Sampling
     return [usual, broken, usual, usual]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("after", "fault", "align"), by_turns(2, (0, 1, 5), [*FAULTS], ("ragged", "eqspec", "exspec", "rollback"))
+    ("after", "fault", "align"), crossed((0, 1, 5), [*FAULTS], ("ragged", "eqspec", "exspec", "rollback"))
 )
 def test_greedily(after: int, fault: str, align: str) -> None:
     """The prompt keeps what it had; the others have the tokens they have anyway; the figures count one error."""

@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from products import crossed
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
-from turns import by_turns
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.forward import compiled, unpadded
@@ -91,7 +91,6 @@ def test_logits_of_the_last_places(keep: int, takes: bool) -> None:
     assert found_BKV[real_BK].equal(logits_BTV[:, -keep:][real_BK])
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_prompts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None:
     """Every architecture reads the real tokens alone, and decodes what the reference decoder does."""
@@ -133,8 +132,7 @@ def drafting(fed: list[tuple[int, ...]]) -> list[int]:
     return [tokens for rows, tokens in fed if rows == 1 and tokens < 20]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", by_turns(2, zoo.NAMES))
+@pytest.mark.parametrize("name", crossed(zoo.NAMES))
 def test_drafts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None:
     """Every architecture verifies the tokens alone that rows were to draft, and decodes what the reference decoder does."""
     target, policy = zoo.build(name), fakes.Uneven(UNEVEN)
@@ -159,7 +157,6 @@ WAYS: list[tuple[dict[str, Any], str]] = [
 """What attends, stores and judges, and with which drafts it runs by default; the others are slow."""
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "tree"),
     [

@@ -58,7 +58,6 @@ def works(embedded: dict[str, Any], **how: Any) -> bool:
         return False
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", sorted(entry.name for entry in registry().of("alignment")))
 def test_alignments(embedded: dict[str, Any], align: str) -> None:
     """An alignment runs on the KV backends and under the schedulers that its row names, and takes its defaults by itself."""
@@ -157,7 +156,6 @@ def workers() -> Iterator[Any]:
     made.dismiss()
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("drafter", "kind"), RUNS)
 def test_runs_of_every_kind(embedded: dict[str, Any], workers: Any, drafter: str, kind: str) -> None:
     """A run of a kind gives the tokens of plain decoding in this process with the same options, whatever drafts."""

@@ -124,7 +124,6 @@ SHIFTED: dict[str, tuple[Callable[..., str], dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", SHIFTED)
 def test_an_offset_of_one_lowers_acceptance(form: str, tmp_path: Path) -> None:
     """A head drafts rightly from the hidden states that its format means, and wrongly from those beside them."""

@@ -449,7 +449,6 @@ def quick(*names: str) -> list[Any]:
     return [one if one in names else pytest.param(one, marks=pytest.mark.slow) for one in SOME]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SOME)
 def test_prompts_in_pieces_and_places_that_change(name: str, tmp_path: Path) -> None:
     """Heads read prompts in the target's pieces; rows that come, end and trade places keep what is theirs."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from products import crossed
 from specframe_heads import features
 from specframe_heads.blocks import block_drafter
 from specframe_heads.formats.format import Format
@@ -19,7 +20,6 @@ from specframe_testing.conformance import TreeDrafterSuite
 from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
 from specframe_testing.heads.conformance import LAYERS, HeadSuite, replace
 from transformers import PreTrainedModel
-from turns import by_turns
 
 from specframe.contracts.reports import Outcome
 from specframe.errors import SpecframeError
@@ -162,7 +162,7 @@ FAULTS: dict[str, tuple[list[Any], str, Any, str]] = {
 
 
 @pytest.mark.parametrize("suite", [TestEagle, pytest.param(TestDSpark, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("fault", by_turns(len(FAULTS), [*FAULTS]))
+@pytest.mark.parametrize("fault", crossed([*FAULTS]))
 def test_the_suite_finds_faults_of_heads(
     fault: str, suite: type[HeadSuite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,6 @@ def decode_cell(cell: tuple, folder: Path, **options: Any) -> None:
     harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cell", sampled(CELLS, 41, 1), ids=str)
 def test_output_is_the_targets_own(cell: tuple, tmp_path: Path) -> None:
     """Chains and trees are exact on every architecture, alignment and batch size, for prompts of unequal length."""
@@ -186,7 +185,6 @@ OTHERS: dict[str, dict[str, Any]] = {
 SLOW = ("rollback", "checked")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in OTHERS])
 def test_a_rows_drafts_are_its_own(name: str, tmp_path: Path) -> None:
     """A row's drafts are those of the row alone: under every alignment, in batches, after prompts in pieces, from recordings."""

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from products import crossed
 from specframe_heads import checkpoint
 from specframe_testing import harness, zoo
 from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
 from specframe_testing.heads.scripted import Cramped, Drafted, steered
 from transformers import PreTrainedModel
-from turns import by_turns
 
 from specframe.contracts.requests import Request
 from specframe.engine.engine import hollow_engine
@@ -181,8 +181,7 @@ def assert_exact(cell: Cell, folder: Path) -> None:
     assert check(cell, folder) > (1.0 if cell.align == "rollback" and cell.batch_size > 1 else 1.3)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("cell", by_turns(2, cells(1)), ids=str)
+@pytest.mark.parametrize("cell", crossed(cells(1)), ids=str)
 def test_every_family_is_exact(cell: Cell, saved: Callable[[str, str], Path]) -> None:
     """Chains and trees of every family give the target's own tokens, greedily and with shared noise."""
     assert_exact(cell, saved(cell.family, cell.architecture))
@@ -294,7 +293,6 @@ def ways() -> list[Any]:
     return made
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("family", "shape", "way"), ways())
 @pytest.mark.filterwarnings("ignore:memory ran out")
 def test_a_rows_drafts_are_its_own(family: str, shape: str, way: str, saved: Any, alone: Any) -> None:
@@ -307,7 +305,6 @@ def test_a_rows_drafts_are_its_own(family: str, shape: str, way: str, saved: Any
         assert here[key] == there[key], key
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_planned_without_its_numbers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,7 +67,6 @@ SLOW = [
         *SLOW,
     ],
 )
-@pytest.mark.sampled(2)
 def test_memory_is_told_beforehand(kind: str, shape: str, kv: str) -> None:
     """Caches take as many bytes as was told, the head's to the byte, and all together no more, and less by 3% at most."""
     one, counter = case(kind, shape, kv=kv), Allocations()

@@ -58,7 +58,6 @@ def decode(
     return pipe.report
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in PLAINER else []) for kind in KINDS]
 )
@@ -76,7 +75,6 @@ def test_a_head_without_logits_of_its_own_needs_a_target_of_its_size(folder: Any
         decode("medusa", folder("medusa", "opt"), "opt")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "tree", "options"),
     [

@@ -11,6 +11,7 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner
+from products import crossed
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.commands.heads import train
 from specframe_heads.formats.recognised import format_of
@@ -23,7 +24,6 @@ from specframe_heads.training.optimizers import WARM, Optimizers
 from specframe_heads.training.training_batches import Lesson, Reader, drawn
 from specframe_testing import harness, zoo
 from specframe_tiny import train_heads
-from turns import by_turns
 
 from specframe.cli import cli
 from specframe.errors import OptionError
@@ -119,7 +119,7 @@ def least(kind: str, lesson: Lesson) -> float:
     return float(sum(DECAYS[kind] ** place * one for place, one in enumerate(means)))
 
 
-@pytest.mark.parametrize("kind", by_turns(2, KINDS))
+@pytest.mark.parametrize("kind", crossed(KINDS))
 def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path: Path) -> None:
     """The loss falls, the chain agrees more with the target, and what is written decodes exactly with it."""
     head, told = made(kind, target), []
@@ -218,7 +218,7 @@ def test_training_resumes_where_it_was_cut_off(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-@pytest.mark.parametrize("kind", by_turns(2, [*reversed(KINDS)]))
+@pytest.mark.parametrize("kind", crossed([*reversed(KINDS)]))
 def test_training_begins_with_a_trained_head(kind: str, target: Target, written: list[Text], tmp_path: Path) -> None:
     """The first loss is the last one of the training before, all places are trained at once, and resuming keeps that."""
     first, losses = made(kind, target), list[float]()

@@ -192,7 +192,6 @@ def test_requests_are_sent_in_the_order_of_their_arrival_and_not_before_it():
     assert [one["chunks"][-1] for one in requests] == [22, 7, 2, 2]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_a_limit_changes_no_token_and_reads_no_prompt_twice(align: str, most: int):

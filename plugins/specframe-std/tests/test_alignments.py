@@ -10,8 +10,6 @@ from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
 from specframe.forward.recorded_chains import Still
 
-pytestmark = pytest.mark.sampled(3, suites=True)
-
 
 class TestRagged(AlignmentSuite):
     """Slot = position."""

@@ -12,8 +12,6 @@ from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.forward.cached import CachedModel
 
-pytestmark = pytest.mark.sampled(3, suites=True)
-
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5)
 

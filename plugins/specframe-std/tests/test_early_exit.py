@@ -65,7 +65,6 @@ def piped(model: PreTrainedModel, **options: Any) -> Any:
     )
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("place", "name"), [*enumerate(ARCHITECTURES)])
 def test_equals_the_reference(place: int, name: str) -> None:
     """Every architecture, under two alignments each and with all checks on, gives the reference decoder's tokens."""
@@ -84,7 +83,6 @@ def test_the_cache_is_never_wrong(name: str, align: str) -> None:
     assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -107,7 +105,6 @@ def test_with_everything_else(options: dict[str, Any]) -> None:
         harness.check(piped(model, **options), asked())
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("accept", ["gumbel", "block"])
 def test_sampled_tokens_do_not_depend_on_the_batch(accept: str) -> None:
     """With a seed, samples are the same alone and in a batch; under gumbel they are those of plain sampling."""
@@ -122,7 +119,6 @@ def test_sampled_tokens_do_not_depend_on_the_batch(accept: str) -> None:
     assert accept != "gumbel" or found[1] == found[2]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("align", "graphs"), [("ragged", "on"), ("exspec", "off")])
 def test_on_the_device(align: str, graphs: str) -> None:
     """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""

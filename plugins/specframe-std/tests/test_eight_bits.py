@@ -117,7 +117,6 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_tokens_are_exact_however_they_are_drafted(options: dict[str, Any]) -> None:
     """Trees, pieces and the other alignments move bytes, and what they move stays what it was."""

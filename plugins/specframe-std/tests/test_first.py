@@ -9,12 +9,12 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from products import crossed
 from specframe_std.drafters.first import First
 from specframe_std.drafters.worth import Worth
 from specframe_std.policies.round_seconds import Prior
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
-from turns import by_turns
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
@@ -24,8 +24,6 @@ from specframe.contracts.run import Run
 from specframe.errors import SpecframeError
 from specframe.models.pairs import choose, chosen_name
 from specframe.plugins.registry import registry
-
-pytestmark = pytest.mark.sampled(3, suites=True)
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5)
@@ -252,11 +250,9 @@ def test_the_cache_of_a_drafter_follows_rows_that_others_drafted_for(align: str,
     assert all(gain >= min(drafted, room - 1, 2) for gain, drafted, room in gained)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("accept", "drafter"),
-    by_turns(
-        3,
+    crossed(
         ["greedy", "rejection", "traversal", "gumbel", "block"],
         ["first,of=suffix|model,match=2,weigh=off", f"{TREES},weigh=off", f"{TREES},match=2"],
     ),

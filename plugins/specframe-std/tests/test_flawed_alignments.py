@@ -6,11 +6,11 @@ import functools
 from typing import Any
 
 import pytest
+from products import crossed
 from specframe_std.alignments.masking import Masking
 from specframe_std.alignments.padding import Padding
 from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
-from turns import by_turns
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
@@ -49,7 +49,6 @@ def exact_share(architecture: str, **options: Any) -> float:
     return sum(equal) / len(equal)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ["masking", "padding"])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
@@ -71,10 +70,9 @@ def test_each_flaw_alone_is_one(align: str) -> None:
     assert exact_share("qwen3", align=align) < 0.8
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("align", "schedule", "batch_size", "draft_length"),
-    by_turns(2, ["rollback", *FIXED], SCHEDULERS, (1, 3, 8), (1, 4)),
+    crossed(["rollback", *FIXED], SCHEDULERS, (1, 3, 8), (1, 4)),
 )
 def test_fixed_and_cut_are_exact(align: str, schedule: str, batch_size: int, draft_length: int) -> None:
     """With their fixes, and cut to the minimum, all sequences are exact at any batch size, K and scheduler."""
@@ -82,9 +80,7 @@ def test_fixed_and_cut_are_exact(align: str, schedule: str, batch_size: int, dra
     assert exact_share("fake", **options) == 1
 
 
-@pytest.mark.parametrize(
-    ("align", "architecture"), by_turns(3, ["rollback", *FIXED], ["qwen3", "gpt2", "gemma3", "opt"])
-)
+@pytest.mark.parametrize(("align", "architecture"), crossed(["rollback", *FIXED], ["qwen3", "gpt2", "gemma3", "opt"]))
 def test_real_models_are_exact(align: str, architecture: str) -> None:
     """Grouped heads, learned positions and sliding windows are exact, too."""
     assert exact_share(architecture, align=align, schedule="continuous") == 1

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from policy_worlds import Cost, Rows, World, round_report
+from products import crossed
 from specframe_std.drafters.model import IDLE
 from specframe_std.policies.goodput import NEW_SHAPES, PLAIN_FIRST, QUIETEST, READ, UNREAD, Choice, Goodput
 from specframe_std.policies.parting import passes_lost
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
-from turns import by_turns
 
 from specframe.contracts.drafts import Budget
 from specframe.observe.watch import Watcher
@@ -50,7 +50,6 @@ def played(curve: str, rows: int) -> list[World]:
     return worlds
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("curve", CURVES)
 def test_near_the_best_fixed_length(curve: str, rows: int) -> None:
@@ -61,14 +60,12 @@ def test_near_the_best_fixed_length(curve: str, rows: int) -> None:
     assert min(world.ratio() for world in worlds) >= 0.93
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("curve", CURVES)
 def test_a_single_row(curve: str) -> None:
     """With one row a round tells little of acceptance: within 3 percent in most runs."""
     assert sorted(world.ratio() for world in played(curve, 1))[2] >= 0.965
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("curve", CURVES)
 def test_changes_are_few(curve: str) -> None:
     """After 100 rounds it changes in one round of four at most, trials included, and seldom where one is far ahead."""
@@ -78,9 +75,8 @@ def test_changes_are_few(curve: str) -> None:
         assert changes <= (6 if "never" in curve or "compute" in curve else 50)
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
-    ("costs", "rate"), by_turns(4, [(1, 0.35, 0.23), (4, 0.2, 0.3), (8, 0.2, 0.32), (32, 0.1, 0.4)], [0.35, 0.6, 0.8])
+    ("costs", "rate"), crossed([(1, 0.35, 0.23), (4, 0.2, 0.3), (8, 0.2, 0.32), (32, 0.1, 0.4)], [0.35, 0.6, 0.8])
 )
 def test_short_runs(costs: tuple[int, float, float], rate: float) -> None:
     """A run of 80 rounds, or 240 of one row, reaches 95 percent of the best fixed length, plain decoding included; the next 97.
@@ -395,9 +391,7 @@ class Scripted:
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 
 
-@pytest.mark.parametrize(
-    ("align", "schedule"), by_turns(3, ALIGNMENTS, ("fixed", "continuous", "same-length,window=6"))
-)
+@pytest.mark.parametrize(("align", "schedule"), crossed(ALIGNMENTS, ("fixed", "continuous", "same-length,window=6")))
 def test_lengths_that_change_are_exact(align: str, schedule: str) -> None:
     """Draft lengths that go up, down and to nothing give the reference decoder's tokens, on fakes and on a real architecture."""
     fake, real = fakes.fake_target(), zoo.build("qwen3")

@@ -126,7 +126,6 @@ def test_a_drafter_with_features_has_all_tokens_read() -> None:
 OWN_CACHE = ("early-exit,layers=1", "layer-skip,skip=attn:1", "window,sink=1,recent=3")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kv", ["pool", "paged,block=3,share=on"])
 @pytest.mark.parametrize("drafter", [*OWN_CACHE, "prompt-lookup", "suffix"])
 def test_drafters_on_the_targets_own_cache(drafter: str, kv: str) -> None:

@@ -80,7 +80,6 @@ def assert_numbered(opened: list[KeptStates]) -> None:
         assert not any(one.begins for sequence, one in store._reading.items() if not sequence.gone)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("member", MEMBERS)
 def test_memory_that_runs_out(
@@ -103,7 +102,6 @@ def test_memory_that_runs_out(
     assert at > 1, "never called"
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("gone", [0, 2, 3, None])
 @pytest.mark.parametrize("member", MEMBERS)
 def test_aborts_and_a_close(

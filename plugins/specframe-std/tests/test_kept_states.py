@@ -58,7 +58,6 @@ def drafts() -> dict[str, Any]:
     }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("draft", drafts().values(), ids=drafts())
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_what_prompts_have_in_common_is_read_once(batch_size: int, draft: Any) -> None:

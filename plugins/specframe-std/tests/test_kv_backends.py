@@ -3,8 +3,6 @@ from __future__ import annotations
 import pytest
 from specframe_testing.conformance import KVBackendSuite
 
-pytestmark = pytest.mark.sampled(3, suites=True)
-
 
 class TestDynamic(KVBackendSuite):
     """Grows by concatenation."""

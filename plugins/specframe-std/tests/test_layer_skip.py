@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from products import crossed
 from specframe_std.drafters.layer_skip import LayerSkip, every_second
 from specframe_std.kv.dynamic import Dynamic
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.memory import MEMORY
 from transformers import DynamicCache, PreTrainedModel
-from turns import by_turns
 
 from specframe.contracts.cache import KVShape, Placement
 from specframe.contracts.drafts import Budget, Draft
@@ -70,7 +70,6 @@ def piped(model: PreTrainedModel, skip: str = "attn:0+mlp:1", **options: Any) ->
     )
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("place", "name"),
     [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] % 2)) for case in enumerate(zoo.NAMES)],
@@ -85,7 +84,6 @@ def test_equals_the_reference(place: int, name: str) -> None:
         assert pipe.report.num_draft_tokens > 0
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ALIGNMENTS)
 @pytest.mark.parametrize(("name", "skip"), [("qwen3", "attn:0"), ("gpt2", "mlp:0+attn:1"), ("gemma3", "attn:0-2")])
 def test_the_cache_is_never_wrong(name: str, skip: str, align: str) -> None:
@@ -111,7 +109,6 @@ class Noting(LayerSkip):
         return draft
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ["ragged", "eqspec"])
 @pytest.mark.parametrize(("name", "skip"), [("qwen3", "attn:0"), ("opt", "mlp:0"), ("glm4", "attn:1+mlp:1")])
 def test_drafts_are_those_of_a_model_without_the_sublayers(name: str, skip: str, align: str) -> None:
@@ -137,7 +134,6 @@ def continued(model: PreTrainedModel, draft: PreTrainedModel, given: list[int], 
     return made
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -186,8 +182,7 @@ def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("align", "graphs"), by_turns(2, ("ragged", "exspec"), ("on", "off")))
+@pytest.mark.parametrize(("align", "graphs"), crossed(("ragged", "exspec"), ("on", "off")))
 def test_on_the_device(align: str, graphs: str) -> None:
     """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""
     with suite_device.running_on("sim"):

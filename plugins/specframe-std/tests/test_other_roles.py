@@ -9,8 +9,6 @@ from specframe_testing.conformance.acceptance import VOCABULARY
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 
-pytestmark = pytest.mark.sampled(3, suites=True)
-
 
 class TestChain(VerifierSuite):
     """The verifier ``chain``."""

@@ -17,8 +17,6 @@ from specframe.errors import OptionError
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 
-pytestmark = pytest.mark.sampled(3, suites=True)
-
 
 class TestPromptLookup(DrafterSuite):
     """The suite, under the name it is registered by."""
@@ -127,7 +125,6 @@ def test_reading_prompts_proposes_nothing() -> None:
     assert proposed([[1, 2, 1], [4]], 0) == [[], []]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("accept", ["greedy", "rejection", "traversal", "gumbel"])
 def test_trees_are_exact_under_every_rule_for_them(accept: str) -> None:
     """Rules that compare distributions take the nodes of a tree as certain, and the output stays the target's."""

@@ -9,8 +9,6 @@ from specframe_testing.conformance.scheduler import simulate
 
 from specframe.plugins.registry import registry
 
-pytestmark = pytest.mark.sampled(3, suites=True)
-
 
 class TestFixed(SchedulerSuite):
     """Batches that start and end together."""

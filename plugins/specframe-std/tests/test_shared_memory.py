@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from products import crossed
 from specframe_std.kv.blocks import Blocks
 from specframe_std.kv.paged import Paged, PagedStore
 from specframe_std.kv.pool import SPARE
 from specframe_std.kv.pooled import PooledStore
 from specframe_std.kv.slots import Slots
 from specframe_testing import fakes, harness, zoo
-from turns import by_turns
 
 from specframe.caches.quantised import rounding
 from specframe.contracts.cache import KVShape
@@ -130,7 +130,6 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_tokens_are_exact_however_they_are_drafted(options: dict[str, Any]) -> None:
     """Trees, pieces and the other alignments find their slots, in blocks that nothing is a multiple of."""
@@ -150,7 +149,7 @@ def test_every_store_in_every_way(kv: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("kv", "name"),
-    by_turns(2, ["pool", "paged,block=3,share=on", "paged,block=3,view=blocks", "paged,block=3"], ["qwen3", "gemma3"]),
+    crossed(["pool", "paged,block=3,share=on", "paged,block=3,view=blocks", "paged,block=3"], ["qwen3", "gemma3"]),
 )
 def test_models_read_no_slot_that_no_row_has(kv: str, name: str) -> None:
     """In a real model 0 times nan is nan, so a slot that masks hide is found as well."""
@@ -260,7 +259,6 @@ COMING = [
 ]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:the device's memory ran out")
 @pytest.mark.parametrize("kv", COMING)
 def test_requests_come_and_go(kv: str, poison: list[PooledStore]) -> None:

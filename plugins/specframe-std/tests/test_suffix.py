@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from products import crossed
 from specframe_std.drafters.suffix.drafter import SuffixDrafter
 from specframe_std.drafters.suffix.memory import HEAD
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
-from turns import by_turns
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft, Scores
@@ -22,8 +22,6 @@ from specframe.contracts.requests import FinishReason
 from specframe.contracts.round import Batch
 from specframe.errors import SpecframeError
 from specframe.plugins.registry import registry
-
-pytestmark = pytest.mark.sampled(3, suites=True)
 
 TREE = "suffix,tree=dynamic,nodes=8,factor=4"
 
@@ -111,7 +109,7 @@ def test_a_second_run_drafts_what_the_first_has_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accept", "drafter"), by_turns(3, ["greedy", "rejection", "traversal", "gumbel", "block"], ["suffix", TREE])
+    ("accept", "drafter"), crossed(["greedy", "rejection", "traversal", "gumbel", "block"], ["suffix", TREE])
 )
 def test_exact_under_every_lossless_rule(accept: str, drafter: str) -> None:
     """Rules that compare distributions take its drafts as certain, and the output stays the target's."""

@@ -24,8 +24,6 @@ from specframe.errors import CompositionError, ModelError
 from specframe.models.aliases import resolve
 from specframe.text.sampling import Sampling
 
-pytestmark = pytest.mark.sampled(3, suites=True)
-
 TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "
 EOS = "<|endoftext|>"
 CHARACTERS = [chr(0x21 + place) for place in range(128)]
@@ -126,7 +124,6 @@ def ragged_prompts(tokenizer: Any, seed: int = 0) -> list[list[int]]:
     ]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("align", "batch_size", "draft_length"),
     [

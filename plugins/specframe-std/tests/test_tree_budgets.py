@@ -145,7 +145,6 @@ def test_an_object_drafts_what_each_pipeline_s_drafter_does() -> None:
         assert policy.maximum == most
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("align", ["eqspec", "exspec", "rollback"])
 @pytest.mark.parametrize("policy", ["explicit", "goodput"])
 def test_every_alignment_places_unequal_trees(policy: str, align: str) -> None:

@@ -21,8 +21,6 @@ from specframe.trees.children import likeliest
 from specframe.trees.options import Trees
 from specframe.trees.shapes import Shape, promise
 
-pytestmark = pytest.mark.sampled(3, suites=True)
-
 TARGET = fakes.fake_target()
 
 

@@ -272,7 +272,6 @@ def test_with_every_store(kv: str) -> None:
     assert drafted[0] == drafted[1]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -80,7 +80,6 @@ def test_a_heads_files(kind: str) -> None:
     assert pairs.choose(None, f"tiny-{kind}")[:2] == ("tiny", f"{DRAFTERS.get(kind, kind)},checkpoint={folder}")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "options", "align"),
     [pytest.param(*cell, marks=[] if cell[1:] in QUICK else [pytest.mark.slow]) for cell in CELLS],
