@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from specframe_lab import grid_models
@@ -33,7 +27,6 @@ from specframe_testing.device.recording import SimRecording
 
 from specframe import Pipeline
 from specframe.cli import cli
-from specframe.errors import OptionError
 from specframe.models import loading as models
 
 GRID = {"align": "ragged,exspec", "batch_size": [2]}
@@ -110,10 +103,6 @@ def test_plain_decoding_is_always_in_it(pair: dict[str, str]):
     assert {case.setting for case in found} == {found[0].setting}
 
 
-def test_plain_decoding_takes_the_target_that_the_drafter_drafts_for():
-    assert {case.cell["target"] for case in cases(expand({"drafter": "qwen3-0.6b", "batch_size": 2}))} == {"qwen3-8b"}
-
-
 def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
     """What is left to another choice counts as that choice; without a draft, its length does not matter."""
     found = cases(
@@ -139,20 +128,6 @@ def test_schemes_are_called_by_what_differs(pair: dict[str, str]):
     ]
 
 
-def test_settings_that_all_share_are_no_part_of_a_name():
-    windows = "fixed,same-length,window=8,patience=4,same-length,window=8,patience=9"
-    found = cases(
-        expand(
-            {"target": "tiny", "drafter": "b/draft", "align": "ragged,masking,positions=content", "schedule": windows}
-        )
-    )
-    assert [case.scheme for case in found if not case.plain] == [
-        f"{align} · {schedule}"
-        for align in ("ragged", "masking,positions=content")
-        for schedule in ("fixed", "same-length,patience=4", "same-length,patience=9")
-    ]
-
-
 def test_heads_and_trees_are_called_as_they_were_given():
     """The slashes of a tree are no folders, and a head has the name that was typed, not its file's."""
     given = ["tiny-draft,branch=3/2/1", "tiny-eagle3,tree=dynamic", "tiny-medusa"]
@@ -161,11 +136,6 @@ def test_heads_and_trees_are_called_as_they_were_given():
     assert LoadedModels().pipeline(found[2].cell).recipe.drafter == given[1]
     names = brief_names([{"drafter": one} for one in (*given, "some/folder/head,branch=2/2")], ["drafter"])
     assert names == {("drafter", "some/folder/head,branch=2/2"): "head,branch=2/2"}
-
-
-def test_models_of_one_name_are_told_apart():
-    found = cases(expand({"target": "tiny", "drafter": "a/draft,b/draft", "batch_size": 1}))
-    assert [case.scheme for case in found] == ["plain", "a/draft", "b/draft"]
 
 
 def test_cells_take_turns_there_and_back(pair: dict[str, str]):
@@ -244,15 +214,6 @@ def test_requests_have_a_table_of_their_own(pair: dict[str, str], monkeypatch: p
     assert lines() == found
 
 
-def test_cells_that_do_not_fit_together_are_left_out_and_named(pair: dict[str, str]):
-    result = run(*command(pair, "--kv", "dynamic", "--repeats", "1", "--batch-size", "1"))
-    assert result.exit_code == 0
-    assert "align ragged" in result.stderr
-    assert "cannot run on KV backend 'dynamic'" in result.stderr
-    assert "cannot run on KV backend" in json.loads(Path("out", ABOUT).read_text(encoding="utf-8"))["refused"][0]["why"]
-    assert {line["scheme"] for line in lines()} == {"plain", "exspec"}
-
-
 LAB = {
     "compare": [],
     "verify": [],
@@ -305,15 +266,6 @@ def test_rules_that_cannot_sample_are_left_out_up_front(pair: dict[str, str]):
         "temperature 0.8 has no effect: choose a rule that samples, such as gumbel, block or rejection"
     ]
     assert {line["cell"]["accept"] for line in lines()} == {"gumbel"}
-
-
-def test_a_rule_that_cannot_sample_alone_is_refused(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
-    """With no cell left, nothing is loaded and nothing is written."""
-    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
-    result = run(*command(pair, "--temperature", "0.8", "--accept", "greedy"))
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "acceptance rule 'greedy' always takes the most likely token" in result.stderr
-    assert not Path("out").exists()
 
 
 # ---- foreseen --------------------------------------------------------------------------------------------------------
@@ -395,38 +347,6 @@ def test_an_interrupted_comparison_ends_with_the_same_cells(pair: dict[str, str]
     assert [case.key for case in again.cases] == [case.key for case in whole.cases]
 
 
-@pytest.mark.slow
-def test_a_killed_command_is_continued_by_the_same_command(pair: dict[str, str]):
-    """The process is killed with no chance to tidy up."""
-    main = [sys.executable, "-c", "from specframe.cli import main; main()"]
-    process = subprocess.Popen([*main, *command(pair)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 1200  # ends a command that hangs, and not one that runs beside much else
-    while (not Path("out", RESULTS).exists() or len(lines()) < 2) and time.monotonic() < deadline:
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    kept = Path("out", RESULTS).read_text(encoding="utf-8")
-    result = run(*command(pair))
-    assert result.exit_code == 0
-    assert Path("out", RESULTS).read_text(encoding="utf-8").startswith(kept[: kept.rindex("\n") + 1])
-    timed = [(scheme, 2, repeat) for scheme in ("plain", "ragged", "exspec") for repeat in (0, 1)]
-    assert sorted(runs(lines())) == sorted([("plain", 1, 0), *timed])
-    assert not {"error"} & set().union(*lines())
-
-
-def test_a_finished_comparison_loads_nothing_and_writes_its_report_again(
-    pair: dict[str, str], monkeypatch: pytest.MonkeyPatch
-):
-    compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, 1), "out")
-    before, written = Path("out", RESULTS).read_bytes(), []
-    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
-    monkeypatch.setattr(page, "write_report", lambda comparison, tables, folder: written.append(folder))
-    assert run(*command(pair, "--repeats", "1")).exit_code == 0
-    assert Path("out", RESULTS).read_bytes() == before
-    assert written == ["out"]
-
-
 def test_a_folder_takes_one_comparison_only(pair: dict[str, str]):
     compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, 1), "out")
     before = Path("out", RESULTS).read_bytes()
@@ -442,23 +362,6 @@ def test_a_folder_takes_one_comparison_only(pair: dict[str, str]):
         assert message in result.stderr
         assert result.stderr.count("\n") == 1
         assert Path("out", RESULTS).read_bytes() == before
-
-
-def test_a_folder_of_something_else_is_left_alone(pair: dict[str, str]):
-    grid = checked(expand({**pair, "batch_size": 1}))
-    for name, content, message in (
-        (RESULTS, "mine\n", f"holds a {RESULTS} of something else"),
-        (ABOUT, "{}\n", f"{ABOUT} is not a comparison's"),
-    ):
-        folder = Path(name.partition(".")[0])
-        folder.mkdir()
-        (folder / name).write_text(content)
-        with pytest.raises(OptionError, match=message):
-            compare(grid, Settings(PROMPTS, 6, 1), folder)
-        assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, content)]
-    Path("file").touch()
-    with pytest.raises(OptionError, match=r"^--output: expected a folder, got 'file', which is a file$"):
-        compare(grid, Settings(PROMPTS, 6, 1), "file")
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
@@ -515,19 +418,6 @@ def test_branches_of_trees_are_counted() -> None:
     assert counts[1, 1][0] == counts[1, 2][0] == positions.drafted[0]
     assert counts[3, 1][1] > 0
     assert sum(stood for _, stood in counts.values()) == pipe.report.num_accepted_draft_tokens
-
-
-def test_a_line_holds_the_calibration_of_its_policy(pair: dict[str, str]):
-    """Of a policy that predicts what stands, each draft token that was tested is in one bin."""
-    compare(
-        checked(expand({**pair, "batch_size": [2], "draft_length": ["implicit,maximum=3,least=0.01"]})),
-        Settings(PROMPTS, 12, 1),
-        "out",
-    )
-    *_, line = [line for line in lines() if not line["plain"]]
-    _, stood, tested = np.array(line["calibration"]).sum(0)
-    assert 0 < stood <= tested
-    assert stood >= line["figures"]["num_accepted_draft_tokens"] // 2, "rounds are taken in by eights"
 
 
 def test_a_line_holds_one_run(pair: dict[str, str]):
@@ -622,8 +512,3 @@ def test_bitwise_runs_every_scheme_twice_and_tells_the_price(pair: dict[str, str
         ("ragged · bitwise", 2, 5, 5, 5, 1),
         ("exspec · bitwise", 2, 1, 1, 1, 1),
     ]
-
-
-def test_without_bitwise_cells_do_not_name_it(pair: dict[str, str]):
-    """A comparison that does not ask for it has the cells that it had before there was such an option."""
-    assert all("bitwise" not in case.cell for case in cases(expand({**pair, **GRID, "bitwise": False})))

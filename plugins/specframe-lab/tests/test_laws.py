@@ -12,11 +12,10 @@ import attrs
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from specframe_lab.laws import published_laws
 from specframe_lab.laws.acceptance_laws import Acceptance, acceptance_of
 from specframe_lab.laws.budget_laws import Budgets, budgets_of
-from specframe_lab.laws.draft_choice import LONGEST, choose_drafts, with_layers
-from specframe_lab.laws.draft_table import Draft, read_drafts
+from specframe_lab.laws.draft_choice import LONGEST, choose_drafts
+from specframe_lab.laws.draft_table import Draft
 from specframe_lab.laws.least_squares import fit, resample
 from specframe_lab.laws.measured_runs import MeasuredRun, read_runs
 from specframe_lab.prediction.model_costs import ModelCosts
@@ -24,7 +23,6 @@ from specframe_lab.prediction.predict import acceptance_rate, predictions
 from specframe_lab.prediction.profiles import PROFILES
 from specframe_lab.report import page
 from specframe_testing import zoo
-from transformers import Qwen3Config
 
 from specframe.cli import cli
 from specframe.errors import OptionError
@@ -99,17 +97,6 @@ def test_planted_coefficients_are_recovered() -> None:
         assert law.intervals[0][0] < LAYERS < law.intervals[0][1]
 
 
-def test_intervals_hold_the_planted_slope_as_often_as_they_say() -> None:
-    """Over 60 draws of the data the 95% interval of the slope holds what was planted in 50 to 60."""
-    held = 0
-    for seed in range(60):
-        law = acceptance(drawn(FAMILY, seed)).joint
-        assert law is not None
-        low, high = law.intervals[0]
-        held += low < TOKENS < high
-    assert 50 <= held <= 60
-
-
 def test_without_noise_the_law_is_exact() -> None:
     """Where all prompts are alike nothing is left, intervals have no width, and no point is missed."""
     x_NM = np.array([[float(draft.tokens), float(draft.layers)] for draft in FAMILY])
@@ -122,21 +109,6 @@ def test_without_noise_the_law_is_exact() -> None:
     assert law.misses == [False] * len(FAMILY)
     assert law.at(500, 3) == pytest.approx(TOKENS * np.log(500) + LAYERS * np.log(3) + CONSTANT)
     assert law.draws_at(500, 3) == pytest.approx(np.full(5, law.at(500, 3)))
-
-
-def test_a_law_that_bends_is_seen() -> None:
-    """Data off a straight line leave residuals that the prompts do not explain, and the most tokens are mispredicted."""
-    straight, bent = acceptance(drawn(FAMILY)), acceptance(drawn(FAMILY, bend=-0.1))
-    laws = straight.joint, bent.joint
-    assert all(laws)
-    misses = [sum(law.misses) for law in laws if law]
-    assert misses[0] <= 2
-    assert misses[1] >= 6
-    for held, within in ((straight.held_out("tokens"), True), (bent.held_out("tokens"), False)):
-        assert len(held) == 3
-        assert all(one.draft.tokens == 64000 for one in held)
-        assert all((one.error[0] <= 0 <= one.error[1]) == within for one in held)
-    assert all(one.predicted > one.measured + 0.3 for one in bent.held_out("tokens"))
 
 
 def test_what_is_left_out_is_not_fitted() -> None:
@@ -266,14 +238,6 @@ def test_plain_decoding_may_be_the_best() -> None:
     )
 
 
-def test_resamples_of_repeats_and_prompts_show_what_is_not_certain() -> None:
-    """Without noise one length is the best in all resamples; with noise the interval is wider than one length."""
-    still = only(budgets_of([attrs.evolve(one, accepted_P=one.accepted_P * 0) for one in timed()], 100, 0))
-    assert [best.interval for best in still.best] == [(best.draft_length,) * 2 for best in still.best]
-    loud = only(budgets_of(timed(noise=0.2), 200, 0))
-    assert any(low < high for low, high in (best.interval for best in loud.best))
-
-
 def test_speeds_of_two_files_are_not_compared() -> None:
     """Each file has budgets of its own; one batch size, or one length at each, has none."""
     later = [
@@ -290,14 +254,6 @@ def test_speeds_of_two_files_are_not_compared() -> None:
     assert best == [[12, 8, 5, 3, 2, 1], [4] * 6, [16] * 6]
     assert budgets_of(timed([4]), 20, 0) == []
     assert budgets_of([one for one in timed() if one.draft_length == 4], 20, 0) == []
-
-
-def test_published_budgets_give_the_published_law() -> None:
-    """The line through the four published budgets passes each of them within a quarter."""
-    slope, constant = published_laws.budget_law()
-    assert slope == pytest.approx(-0.85, abs=0.01)
-    for size, nodes in published_laws.BUDGETS.items():
-        assert np.exp(slope * np.log(size) + constant) == pytest.approx(nodes, rel=0.25)
 
 
 # ---- the best draft on a device --------------------------------------------------------------------------------------
@@ -340,14 +296,6 @@ def test_a_draft_without_acceptance_is_not_drafted_with() -> None:
     )
     assert one.acceptance < 1
     assert (one.draft_length, one.speed, one.speed_interval) == (0, 1, (1, 1))
-
-
-def test_a_shape_with_other_layers() -> None:
-    """A configuration gets another number of layers, and nothing else of it changes but what lists layers."""
-    config = Qwen3Config(hidden_size=64, num_hidden_layers=2)
-    deeper = with_layers(config, 5)
-    assert (deeper.num_hidden_layers, len(deeper.layer_types), deeper.hidden_size) == (5, 5, 64)
-    assert config.num_hidden_layers == 2
 
 
 # ---- files and the command -------------------------------------------------------------------------------------------
@@ -408,21 +356,6 @@ def test_results_of_a_real_comparison_are_read(tmp_path: Path, monkeypatch: pyte
     results.write_text(policy + '\n{"cell": {}, "plain": true, "error": "no memory"}\n')
     with pytest.raises(OptionError, match="expected results of runs with a draft length in numbers"):
         read_runs([str(results)])
-
-
-@pytest.mark.parametrize("suffix", ["csv", "json"])
-def test_a_table_of_drafts_is_csv_or_json(suffix: str, tmp_path: Path) -> None:
-    """Both kinds of files give the same drafts; other columns mean nothing."""
-    file = tmp_path / f"drafts.{suffix}"
-    rows = [attrs.asdict(draft) for draft in FAMILY]
-    for row in rows:
-        row |= {"drafter": row.pop("name"), "loss": 1.5}
-    if suffix == "json":
-        file.write_text(json.dumps(rows))
-    else:
-        lines = [",".join(map(str, row.values())) for row in rows]
-        file.write_text("\n".join([",".join(rows[0]), *lines]))
-    assert read_drafts(str(file)) == FAMILY
 
 
 def test_the_command_prints_laws(tmp_path: Path) -> None:

@@ -48,12 +48,6 @@ def test_the_knee_keeps_most_of_the_greatest_speed() -> None:
     assert Plan([*ALL[:3], candidate(8, 2, 300, 95.9), LARGE], None).knee is LARGE
 
 
-def test_the_least_runs_alone_and_drafts_nothing() -> None:
-    """The fewest bytes of all, and of those that draft, are told; of plain decoding alone there are no others."""
-    assert (Plan(ALL, None).least, Plan(ALL, None).least_drafting) == (PLAIN, SHORT)
-    assert Plan([PLAIN], None).least_drafting is None
-
-
 def test_a_budget_below_the_least_is_refused() -> None:
     """The numbers are told."""
     with pytest.raises(
@@ -138,17 +132,3 @@ def test_the_table_tells_what_fits(pair: list[str]) -> None:
     assert (refused.exit_code, refused.stdout) != (0, "")
     assert "expected at least" in refused.stderr
     assert "got 1,000 bytes (1.00 KB)" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (("--memory", "22 parsecs"), "--memory: expected bytes as in 2GB, 512MB or 1.5GiB, got '22 parsecs'"),
-        (("--prompts", "some.txt"), "--prompt-tokens: expected it or --prompts, got both"),
-    ],
-)
-def test_nonsense_is_refused(pair: list[str], options: tuple[str, ...], error: str) -> None:
-    """It is one sentence, and no traceback."""
-    found = run(pair, *options)
-    assert found.exit_code != 0
-    assert error in found.stderr

@@ -14,8 +14,7 @@ from click.testing import CliRunner, Result
 from specframe_lab.comparison.results import RESULTS
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.reproduction import page as reproduction
-from specframe_lab.reproduction import published
-from specframe_lab.reproduction.reproduce import ASSISTED, Shaped, cases, spread_over, unfilled, up_to_stop
+from specframe_lab.reproduction.reproduce import Shaped
 from specframe_testing import zoo
 
 from specframe.cli import cli
@@ -107,41 +106,6 @@ def test_the_page_shows_ours_beside_the_published(whole: Path) -> None:
     assert [row for row in page.splitlines() if row.startswith("| exspec | 2 |") and row.endswith(bound)]
 
 
-def test_the_page_as_html(whole: Path) -> None:
-    """It has every table and every figure of the Markdown in itself, named for who does not see it, and fetches nothing."""
-    markdown = (whole / reproduction.PAGE).read_text(encoding="utf-8")
-    html = (whole / reproduction.HTML).read_text(encoding="utf-8")
-    assert html.count("<table>") == markdown.count("| --- |\n") > 5
-    assert html.count('<div class="scroll" role="region" tabindex="0" aria-label="') == html.count("<table>")
-    assert len(re.findall(r'<svg role="img" aria-label="\w+: [^"]+"', html)) == len(re.findall(r"!\[", markdown)) == 6
-    assert not re.search(r"https?:|<img|<script|@import|url\((?!#)", html)
-    assert "made by specframe" in markdown
-    assert "made by specframe" not in html.partition("<body>")[2]
-    assert not re.search(r"<td>(eqspec|exspec|ragged|plain decoding)</td>", html)  # they head their rows
-    assert html.count("<thead>") == html.count("<tbody>") == html.count("<table>")
-    assert not re.search(r"<th[^>]*>\s*</th>|<th>", html)  # none is empty, none without a scope
-    for cell in re.findall(r"\| ([^|]*)(?= \|)", markdown):
-        assert (
-            cell.strip("- ") in html.replace("&#x27;", "'").replace("&quot;", '"').replace("&amp;", "&") or "`" in cell
-        )
-    for name in ("anatomy", "overhead", "grouping", "throughput", "latency", "tail"):
-        assert (whole / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_prompts_the_page_says_whose_they_are(pair: list[str], tmp_path: Path) -> None:
-    """The built-in starts of code are measured then, which stands on standard error and in both pages; else it does not."""
-    given = pair[pair.index("--device") :]
-    command = [*pair[:4], *given, *SIZES, *TOKENS, "--parts", "match", "--limit", "1", "--match-batch-sizes", "1"]
-    result = run(*command, "--output", str(tmp_path / "own"))
-    assert result.exit_code == 0, result.stderr
-    assert "no --prompts: 8 built-in starts of Python code are measured" in result.stderr
-    for name in (reproduction.PAGE, reproduction.HTML):
-        assert "built-in starts of Python code: no prompts were given" in (tmp_path / "own" / name).read_text("utf-8")
-    other = run(*command, *pair[4:6], "--output", str(tmp_path / "given"))
-    assert "no --prompts" not in other.stderr
-    assert "built-in" not in (tmp_path / "given" / reproduction.PAGE).read_text("utf-8")
-
-
 @pytest.mark.slow
 @needs_chromium
 def test_the_page_in_a_browser(whole: Path) -> None:
@@ -149,13 +113,6 @@ def test_the_page_in_a_browser(whole: Path) -> None:
     with browsing() as page:
         page.goto((whole / reproduction.HTML).as_uri())
         assert faults(page) == []
-
-
-def test_parts_that_are_alike_are_told_together() -> None:
-    """Parts with the same prompts and the same batch sizes share a sentence, and those that are filled have none."""
-    assert unfilled({"match": (4, [1, 4]), "speed": (1, [2]), "uniform": (1, [2])}) == [
-        "speed, uniform: with 1 prompt no batch has more than 1 row, so batch size 2 measures a batch of 1"
-    ]
 
 
 def test_shares_are_those_of_decoding(whole: Path) -> None:
@@ -188,14 +145,6 @@ def test_the_tail_under_bursts_is_the_same_on_every_machine(whole: Path) -> None
     latency = np.percentile(found[-1]["latencies"], 90)
     assert f"| {latency:.2f} | - | {len(ids)} |" in rows[0]
     assert [cell.strip() for cell in rows[0].split("|")][5] == "-"  # P99 of so few first tokens
-
-
-@pytest.mark.parametrize(("count", "told"), [(99, "-"), (100, "3.25")])
-def test_p99_is_told_of_a_hundred_sequences(count: int, told: str) -> None:
-    """P99 of fewer sequences lies between the two slowest: the page has no number in its place."""
-    assert reproduction.waits([("ragged", 2, 1.5, 2.5, 3.25, 1, count)]) == [
-        ("ragged", "2", "1.50", "2.50", told, str(count), "1", "-")
-    ]
 
 
 def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,15 +185,6 @@ def test_bad_values_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_drafter_without_a_model_has_no_assisted_row(pair: list[str]) -> None:
-    """Assisted generation by transformers takes a draft model; a drafter that has none is measured without that row."""
-    given = {"target": pair[1], "draft_length": "5", "device": "cpu", "dtype": "float32"}
-    for drafter, expected in ((pair[3], True), ("prompt-lookup", False)):
-        found = cases("match", given | {"drafter": drafter}, [1])
-        assert any(case.scheme == ASSISTED for case in found) == expected
-        assert {"plain", "ragged", "eqspec"} < {case.scheme for case in found}
-
-
 @pytest.fixture(scope="module")
 def failing(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     """What the command says of table 1 with one prompt at batch sizes 1 and 2 and a cell that fails, and its folder."""
@@ -269,27 +209,6 @@ def test_a_cell_that_fails_is_named(failing: tuple[Result, Path]) -> None:
         assert f"{start}match, assisted, batch size 1: MemoryError: no room" in page
 
 
-def test_batches_that_prompts_do_not_fill_are_told(pair: list[str], failing: tuple[Result, Path]) -> None:
-    """Batch sizes above the number of prompts are named on standard error, in a dry run, too, and on both pages."""
-    result, folder = failing
-    told = "match: with 1 prompt no batch has more than 1 row, so batch size 2 measures a batch of 1"
-    assert result.stderr.splitlines()[0] == told
-    assert f"\n- {told}\n" in (folder / reproduction.PAGE).read_text(encoding="utf-8")
-    assert f"<li>{told}</li>" in (folder / reproduction.HTML).read_text(encoding="utf-8")
-    more = ["--match-batch-sizes", "2,3,4", "--batch-sizes", "1", "--limit", "2", "--parts", "match", "--dry-run"]
-    told = "match: with 2 prompts no batch has more than 2 rows, so batch sizes 3, 4 measure a batch of 2"
-    assert told in run(*pair, *more, *TOKENS, "--output", str(folder.parent / "none")).stderr.splitlines()
-
-
-def test_published_figures_agree_with_each_other() -> None:
-    """Shares add up to 1, matches are percentages, and there is one for each pair."""
-    for one in published.ANATOMY.values():
-        assert one.verify + one.draft + one.overhead == pytest.approx(1)
-    for figures in published.MATCH.values():
-        assert len(figures) == len(published.PAIRS)
-        assert all(0 <= exact <= partial <= 100 for exact, partial in figures)
-
-
 def test_a_dry_run_of_some_parts(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It names every cell of the parts that would be run, loads no model and writes nothing."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
@@ -310,11 +229,3 @@ def test_prompts_of_one_length_and_of_many(pair: list[str]) -> None:
     assert [len(prompt) for prompt in uniform] == [10] * 11
     assert len({len(prompt) for prompt in random}) > 3
     assert all(long[: len(short)] == short and short for short, long in zip(random, uniform, strict=True))
-
-
-def test_small_helpers() -> None:
-    """A sample is spread over all prompts; ids end with the first stop."""
-    assert spread_over(list("abcdefgh"), 4) == list("aceg")
-    assert spread_over(list("abc"), 5) == spread_over(list("abc"), None) == list("abc")
-    assert up_to_stop([3, 1, 0, 4, 0], {0}) == [3, 1, 0]
-    assert up_to_stop([3, 1], {0}) == [3, 1]

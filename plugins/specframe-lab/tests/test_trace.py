@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner, Result
-from specframe_lab.trace.captions import Captions, bytes_text, listed
+from specframe_lab.trace.captions import Captions
 from specframe_lab.trace.frames import (
     ACCEPTED,
     CUT,
@@ -26,14 +25,11 @@ from specframe_lab.trace.frames import (
     Lane,
     SchemeTrace,
 )
-from specframe_lab.trace.page import page_data, render, token_text, totals
+from specframe_lab.trace.page import page_data, render
 from specframe_lab.trace.recording import Trace, record, summed
 from specframe_lab.trace.slots import NOTHING
 from specframe_std.kv.pooled import PooledStore
 from specframe_testing import fakes, harness, zoo
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from specframe.cli import cli
 from specframe.errors import OptionError
@@ -172,13 +168,6 @@ def test_book_is_what_the_cache_holds(align: str) -> None:
         assert witness.compared > 100, kv
 
 
-def test_recording_changes_nothing() -> None:
-    """A run that is recorded gives what one that is not gives."""
-    pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), batch_size=3, draft_length=4, align="padding")
-    asked = harness.requests(PROMPTS, 14, {7})
-    assert [result.token_ids for result in harness.decode(pipe, asked)] == traced("padding").outputs
-
-
 def test_moves_of_eqspec() -> None:
     """A row is shifted by the difference of what was accepted, and all of its cached tokens are counted."""
     trace = scripted("eqspec", {0: 3, 1: 1, 2: 4})
@@ -187,15 +176,6 @@ def test_moves_of_eqspec() -> None:
     assert settled.shifted == (6 + 1 + 3) + (4 + 1 + 1)  # rows 0 and 1: prompt, its first token, accepted tokens
     assert {len(lane.marks.rstrip(EMPTY)) for lane in settled.lanes} == {9 + 5}
     assert trace.slot_bytes == 4 * (2 + 1)
-
-
-def test_ragged_moves_nothing_between_slots() -> None:
-    """No token of a ragged run ever changes its slot, which is its position."""
-    trace = traced("ragged")
-    assert not any(frame.shifted for frame in trace.frames)
-    for lane in lanes(trace):
-        assert PADDING not in lane.marks
-        assert all(trace.cells[n].position == slot for slot, n in enumerate(lane.slots) if n != NOTHING)
 
 
 def test_rollback_and_padding_change_the_verdict() -> None:
@@ -229,17 +209,6 @@ def captions(trace: SchemeTrace) -> list[str]:
     return [told.caption(index) for index in range(len(trace.frames))]
 
 
-def test_captions_of_ragged() -> None:
-    """A ragged round: who accepted what, and that rejected slots will be overwritten while nothing moves."""
-    told = captions(scripted("ragged", {0: 3, 1: 1, 2: 4}))
-    assert told[0].startswith("The target reads 3 prompts of 6, 4 and 9 tokens in one pass.")
-    assert told[1] == "Nothing moves."
-    assert "Prompt 0 accepted 3 of 4; prompt 1 accepted 1 of 4; prompt 2 accepted all 4." in told[2]
-    ends = "4 rejected slots will be overwritten by the next pass: 1 of prompt 0 and 3 of prompt 1. Nothing moves."
-    assert told[3] == ends
-    assert told[-1].endswith("The run is over.")
-
-
 def test_captions_of_eqspec() -> None:
     """An EQSPEC round: rejected slots are cut off, rows are shifted to end together, and what that costs."""
     told = captions(scripted("eqspec", {0: 3, 1: 1, 2: 4}))
@@ -247,31 +216,6 @@ def test_captions_of_eqspec() -> None:
     assert told[3].startswith("4 rejected slots are cut off: 1 of prompt 0 and 3 of prompt 1.")
     assert "Rows are shifted right so that all end in slot 13: prompt 0 by 1 and prompt 1 by 3." in told[3]
     assert told[3].endswith("16 cached tokens moved: 192 bytes of keys and values.")
-
-
-def test_captions_of_flaws() -> None:
-    """The published flaws are told: drifting positions, padding that is seen, the draft's own token, a cut verdict."""
-    right = {0: 3, 1: 1, 2: 4}
-    masking, padding = captions(scripted("masking", right)), captions(scripted("padding", right))
-    assert "stay in the cache, masked: 1 of prompt 0 and 3 of prompt 1." in masking[3]
-    assert "Fed at positions that are too high: prompt 0 by 1 and prompt 1 by 3." in masking[4]
-    assert "Looking at slots that should be hidden: prompt 0 at 3 and prompt 1 at 5." in padding[2]
-    assert "is the draft's own, not the target's." in padding[2]
-    assert "Prompt 0 and prompt 2 are cut to 1, the fewest of the batch." in captions(scripted("rollback", right))[2]
-
-
-def test_captions_of_a_pool() -> None:
-    """Prompts that wait, join, leave and are carried to another row are told by number."""
-    told = " ".join(captions(traced("exspec", batch_size=2)))
-    assert re.search(r"Prompt \d.* the next pass out\.", told)
-    assert re.search(r"Carried: prompt \d (into|out of|from)", told)
-    assert re.search(r"[Pp]rompt \d (is|and prompt \d are) complete", told)
-
-
-def test_words() -> None:
-    """Lists and sizes are written as in a sentence."""
-    assert (listed(["a"]), listed("ab"), listed("abc")) == ("a", "a and b", "a, b and c")
-    assert [bytes_text(n) for n in (1, 12, 1200, 3_400_000)] == ["1 byte", "12 bytes", "1.2 kB", "3.4 MB"]
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -303,33 +247,6 @@ def test_page_is_self_contained(page: Path) -> None:
     assert [scheme["name"] for scheme in data["schemes"]] == ["ragged", "eqspec", "exspec", "padding"]
 
 
-def luminance(colour: str) -> float:
-    """Return the relative luminance of #rrggbb, as WCAG 2.2 defines it."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def test_text_on_colours_can_be_read(page: Path) -> None:
-    """White text on the colours of slots has the contrast that WCAG asks of small text, 4.5 to 1, in light and in dark."""
-    html = page.read_text(encoding="utf-8")
-    for name in ("input", "accepted", "rejected"):
-        colours = re.findall(rf"--{name}: (#[0-9a-f]{{6}});", html)
-        assert len(colours) == 2
-        for colour in colours:
-            assert 1.05 / (luminance(colour) + 0.05) >= 4.5, (name, colour)
-
-
-def test_page_without_javascript(page: Path) -> None:
-    """What cannot be used is hidden then, and a table tells what every scheme did in all."""
-    html = page.read_text(encoding="utf-8")
-    assert "<noscript><style>.controls, main, section { display: none; }</style></noscript>" in html
-    table = re.search(r"<noscript>\s*<p>.*?</p>\s*(<table>.*?</table>)", html, re.DOTALL)[1]
-    rows = re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', table)
-    assert [name for name, _ in rows] == ["ragged", "eqspec", "exspec", "padding"]
-    assert re.findall("<td>(.*?)</td>", rows[0][1]) == list(totals(traced("ragged"))[1:])
-
-
 def test_page_data_counts() -> None:
     """The counters are sums over the frames."""
     trace = traced("eqspec")
@@ -342,15 +259,6 @@ def test_page_data_counts() -> None:
     rows = [lane for frame in passes(trace) for lane in frame.lanes if lane.row is not None]
     assert last["padding_so_far"] == sum(lane.marks.count(PADDING) for lane in rows) > 0
     assert last["stale_so_far"] == sum(lane.marks.count(STALE) for lane in rows)
-
-
-def test_token_text() -> None:
-    """Half a character and a missing tokenizer give what there is instead."""
-    backend = Tokenizer(BPE({"a": 0, "\N{REPLACEMENT CHARACTER}": 1}, []))
-    backend.decoder = decoders.Fuse()
-    named = token_text(PreTrainedTokenizerFast(tokenizer_object=backend))
-    assert (named(0), named(1)) == ("a", "\N{REPLACEMENT CHARACTER}")
-    assert token_text(None)(5) == "#5"
 
 
 SCROLLED = "[...document.querySelectorAll('.box')].map((one) => one.scrollLeft)"
@@ -516,20 +424,6 @@ def test_command_names_what_differs(pair: list[str], tmp_path: Path) -> None:
     assert named == ["align ragged, kv slab", "align eqspec, kv slab", "align eqspec, kv dynamic"]
 
 
-def test_command_without_prompts(pair: list[str], tmp_path: Path) -> None:
-    """One batch of the built-in prompts is traced."""
-    run(*pair, "--align", "eqspec", "--batch-size", "2", "--output", str(tmp_path / "t.html"))
-    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "t.html").read_text(encoding="utf-8"), re.DOTALL)[1]
-    assert len(json.loads(data)["prompts"]) == 2
-
-
-def test_command_with_a_limit(pair: list[str], tmp_path: Path) -> None:
-    """The first prompts are traced, of more than a page can show."""
-    run(*pair, "--align", "ragged", "--limit", "3", *["ab"] * 17, "--output", str(tmp_path / "t.html"))
-    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "t.html").read_text(encoding="utf-8"), re.DOTALL)[1]
-    assert len(json.loads(data)["prompts"]) == 3
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -573,17 +467,6 @@ def test_trees_are_told_by_nodes_and_depth(pair: list[str], tmp_path: Path) -> N
             assert (facts["draft length of chains"], "Draft trees" in panels[1]) == ("4", False)
 
 
-def test_one_target(pair: list[str]) -> None:
-    """Schemes of different targets have no page in common."""
-    result = run("--target", f"{pair[1]},{pair[3]}", "--drafter", pair[3], "ab")
-    assert "--target: expected one target for all schemes" in result.output
-
-
-def test_trace_is_plain_data() -> None:
-    """What is recorded goes to JSON as it is: no tensor is kept."""
-    json.dumps(attrs.asdict(traced("eqspec", new=4)))
-
-
 # ---- trees -----------------------------------------------------------------------------------------------------------
 
 
@@ -614,20 +497,6 @@ def test_a_tree_is_drawn(align: str) -> None:
     assert (1, 0) not in trace.branches
 
 
-def test_trees_are_on_the_page() -> None:
-    """The page has the trees of a round as lines, and the slots that each fed token sees."""
-    page = page_data([tree_trace("ragged")], {}, lambda token: f"#{token}")
-    frames = page["schemes"][0]["frames"]
-    lines = next(frame["trees"] for frame in frames if frame["trees"])
-    assert lines[0].startswith("Prompt 0: ")
-    assert lines[0].endswith("stood")
-    assert any(line.startswith("├─ “#") for line in lines)
-    assert any("moved to slot" in line for frame in frames for line in frame["trees"])
-    score = next(lane["score"] for frame in frames for lane in frame["lanes"] if lane.get("score", {}).get("sees"))
-    assert score["own"] == [[], *score["own"][1:]]
-    assert len(score["sees"]) == len(score["queries"])
-
-
 @pytest.mark.slow
 @needs_chromium
 def test_a_page_of_trees_in_a_browser(tmp_path: Path) -> None:
@@ -642,33 +511,3 @@ def test_a_page_of_trees_in_a_browser(tmp_path: Path) -> None:
         assert seen.inner_text(".trees").startswith("Prompt 0: ")
         seen.locator(".strip:not([hidden]) .cell").last.click()
         assert faults(seen) == []
-
-
-def test_slots_that_siblings_see_are_counted() -> None:
-    """A pass in which a node sees its sibling has a leak."""
-
-    class Leaking(type(strategy(registry(), "alignment", "ragged"))):  # type: ignore[misc]
-        def layout(self, *given):
-            layout = super().layout(*given)
-            place = layout.place
-
-            def leaking(batch, block):
-                placed = place(batch, block)
-                return placed if placed.sees_BTT is None else attrs.evolve(placed, sees_BTT=None)
-
-            layout.place = leaking
-            return layout
-
-    target = fakes.fake_target()
-    asked = harness.requests(harness.random_prompts([5, 3], 61), 6)
-    drafter = fakes.ScriptedTree(harness.truth(target, asked))
-    trace = record(
-        [request.prompt_ids for request in asked],
-        6,
-        make=harness.pipeline,
-        target=target,
-        draft=drafter,
-        align=Leaking(),
-        batch_size=2,
-    )
-    assert any(lane.score.leaks for frame in trace.frames for lane in frame.lanes if lane.score)

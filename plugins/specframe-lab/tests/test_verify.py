@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from click.testing import Result as Exit
 from specframe_lab.grid import checked, expand
 from specframe_lab.grid_models import LoadedModels
-from specframe_lab.report.verification import html
-from specframe_lab.verify import Agreement, Divergence, Reference, Verification, common_start, decodings, verify
+from specframe_lab.verify import Divergence, Reference, Verification, decodings, verify
 from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
@@ -236,51 +235,6 @@ def reference(pair: tuple[PreTrainedModel, PreTrainedModel]) -> Reference:
     return Reference(pair[0], [[5], [6]], [[1, 2, 0], [1, 2, 3]], 3, LoadedModels())
 
 
-@pytest.mark.parametrize(
-    ("got", "position", "expected", "token", "share"),
-    [([1, 2, 0, 4], 3, None, 4, 3 / 4), ([1, 2], 2, 0, None, 2 / 3), ([], 0, 1, None, 0)],
-)
-def test_lengths_that_differ_are_a_bug(
-    reference: Reference, got: list[int], position: int, expected: int | None, token: int | None, share: float
-) -> None:
-    """Tokens after the stop, and a continuation that ends too early, are divergences that no rounding explains."""
-    agreement = reference.agreement([got, [1, 2, 3]], reference.tokens)
-    (found,) = agreement.divergences
-    assert (found.index, found.position, found.expected, found.got) == (0, position, expected, token)
-    assert found.kind == "bug"
-    assert "the end" in str(found)
-    assert agreement.exact_match == 50
-    assert agreement.partial_match == pytest.approx(100 * (share + 1) / 2)
-    assert json.loads(json.dumps(agreement.record()))["divergences"][0]["short"] is None
-
-
-def test_the_worst_divergence_is_the_earliest_bug() -> None:
-    """A bug counts more than a tie, and an earlier one more than a later."""
-    tie = Divergence(0, 1, 5, 6, 0.1, 0.1, 0.2)
-    late, early = (Divergence(1, place, 5, 6, 0.1, 0.3, 0.2) for place in (7, 3))
-    agreement = Agreement(4, [0.1, 0.7, 0.3, 1.0], [tie, late, early])
-    assert agreement.worst is early
-    assert (agreement.ties, agreement.bugs) == (1, 2)
-    assert Agreement(1, [0.1], [tie]).worst is tie
-
-
-def test_common_start() -> None:
-    """Sequences share what comes before their first difference, or all of the shorter."""
-    assert common_start([1, 2, 3], [1, 2, 4]) == 2
-    assert common_start([1, 2], [1, 2, 4]) == 2
-    assert common_start([], [1]) == 0
-
-
-def test_prompts_are_cut(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
-    """Prompts longer than asked for are cut before they are read, and what cannot be read is refused."""
-    cell = {"target": pair[0], "drafter": [None], "batch_size": 2}
-    long = harness.random_prompts([300, 2], 61)
-    (one,) = verify(checked(expand(cell)), long, 4, max_prompt_tokens=3)
-    assert one.sound
-    with pytest.raises(OptionError, match=r"prompt 0: .*context"):
-        list(verify(checked(expand(cell)), long, 4))
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options that name a saved pair; one token is one character."""
@@ -307,14 +261,6 @@ def test_the_command_says_which_cells_are_sound(saved: list[str], tmp_path: Path
     assert good["cell"]["align"] == "ragged"
     assert not bad["sound"]
     assert bad["batch_one"]["divergences"][0]["kind"] == "bug"
-
-
-def test_the_command_exits_with_0_when_all_is_sound(saved: list[str]) -> None:
-    """Sound cells exit with 0; those that do not fit together are named and left out; checks may run as well."""
-    result = invoke(*saved, "hello", "a", "--align", "ragged,eqspec", "--kv", "dynamic", "--check", "--limit", "1")
-    assert result.exit_code == 0, result.output
-    assert "left out: align ragged: " in result.stderr
-    assert "1 of 1 combinations" in result.stdout
 
 
 def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) -> None:
@@ -366,12 +312,6 @@ def test_a_model_that_cannot_be_loaded_is_told_for_its_cell(saved: list[str], op
     assert "1 of 2 combinations decode as the reference decoder does" in result.stdout
 
 
-def test_a_grid_without_a_value_that_can_be_used_is_refused(saved: list[str]) -> None:
-    result = invoke(*saved, "ab", "--align", "nothing,nowhere")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("Error: --align: unknown alignment 'nothing'")
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_dry_run_counts_what_would_be_decoded(saved: list[str], tmp_path: Path, temperature: float) -> None:
     """As many decodings as it says are made when it is run: by the references, plainly, and by every combination."""
@@ -391,15 +331,6 @@ def test_a_dry_run_counts_what_would_be_decoded(saved: list[str], tmp_path: Path
         assert invoke(*saved, *asked).exit_code == 0
     assert f"4 combinations to verify: 2 prompts decoded {sum(made) // 2} times" in result.stdout
     assert f"at most {sum(made) * 10} new tokens" in result.stdout
-
-
-def test_results_are_not_written_over(saved: list[str], tmp_path: Path) -> None:
-    """A file that holds results is refused before anything is decoded."""
-    file = tmp_path / "out.jsonl"
-    file.write_text('{"cell": {"target"')
-    result = invoke(*saved, "--output", str(file))
-    assert result.exit_code == 2
-    assert "holds results already" in result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -431,30 +362,6 @@ def test_the_page_has_every_combination(written: tuple[Exit, Path]) -> None:
     assert "<dt>prompts</dt><dd>2</dd>" in text
 
 
-def test_the_page_is_written_again_and_nothing_foreign_replaced(saved: list[str], written: tuple[Exit, Path]) -> None:
-    """A page of an earlier run is replaced; what somebody else made is refused before anything is decoded."""
-    page = written[1].with_name("again.html")
-    page.write_bytes(written[1].read_bytes())
-    assert invoke(*saved, "ab", "--output", str(page)).exit_code == 0
-    assert "1 of 1 combinations" in page.read_text(encoding="utf-8")
-    page.write_text("precious")
-    result = invoke(*saved, "ab", "--output", str(page))
-    assert (result.exit_code, page.read_text()) == (2, "precious")
-    assert "was not made by specframe" in result.stderr
-
-
-def test_a_page_of_ties_and_missing_tokens() -> None:
-    """A combination that parts at ties alone is exact but for them; a token that is missing is the end, and has no distance."""
-    tie, end = Divergence(0, 1, 5, 6, 0.1, 0.125, 0.2), Divergence(1, 2, None, 6, 0.1, math.inf, 0.2)
-    one = {"cell": {"align": "ragged"}, "sequences": 2, "lossless": True}
-    whole = Agreement(2, [1.0, 1.0], [])
-    ties, bugs = (Agreement(2, [0.5, 1.0], [parted]) for parted in (tie, end))
-    text = html([Verification(**one, batch_one=a, same_batch=whole, plain=whole) for a in (ties, bugs)], "", [], [])
-    assert "<td>exact but for ties</td>" in text
-    assert '<td><span class="differs">differ</span></td>' in text
-    assert "<td>the end</td><td>6</td><td>0.100</td><td>-</td><td>0.200</td><td>bug</td>" in text
-
-
 @needs_chromium
 def test_the_page_on_screens(written: tuple[Exit, Path]) -> None:
     """On wide and narrow screens, light and dark, it is no wider than the screen and breaks no rule of accessibility."""
@@ -478,33 +385,3 @@ def test_bitwise_knows_no_ties() -> None:
     told = Divergence(**near, bitwise=True)
     assert told.kind == "bug"
     assert str(told).endswith("0.001 <= 0.1 short of the best logit: bug")
-
-
-def test_each_kind_of_arithmetic_has_a_reference_of_its_own(
-    pair: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cells with bitwise and without are held against references computed as they are."""
-    seen = []
-
-    def noted(*arguments: Any, **options: Any) -> list[int]:
-        seen.append(torch.utils._python_dispatch.is_in_torch_dispatch_mode())
-        return reference_decode(*arguments, **options)
-
-    monkeypatch.setattr("specframe_lab.verify.reference_decode", noted)
-    found = outcomes(*pair, bitwise=[False, True])
-    assert seen == [False] * len(PROMPTS) + [True] * len(PROMPTS)
-    assert all(one.sound for one in found)
-    assert decodings([one.cell for one in found]) == 6
-
-
-def test_quiet_and_verbose(tmp_path: Path) -> None:
-    """-q leaves what was found, -v adds versions and device, and both together are refused."""
-    pair = [*zoo.save_pair(tmp_path), "--max-new-tokens", "3", "ab"]
-    asked, quiet, verbose = (invoke(*pair, *more) for more in ([], ["-q"], ["-v"]))
-    last = asked.stdout.splitlines()[-1]
-    assert last == "1 of 1 combinations decode as the reference decoder does, ties aside"
-    assert (quiet.exit_code, quiet.output) == (0, f"{last}\n")
-    assert asked.stdout.startswith("combination")
-    assert verbose.stdout.startswith("environment")
-    assert f"torch         {torch.__version__}" in verbose.stdout
-    assert invoke(*pair, "-q", "-v").output == "Error: --quiet and --verbose: expected one of them, got both\n"
