@@ -29,11 +29,9 @@ from specframe_testing import harness, zoo
 from specframe_testing.heads import blocks as block_heads
 from specframe_testing.heads import checkpoints as eagle_heads
 from specframe_testing.heads import mtp as mtp_heads
-from specframe_testing.heads.scripted import Cramped, Seen, scripted
+from specframe_testing.heads.scripted import Seen, scripted
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpLayer
-
-from specframe.text.sampling import Sampling
 
 STATES = {"speculators": 0, "z_lab": 1, "deepspec": 1}
 """What an id of a layer is short of the number of a hidden state."""
@@ -441,114 +439,4 @@ def test_every_draft_is_the_formulas_under_every_alignment(name: str, align: str
     judged(name, align, tmp_path)
 
 
-SOME = ("dflash-windows", "dspark-rnn", "peagle", "pard", "mtp-glm-3-layers")
-
-
-def quick(*names: str) -> list[Any]:
-    """Return the heads of some tests, of which those that are not named are slow."""
-    return [one if one in names else pytest.param(one, marks=pytest.mark.slow) for one in SOME]
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_prompts_in_pieces_and_places_that_change(name: str, tmp_path: Path) -> None:
-    """Heads read prompts in the target's pieces; rows that come, end and trade places keep what is theirs."""
-    target, drafter, reference = MADE[name](tmp_path)
-    asked = harness.requests(harness.random_prompts([3, 2, 29, 17, 1, 20], zoo.VOCABULARY), [14, 4, 5, 9, 12, 3])
-    seen: list[Seen] = []
-    scripted(drafter, seen, harness.truth(target, asked), by_turns)
-    pipe = harness.pipeline(target, drafter, batch_size=3, draft_length=3, schedule="continuous,piece=8", check=True)
-    harness.check(pipe, asked)
-    assert_the_formulas(seen, reference)
-
-
-@pytest.mark.parametrize("name", quick("dspark-rnn", "peagle", "mtp-glm-3-layers"))
-def test_samples_start_from_one_prompt(name: str, tmp_path: Path) -> None:
-    """Samples of a prompt start with its features, and each goes on with its own."""
-    target, drafter, reference = MADE[name](tmp_path)
-    prompts, sampling = harness.random_prompts([9, 4], zoo.VOCABULARY), Sampling(temperature=1.0, samples=3)
-    seen: list[Seen] = []
-    scripted(drafter, seen)
-    options = {"batch_size": 4, "accept": "gumbel", "seed": 5}
-    drafted, plain = (
-        [
-            one.token_ids
-            for one in harness.pipeline(target, one, draft_length=3, **options).generate(prompts, 8, sampling=sampling)
-        ]
-        for one in (drafter, None)
-    )
-    assert drafted == plain
-    assert_the_formulas(seen, reference)
-
-
-@pytest.mark.parametrize("name", quick("dflash-windows"))
-def test_a_batch_is_halved_after_running_out_of_memory(name: str, tmp_path: Path) -> None:
-    """Rows are read again in a smaller batch, and drafts are as before."""
-    target, drafter, reference = MADE[name](tmp_path)
-    asked = harness.requests(harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY), 10)
-    seen: list[Seen] = []
-    scripted(drafter, seen, harness.truth(target, asked), by_turns)
-    with pytest.warns(RuntimeWarning, match="memory ran out: going on in batches of 2"):
-        harness.check(harness.pipeline(target, drafter, batch_size=4, draft_length=3, verify=Cramped()), asked)
-    assert_the_formulas(seen, reference)
-
-
 # ---- exactness
-
-
-def exact(name: str, architecture: str, align: str, batch: int, rule: str, folder: Path) -> None:
-    """Decode with a head's own drafts and compare with the reference decoder, or with plain sampling."""
-    target = target_of(architecture)
-    ids = (0, 1) if architecture == "opt" else (1, 2)  # OPT's last hidden state has another size
-    save = {
-        "dflash": functools.partial(block_heads.speculators, drafted=70, ids=ids),
-        "dspark": functools.partial(block_heads.speculators, kind="dspark", ids=ids, head="gated"),
-        "peagle": functools.partial(block_heads.peagle, drafted=70, ids=(0, 1, ids[1])),
-        "pard": block_heads.pard,
-    }[name]
-    prompts = harness.random_prompts((1, 30, 2, 11, 5, 5, 19, 3, 1), zoo.VOCABULARY, seed=1)
-    prompts[0] = [zoo.EOS]
-    prompts[1][20] = prompts[2][0] = prompts[3][-1] = zoo.EOS
-    options = {
-        "align": align,
-        "batch_size": batch,
-        "draft_length": 3,
-        "schedule": None if align != "ragged" else "continuous,piece=9",
-    }
-    drafter = drafter_of(save(folder / "head", target))
-    if rule == "greedy":
-        harness.check(harness.pipeline(target, drafter, **options), harness.requests(prompts, 8, {zoo.EOS, 3}))
-        return
-    sampling = Sampling(temperature=1.0)
-    pipes = [harness.pipeline(target, one, accept=rule, seed=7, **options) for one in (drafter, None)]
-    found = [[one.token_ids for one in pipe.generate(prompts, 8, sampling=sampling)] for pipe in pipes]
-    assert found[0] == found[1]
-
-
-ARCHITECTURES = ("llama", "qwen3", "glm4", "mistral", "gemma3", "gpt2", "opt", "phi3")
-PARALLEL = ("dflash", "dspark", "peagle", "pard")
-
-
-@pytest.mark.parametrize(
-    ("number", "architecture"),
-    [
-        pytest.param(*case, marks=[pytest.mark.slow] * (case[1] not in ("glm4", "gemma3")))  # both have all heads
-        for case in enumerate(ARCHITECTURES)
-    ],
-)
-def test_drafts_never_change_the_output(number: int, architecture: str, tmp_path: Path) -> None:
-    """Output is the target's own, greedy and with shared noise, on every kind of architecture."""
-    for rule in ("greedy", "gumbel"):
-        name, align = PARALLEL[(number + (rule == "gumbel")) % 4], ALIGNMENTS[(number + number // 4) % 4]
-        exact(name, architecture, align, (1, 3, 8)[number % 3], rule, tmp_path / rule)
-
-
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_rules_that_compare_distributions_get_them(rule: str, tmp_path: Path) -> None:
-    """Greedy rows are exact under rules that look at the logits of draft tokens, for heads that have them."""
-    target = target_of("qwen3")
-    asked = harness.requests(harness.random_prompts([5, 1, 9], zoo.VOCABULARY), 8)
-    for name in ("dflash-reduced", "dspark-gated", "peagle-reduced", "pard"):
-        made, drafter, _ = MADE[name](tmp_path / name)
-        asked_of = harness.requests([one.prompt_ids for one in asked], 8)
-        harness.check(harness.pipeline(made, drafter, accept=rule, draft_length=3), asked_of)
-    assert target.config.vocab_size == zoo.VOCABULARY

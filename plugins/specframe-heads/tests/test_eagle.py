@@ -8,35 +8,26 @@ then accept unequal numbers of tokens, and what the head is fed after that shows
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
-import torch
-from specframe_heads import features
 from specframe_heads.eagle.eagle_drafter import Eagle
-from specframe_heads.features import Features, Waiting
 from specframe_testing import harness, zoo
 from specframe_testing.heads import checkpoints
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
-from specframe.errors import CompositionError, ModelError, OptionError, SpecframeError
+from specframe.errors import CompositionError, ModelError, OptionError
 from specframe.observe.watch import Watcher
 from specframe.text.sampling import Sampling
 from specframe.trees import growth
 
 ALIGNS = ("ragged", "eqspec", "exspec", "rollback")
-TREES = ("", "tree=static,branch=3/2/1", "tree=dynamic,nodes=7,top=3")
-ARCHITECTURES = ("qwen3", "llama", "gpt2", "gemma3", "mistral", "opt", "glm4")
 PROMPTS = harness.random_prompts([5, 1, 12, 3, 8], zoo.VOCABULARY)
 LENGTHS = [12, 9, 14, 3, 11]
-FULL = os.environ.get("SPECFRAME_FULL_MATRIX") == "1"
 
 
 class Helped(Eagle):
@@ -96,40 +87,6 @@ def assert_same(some: dict, others: dict, least: int) -> None:
         assert some[key][:depth] == others[key][:depth], key
 
 
-CELLS = [*itertools.product(ARCHITECTURES, ALIGNS, TREES, (1, 3, 8))]
-
-
-def sampled(cells: list[tuple], every: int, first: int) -> list[tuple]:
-    """Return every so many-th cell; all of them if everything is asked for."""
-    return cells if FULL else cells[first::every]
-
-
-def decode_cell(cell: tuple, folder: Path, **options: Any) -> None:
-    """Decode with a random head that drafts a part of the vocabulary, and compare with the reference decoder."""
-    architecture, align, tree, rows = cell
-    target = zoo.build(architecture)
-    if tree:
-        drafter: Any = f"eagle,checkpoint={checkpoints.eagle3(folder, target, drafted=40)},{tree}"
-    else:
-        asked = harness.requests(PROMPTS, LENGTHS)
-        drafter = helped(checkpoints.eagle3(folder, target, drafted=40), target, asked)
-    pipe = harness.pipeline(target, drafter, align=align, batch_size=rows, draft_length=3, **options)
-    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
-
-
-@pytest.mark.parametrize("cell", sampled(CELLS, 41, 1), ids=str)
-def test_output_is_the_targets_own(cell: tuple, tmp_path: Path) -> None:
-    """Chains and trees are exact on every architecture, alignment and batch size, for prompts of unequal length."""
-    decode_cell(cell, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", sampled(CELLS, 23, 4), ids=str)
-def test_output_is_the_targets_own_in_every_way(cell: tuple, tmp_path: Path) -> None:
-    """The same for a larger part of the combinations, with the invariants checked in every round."""
-    decode_cell(cell, tmp_path, check=True)
-
-
 NARROW = ("tree=static,branch=2/1/1", "tree=dynamic,nodes=4,top=2")
 """Trees that have the right path after some tokens, and not after others."""
 
@@ -173,56 +130,6 @@ def test_a_given_top_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {top for _, top in tops} == {20}
 
 
-OTHERS: dict[str, dict[str, Any]] = {
-    "exspec": {"align": "exspec"},
-    "wide": {"batch_size": 8, "align": "eqspec"},
-    "pieces": {"batch_size": 2, "schedule": "continuous,piece=4"},
-    "recorded": {"graphs": "on"},
-    "prompts beside": {"batch_size": 2, "schedule": "continuous,piece=8,mixed=on"},
-    "rollback": {"align": "rollback"},
-    "checked": {"check": True},
-}
-SLOW = ("rollback", "checked")
-
-
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in OTHERS])
-def test_a_rows_drafts_are_its_own(name: str, tmp_path: Path) -> None:
-    """A row's drafts are those of the row alone: under every alignment, in batches, after prompts in pieces, from recordings."""
-    target = zoo.build("qwen3")
-    folder = checkpoints.eagle3(tmp_path, target, layers=2)
-    asked = harness.requests(PROMPTS, LENGTHS)
-    alone = drafts(target, folder, asked, batch_size=1)
-    assert_same(drafts(target, folder, asked, **OTHERS[name]), alone, 10 if name == "rollback" else len(alone))
-
-
-def test_samples_and_rows_that_trade_places(tmp_path: Path) -> None:
-    """Samples that start from one prompt's row draft as requests of their own do, for which the prompt is read anew."""
-    target = zoo.build("qwen3")
-    folder, how = checkpoints.eagle3(tmp_path, target), Sampling(temperature=1.0, samples=3)
-
-    def decode(rows: int) -> tuple[list[list[int]], dict]:
-        seen = Drafts()
-        options = {"accept": "gumbel", "batch_size": rows, "draft_length": 3, "observers": [seen]}
-        pipe = harness.pipeline(target, f"eagle,checkpoint={folder}", **options)
-        return [one.token_ids for one in pipe.generate(PROMPTS[:3], 10, sampling=how)], seen.seen
-
-    (ids, one), (others, many) = decode(1), decode(4)
-    assert ids == others
-    assert_same(many, one, len(one) - 3)
-
-
-@pytest.mark.parametrize("tree", TREES)
-def test_sampled_tokens_are_those_of_plain_sampling(tree: str, tmp_path: Path) -> None:
-    """Under gumbel the tokens are those of plain sampling with the same seed, for chains and trees, at every temperature."""
-    target = zoo.build("llama", num_hidden_layers=6)  # ids that a file leaves out are 2, n / 2 and n - 3
-    folder, ids = checkpoints.eagle3_authors(tmp_path, target, drafted=50), []
-    for drafter in (None, f"eagle,checkpoint={folder},{tree}".rstrip(",")):
-        pipe = harness.pipeline(target, drafter, accept="gumbel", batch_size=3, draft_length=3, seed=4)
-        how = [Sampling(temperature=heat) for heat in (0.7, 1.0, 0.0, 1.5, 0.3)]
-        ids.append([one.token_ids for one in pipe.generate(PROMPTS, 10, sampling=how)])
-    assert ids[0] == ids[1]
-
-
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_chains_are_drawn_where_the_rule_compares(accept: str, tmp_path: Path) -> None:
     """Rules that compare distributions get the logits that tokens were drawn by, over the target's vocabulary."""
@@ -243,27 +150,6 @@ def test_chains_are_drawn_where_the_rule_compares(accept: str, tmp_path: Path) -
     for draft in seen:
         if draft.nodes:
             assert bool(draft.logits_BNV.gather(2, draft.tokens_BN[..., None]).isfinite().all())
-
-
-def test_a_halved_batch_goes_on(tmp_path: Path) -> None:
-    """After running out of memory rows are read anew, features and all, and the drafts are the same ones."""
-    from specframe_std.verifiers.chain import ChainVerifier
-
-    class Cramped(ChainVerifier):
-        rounds = 0
-
-        def score(self, batch: Any, draft: Any) -> Any:
-            scores, self.rounds = super().score(batch, draft), self.rounds + 1
-            if self.rounds == 4:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-            return scores
-
-    target = zoo.build("qwen3")
-    folder, asked = checkpoints.eagle3(tmp_path, target), harness.requests(PROMPTS, LENGTHS)
-    alone = drafts(target, folder, asked, batch_size=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert_same(drafts(target, folder, asked, batch_size=4, verify=Cramped()), alone, 10)
 
 
 def test_rounds_without_a_draft_are_caught_up(tmp_path: Path) -> None:
@@ -313,44 +199,3 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         harness.pipeline(zoo.build("qwen3"), f"{head},tree=dynamic", align="masking", draft_length=2)
     with pytest.raises(OptionError, match="shift: expected a whole number from -8 to 8"):
         harness.pipeline(zoo.build("qwen3"), f"{head},shift=9", draft_length=2)
-
-
-def backwards(waiting: Waiting) -> Waiting:
-    """Return features in the opposite order."""
-    return attrs.evolve(waiting, features_BWD=waiting.features_BWD.flip(1))
-
-
-FAULTS = {
-    "stale": ("_keep", lambda right: lambda self, batch, new: right(self, batch, new.roll(1, dims=1))),
-    "another row's": ("_keep", lambda right: lambda self, batch, new: right(self, batch, new.roll(1, dims=0))),
-    "the token's before": ("take", lambda right: lambda self, batch: backwards(right(self, batch))),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_features_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features of another token or of another row change the drafts, although the output stays the target's."""
-    target = zoo.build("qwen3")
-    folder, asked = checkpoints.eagle3(tmp_path, target), harness.requests(PROMPTS, LENGTHS)
-    alone = drafts(target, folder, asked, batch_size=1)
-    member, plant = FAULTS[fault]
-    monkeypatch.setattr(Features, member, plant(getattr(Features, member)))
-    with pytest.raises((AssertionError, SpecframeError)):
-        assert_same(drafts(target, folder, asked), alone, 10)
-
-
-def test_a_path_that_is_not_followed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features of the first nodes in the place of those of the accepted path lower acceptance."""
-    target = checkpoints.planted_target()
-    folder = checkpoints.planted_eagle3(tmp_path, target, 3, [1, 3, 6], slips=3)
-    asked, found, right = harness.requests(harness.random_prompts([3, 1, 7], 12), 16), [], features.on_path
-
-    def first(outcome: Any, states_BTD: torch.Tensor) -> torch.Tensor:
-        return right(attrs.evolve(outcome, transfer=None), states_BTD)[:, : outcome.draft.depth + 1]
-
-    for followed in (right, first):
-        monkeypatch.setattr(features, "on_path", followed)
-        pipe = harness.pipeline(target, f"eagle,checkpoint={folder},tree=static,branch=3/2/1", draft_length=3)
-        harness.check(pipe, asked)
-        found.append(pipe.report.mean_acceptance_length)
-    assert found[1] < found[0] - 0.3

@@ -90,32 +90,6 @@ def test_prompts_that_begin_alike_are_drafted_for_as_if_they_shared_nothing(
     assert kept == plain
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["eagle", *(pytest.param(one, marks=pytest.mark.slow) for one in SAVE if one != "eagle")],
-)
-def test_a_chat_reads_each_token_once(name: str, tmp_path: Path) -> None:
-    """In eight turns the target and the head are fed what is new, and what no complete block holds yet; drafts are the same."""
-    found = []
-    for kv in (KEPT, "slab"):
-        feeds = harness.Feeds()
-        pipe, drafts = pipe_of(name, tmp_path / "head", kv, batch_size=1, observers=[feeds])
-        turn, fed = [*COMMON], list[int]()
-        for number in range(8):
-            feeds.rounds = []
-            (result,) = harness.check(pipe, harness.requests([turn], 12, set()))
-            fed.append(
-                max(sum(tokens for _, tokens in one) for round in feeds.reading for one in (round.target, round.draft))
-            )
-            turn = [*turn, *result.token_ids, 5 + number, 6, 7]
-        found.append((fed, drafts))
-    (fed, kept), (whole, plain) = found
-    assert whole == [14 + 15 * number for number in range(8)]
-    assert fed[0] == 14
-    assert max(fed[1:]) <= 3 + 1 + 2 * 4 + 4, "what is new, a block that is not full, and two rounds"
-    assert kept == plain
-
-
 SCHEMES: tuple[dict[str, Any], ...] = (
     {"schedule": "continuous,piece=5,mixed=on"},
     {"kv": f"{KEPT},blocks=22"},
@@ -184,20 +158,6 @@ def test_what_a_draft_wrote_is_not_kept(name: str, tmp_path: Path, monkeypatch: 
         assert pipe.report.prefix_hit_tokens > 6 + 9 + 10 or kv == "slab"
         found.append(dict(drafts))
     assert found[0] == found[1]
-
-
-def test_a_request_that_is_aborted_leaves_what_others_find(tmp_path: Path) -> None:
-    """What an aborted request has read is found by the next one, whose drafts are those of a row that reads all."""
-    found = []
-    for kv in (KEPT, "slab"):
-        pipe, drafts = pipe_of("eagle", tmp_path / "head", kv, batch_size=1)
-        given = pipe.generate([[*COMMON, 5]] * 2, 20)
-        next(given)
-        given.close()
-        drafts.clear()
-        harness.check(pipe, harness.requests([[*COMMON, 9]], 9))
-        found.append((pipe.report.prefix_hit_tokens, dict(drafts)))
-    assert found[0] == (12, found[1][1])
 
 
 def test_several_mtp_layers_read_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
