@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-import gc
 from typing import Any
 
 import pytest
 import torch
 from specframe_std.drafters.early_exit import EarlyExit, first_layers
-from specframe_testing import fakes, harness, suite_device, zoo
-from specframe_testing.device.memory import MEMORY
+from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
 from specframe.errors import CompositionError, ModelError, OptionError
 from specframe.forward.runner import ModelRunner
-from specframe.text.sampling import Sampling
 
 LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
@@ -81,66 +78,6 @@ def test_the_cache_is_never_wrong(name: str, align: str) -> None:
     pipe = piped(idle(name), align=align, schedule="same-length,window=5" if align == "exspec" else "continuous")
     harness.check(pipe, asked())
     assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"drafter": "early-exit,layers=1,branch=3/2/1", "draft_length": "auto"},
-        {"drafter": "early-exit,layers=1,branch=2/2", "draft_length": "auto", "align": "eqspec", "accept": "gumbel"},
-        {"drafter": "early-exit,layers=1,tree=dynamic,nodes=8", "draft_length": "auto", "align": "exspec"},
-        {"kv": "slab", "align": "eqspec"},
-        {"schedule": "continuous,piece=4"},
-        {"draft_length": "goodput"},
-        {"attention": "flex"},
-        pytest.param({"layers": "compiled"}, marks=pytest.mark.slow),
-        {"drafter": "early-exit"},
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore:attention 'flex'")
-def test_with_everything_else(options: dict[str, Any]) -> None:
-    """Trees, other stores, prompts in pieces, policies and attention backends change no token."""
-    for model in (target("qwen3"), idle("qwen3")):
-        harness.check(piped(model, **options), asked())
-
-
-@pytest.mark.parametrize("accept", ["gumbel", "block"])
-def test_sampled_tokens_do_not_depend_on_the_batch(accept: str) -> None:
-    """With a seed, samples are the same alone and in a batch; under gumbel they are those of plain sampling."""
-    found = []
-    for drafter, batch_size in (("early-exit,layers=1", 1), ("early-exit,layers=1", 4), ("none", 4)):
-        pipe = piped(target("qwen3"), drafter=drafter, accept=accept, batch_size=batch_size, seed=3)
-        given = [one.prompt_ids for one in asked()]
-        found.append(
-            [one.token_ids for one in pipe.generate(given, NEW, sampling=Sampling(temperature=0.9, samples=2))]
-        )
-    assert found[0] == found[1]
-    assert accept != "gumbel" or found[1] == found[2]
-
-
-@pytest.mark.parametrize(("align", "graphs"), [("ragged", "on"), ("exspec", "off")])
-def test_on_the_device(align: str, graphs: str) -> None:
-    """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""
-    with suite_device.running_on("sim"):
-        pipe = piped(target("qwen3"), align=align, graphs=graphs)
-        for _ in range(2):
-            harness.check(pipe, asked())
-        assert pipe.report.host_syncs == 1
-
-
-def test_memory_that_runs_out_halves_the_batch() -> None:
-    """A halved batch begins again with the same layers on the new cache."""
-    with suite_device.running_on("sim"):
-        pipe = piped(target("qwen3"), batch_size=6)
-        gc.collect()  # what earlier tests have left would be freed later, and the limit be too high
-        MEMORY.peak[0] = MEMORY.used[0]
-        harness.check(pipe, asked())
-        pipe.close()  # the stores that stay open for the next run
-        gc.collect()
-        used, peak = MEMORY.used[0], MEMORY.peak[0]
-        with MEMORY.limited(used + (peak - used) * 2 // 3), pytest.warns(RuntimeWarning, match="memory ran out"):
-            harness.check(pipe, asked())
 
 
 @pytest.mark.parametrize("check", [False, True])

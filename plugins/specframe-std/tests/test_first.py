@@ -288,17 +288,6 @@ def test_bad_options(options: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_models_and_heads_are_named_as_elsewhere() -> None:
-    """A model becomes the drafter that runs it, and a head the drafter that knows its checkpoint."""
-    assert choose("tiny", "first,of=suffix|tiny-draft")[1:] == ("first,of=suffix|model", "tiny-draft")
-    assert choose("tiny", "first,of=suffix|model")[1:] == ("first,of=suffix|model", "tiny-draft")
-    _, drafter, draft = choose("tiny", "first,of=suffix|tiny-eagle3,match=3")
-    assert draft is None
-    assert "suffix|eagle,checkpoint=" in drafter
-    with pytest.raises(SpecframeError, match=r"^of: expected at most one draft model, got"):
-        choose("tiny", "first,of=tiny-draft|qwen3-0.6b")
-
-
 def test_a_head_of_the_embedded_target() -> None:
     """Found drafts beside a head's: the tokens are the plain ones."""
     prompts = ["def add(a, b):\n    return a + b\n\ndef add(a, b):\n", "import os\n"]

@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 import pytest
-from products import crossed
 from specframe_std.alignments.masking import Masking
 from specframe_std.alignments.padding import Padding
 from specframe_testing import fakes, harness, zoo
@@ -19,7 +18,6 @@ from specframe.observe.watch import Watcher
 from specframe.plugins.registry import registry
 
 FIXED = ("masking,positions=content", "padding,mask=content,positions=content,bonus=target")
-SCHEDULERS = ("fixed", "continuous", "same-length,window=6,patience=3")
 LENGTHS = [7, 1, 13, 2, 7, 19, 30, 4]
 
 
@@ -55,41 +53,6 @@ def exact_share(architecture: str, **options: Any) -> float:
 def test_as_published_most_sequences_are_wrong(align: str, batch_size: int, architecture: str) -> None:
     """On ragged batches fewer than half of the sequences are the target's own."""
     assert exact_share(architecture, align=align, batch_size=batch_size) < 0.5
-
-
-@pytest.mark.parametrize(
-    "align",
-    [
-        "padding,positions=content,bonus=target",
-        "padding,mask=content,bonus=target",
-        "padding,mask=content,positions=content",
-    ],
-)
-def test_each_flaw_alone_is_one(align: str) -> None:
-    """Two fixes of three are not enough."""
-    assert exact_share("qwen3", align=align) < 0.8
-
-
-@pytest.mark.parametrize(
-    ("align", "schedule", "batch_size", "draft_length"),
-    crossed(["rollback", *FIXED], SCHEDULERS, (1, 3, 8), (1, 4)),
-)
-def test_fixed_and_cut_are_exact(align: str, schedule: str, batch_size: int, draft_length: int) -> None:
-    """With their fixes, and cut to the minimum, all sequences are exact at any batch size, K and scheduler."""
-    options = {"align": align, "schedule": schedule, "batch_size": batch_size, "draft_length": draft_length}
-    assert exact_share("fake", **options) == 1
-
-
-@pytest.mark.parametrize(("align", "architecture"), crossed(["rollback", *FIXED], ["qwen3", "gpt2", "gemma3", "opt"]))
-def test_real_models_are_exact(align: str, architecture: str) -> None:
-    """Grouped heads, learned positions and sliding windows are exact, too."""
-    assert exact_share(architecture, align=align, schedule="continuous") == 1
-
-
-@pytest.mark.parametrize("kv", ["dynamic", "slab"])
-def test_rollback_runs_on_both_backends(kv: str) -> None:
-    """The batch's minimum needs nothing that grows."""
-    assert exact_share("qwen3", align="rollback", kv=kv, schedule="same-length,window=5") == 1
 
 
 @pytest.mark.parametrize("align", ["masking", "padding", *FIXED])
@@ -152,23 +115,6 @@ def test_rollback_gives_every_row_the_minimum() -> None:
     found = rounds("rollback", {0: 4, 1: 2, 2: 3, 3: 1})
     assert {tuple(report.gained) for report in found[:-1]} == {(2, 2, 2, 2)}
     assert len(found) == 6
-
-
-def test_rollback_wastes_nothing_when_all_agree() -> None:
-    """Where all rows accept alike it takes as few rounds as realigning does."""
-    assert len(rounds("rollback", 3)) == len(rounds("eqspec", 3))
-
-
-@pytest.mark.parametrize("align", FIXED)
-def test_fixed_they_still_take_more_memory(align: str) -> None:
-    """Columns only grow: the cache ends up larger than the one that is realigned."""
-    target, draft = pair("qwen3")
-    held = []
-    for each in (align, "eqspec"):
-        pipe = harness.pipeline(target, draft, align=each, batch_size=8, draft_length=4)
-        harness.check(pipe, harness.requests(harness.random_prompts(LENGTHS, zoo.VOCABULARY), 24))
-        held.append(pipe.report.peak_kv_bytes)
-    assert held[0] > 1.1 * held[1]
 
 
 def test_the_published_bonus_token_is_the_draft_s() -> None:

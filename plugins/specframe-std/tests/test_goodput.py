@@ -13,12 +13,10 @@ from specframe_std.drafters.model import IDLE
 from specframe_std.policies.goodput import NEW_SHAPES, PLAIN_FIRST, QUIETEST, READ, UNREAD, Choice, Goodput
 from specframe_std.policies.parting import passes_lost
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
-from specframe_testing import fakes, harness, zoo
+from specframe_testing import fakes, harness
 from specframe_testing.conformance import DraftLengthPolicySuite
 
-from specframe.contracts.drafts import Budget
 from specframe.observe.watch import Watcher
-from specframe.reference import reference_decode
 
 
 class TestGoodput(DraftLengthPolicySuite):
@@ -293,15 +291,6 @@ def test_one_slow_round_changes_nothing() -> None:
     assert sorted(world.said[150:])[75] >= 4
 
 
-def test_the_same_clock_gives_the_same_lengths() -> None:
-    """What it says follows from times and acceptance alone."""
-    one, other = (World(*CURVES["memory-bound"], 4, seed=3) for _ in range(2))
-    one.run()
-    other.run()
-    assert one.said == other.said
-    assert len(set(one.said)) > 3
-
-
 def test_batches_that_shrink() -> None:
     """Where plain decoding is best for many rows and drafting for few, a batch that shrinks ends up drafting."""
 
@@ -352,57 +341,6 @@ def test_time_between_rounds_says_nothing() -> None:
     assert length == policy.maximum.depth
 
 
-def test_a_maximum_below_one_is_refused() -> None:
-    """The option says what it accepts."""
-    with pytest.raises(ValueError, match="maximum: expected a whole number from 1 to 64, got 0"):
-        Goodput(0)
-
-
-def test_by_name_in_a_pipeline() -> None:
-    """It is chosen by name, with its option, and what it learnt stays with the pipeline."""
-    target = fakes.fake_target()
-    pipe = harness.pipeline(target, fakes.fake_draft(target), draft_length="goodput,maximum=3", batch_size=2)
-    asked = harness.requests(harness.random_prompts((3, 5, 1), 61), 20)
-    for _ in range(2):
-        harness.check(pipe, asked)
-    assert pipe.composition.policy.maximum == Budget(3)
-
-
-class Scripted:
-    """Draft lengths from 0 to 4 in no order; a fifth of the rounds, often several in a row, draft nothing."""
-
-    needs = offers = frozenset()
-    maximum = Budget(4)
-
-    def __init__(self) -> None:
-        self._lengths = np.random.default_rng(2).choice([0, 0, 0, 1, 2, 3, 4, 4], size=1000).tolist()
-
-    def start(self, run: Any) -> None:
-        """Nothing to prepare."""
-
-    def budget(self, batch: Any) -> Budget:
-        """Return the next length."""
-        return Budget(int(self._lengths.pop()))
-
-    def observe(self, report: Any) -> None:
-        """Nothing to learn."""
-
-
-ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
-
-
-@pytest.mark.parametrize(("align", "schedule"), crossed(ALIGNMENTS, ("fixed", "continuous", "same-length,window=6")))
-def test_lengths_that_change_are_exact(align: str, schedule: str) -> None:
-    """Draft lengths that go up, down and to nothing give the reference decoder's tokens, on fakes and on a real architecture."""
-    fake, real = fakes.fake_target(), zoo.build("qwen3")
-    for target, draft in ((fake, fakes.fake_draft(fake)), (real, zoo.good_draft(real))):
-        asked = harness.requests(harness.random_prompts((7, 1, 12, 3, 7), 61, seed=4), [20, 9, 16, 3, 20], {5})
-        harness.check(
-            harness.pipeline(target, draft, align=align, schedule=schedule, batch_size=3, draft_length=Scripted()),
-            asked,
-        )
-
-
 class Drafts(Watcher):
     """An observer that keeps what was drafted for each row, with the number of the row's tokens it followed."""
 
@@ -415,20 +353,6 @@ class Drafts(Watcher):
             report.sequences, report.lengths.tolist(), report.draft.tokens_BN.tolist(), strict=True
         ):
             self.seen.append((sequence.request.index, length, tokens))
-
-
-@pytest.mark.parametrize("align", ALIGNMENTS)
-def test_the_draft_model_forgets_what_was_rejected(align: str) -> None:
-    """After rounds without a draft the draft model goes on from the row's own tokens, not from those rejected before."""
-    target, drafts = fakes.fake_target(), Drafts()
-    draft = fakes.fake_draft(target, slip_every=2)
-    asked = harness.requests(harness.random_prompts((7, 1, 12, 3), 61, seed=4), 24)
-    pipe = harness.pipeline(target, draft, align=align, batch_size=3, draft_length=Scripted(), observers=[drafts])
-    results = harness.check(pipe, asked)
-    rows = [[*request.prompt_ids, *result.token_ids] for request, result in zip(asked, results, strict=True)]
-    proposed = [(rows[index][:length], tokens) for index, length, tokens in drafts.seen if tokens]
-    assert len(proposed) > 20
-    assert all(reference_decode(draft, before, len(tokens)) == tokens for before, tokens in proposed)
 
 
 def test_rounds_of_new_shapes_are_not_timed() -> None:

@@ -16,7 +16,6 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
-from specframe.forward.kept_states import KeptStates
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
@@ -241,25 +240,6 @@ def test_generated_tokens_are_no_prompt() -> None:
         (result,) = harness.check(pipe, harness.requests([turn], 8))
         assert pipe.report.prefix_hit_tokens < len(turn)
         turn = [*turn, *result.token_ids, 5, 6, 7]
-
-
-def test_a_copy_is_no_view(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a row goes on to take in leaves the copy that it began with as it was."""
-    opened = list[KeptStates]()
-    init = KeptStates.__init__
-
-    def noted(self: KeptStates, *given: Any) -> None:
-        init(self, *given)
-        opened.append(self)
-
-    monkeypatch.setattr(KeptStates, "__init__", noted)
-    pipe = pipeline(batch_size=1)
-    hits(pipe, [COMMON])
-    (store,) = opened
-    before = [part.clone() for parts in store._copies.values() for part in parts]
-    assert hits(pipe, [COMMON[:13]], 20) == 12
-    after = [part for parts in store._copies.values() for part in parts]
-    assert all(map(torch.equal, before, after))
 
 
 def test_the_checks_of_invariants() -> None:

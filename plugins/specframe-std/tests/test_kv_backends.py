@@ -54,32 +54,8 @@ class TestPagedInt8(KVBackendSuite):
 
 
 @pytest.mark.slow
-class TestSlabInt8(KVBackendSuite):
-    """Preallocated, in 8 bits."""
-
-    def make(self) -> str:
-        return "slab,dtype=int8,draft_dtype=int8"
-
-
-@pytest.mark.slow
 class TestSlabFp8(KVBackendSuite):
     """Preallocated, in floats of 8 bits."""
 
     def make(self) -> str:
         return "slab,dtype=fp8,draft_dtype=fp8"
-
-
-@pytest.mark.slow
-class TestPoolFp8(KVBackendSuite):
-    """Rows in one piece each, in floats of 8 bits."""
-
-    def make(self) -> str:
-        return "pool,dtype=fp8,draft_dtype=fp8"
-
-
-@pytest.mark.slow
-class TestDynamicInt8(KVBackendSuite):
-    """Grows by concatenation, in 8 bits."""
-
-    def make(self) -> str:
-        return "dynamic,dtype=int8,draft_dtype=int8"

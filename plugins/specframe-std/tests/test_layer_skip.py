@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from products import crossed
 from specframe_std.drafters.layer_skip import LayerSkip, every_second
 from specframe_std.kv.dynamic import Dynamic
 from specframe_testing import fakes, harness, suite_device, zoo
@@ -32,7 +31,8 @@ ADDS = {
     "mlp": ("mlp.down_proj", "mlp.experts.down_proj", "mlp.c_proj", "fc2"),
 }
 """The modules by which each kind of sublayer adds to the hidden states."""
-SKIP = {"skip": "attn:0+mlp:1"}
+OWN = ("layer-skip,skip=attn:0+mlp:1", "window,sink=2,recent=4", "early-exit,layers=1")
+"""The drafters that run a part of the target, or on a part of its keys, on its own cache."""
 
 
 @functools.cache
@@ -171,10 +171,11 @@ def test_compiled_layers_leave_the_sublayers_out() -> None:
     assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
 
-def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
+@pytest.mark.parametrize("own", OWN)
+def test_sampled_tokens_do_not_depend_on_the_batch(own: str) -> None:
     """With a seed, samples under gumbel are those of plain sampling, alone and in a batch."""
     found = []
-    for drafter, batch_size in (("layer-skip,skip=attn:0", 1), ("layer-skip,skip=attn:0", 4), ("none", 4)):
+    for drafter, batch_size in ((own, 1), (own, 4), ("none", 4)):
         pipe = piped(target("qwen3"), drafter=drafter, accept="gumbel", batch_size=batch_size, seed=3)
         given = [one.prompt_ids for one in asked()]
         sampling = Sampling(temperature=0.9, samples=2)
@@ -182,20 +183,22 @@ def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize(("align", "graphs"), crossed(("ragged", "exspec"), ("on", "off")))
-def test_on_the_device(align: str, graphs: str) -> None:
+@pytest.mark.parametrize(("align", "graphs"), [("ragged", "on"), ("exspec", "off")])
+@pytest.mark.parametrize("own", OWN)
+def test_on_the_device(own: str, align: str, graphs: str) -> None:
     """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""
     with suite_device.running_on("sim"):
-        pipe = piped(target("qwen3"), align=align, graphs=graphs)
+        pipe = piped(target("qwen3"), drafter=own, align=align, graphs=graphs)
         for _ in range(2):
             harness.check(pipe, asked())
         assert pipe.report.host_syncs == 1
 
 
-def test_memory_that_runs_out_halves_the_batch() -> None:
-    """A halved batch begins again with the same sublayers on the new cache."""
+@pytest.mark.parametrize("own", OWN)
+def test_memory_that_runs_out_halves_the_batch(own: str) -> None:
+    """A halved batch begins again with the same part of the target on the new cache."""
     with suite_device.running_on("sim"):
-        pipe = piped(target("qwen3"), batch_size=6)
+        pipe = piped(target("qwen3"), drafter=own, batch_size=6)
         gc.collect()  # what earlier tests have left would be freed later, and the limit be too high
         MEMORY.peak[0] = MEMORY.used[0]
         harness.check(pipe, asked())
@@ -206,9 +209,10 @@ def test_memory_that_runs_out_halves_the_batch() -> None:
             harness.check(pipe, asked())
 
 
-def test_a_run_that_is_left_early_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("own", OWN)
+def test_a_run_that_is_left_early_leaves_nothing_behind(own: str) -> None:
     """After a run of which one result was taken, the same pipeline gives the reference's tokens."""
-    pipe = piped(target("qwen3"), batch_size=2)
+    pipe = piped(target("qwen3"), drafter=own, batch_size=2)
     given = pipe.generate([one.prompt_ids for one in asked()], NEW)
     next(given)
     given.close()

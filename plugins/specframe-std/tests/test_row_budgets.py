@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import types
 from typing import Any
 
@@ -18,7 +17,7 @@ from specframe_std.policies.explicit import Explicit
 from specframe_std.policies.goodput import Choice, Plans
 from specframe_std.policies.implicit import Implicit
 from specframe_std.policies.levels import Levels
-from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds, Speed, pass_seconds, weights
+from specframe_std.policies.round_seconds import Curve, RoundSeconds
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
 
@@ -60,15 +59,6 @@ def test_what_is_cut_at_an_end_is_not_a_rejection() -> None:
     assert acceptance.rates().tolist() == pytest.approx([1, 1, 1, 1], abs=0.03)
     assert Acceptance(Levels(Budget(4))).rates().tolist() == [0.6] * 4
     assert (Acceptance(Levels(Budget(4))).rates(1.0) > Acceptance(Levels(Budget(4))).rates()).all()
-
-
-def test_rows_that_differ_by_chance_are_taken_to_be_alike() -> None:
-    """Where all rows have one rate, each is held to be near it; where they differ, each is known by its own drafts."""
-    for rates_B, near in ((np.full(8, 0.6), 0.12), (np.array([0.95] * 4 + [0.2] * 4), 0.15)):
-        acceptance, rows, noise = Acceptance(Levels(Budget(4))), Rows(8), np.random.default_rng(1)
-        for _ in range(60):
-            acceptance.add(round_report((noise.random((8, 4)) < rates_B[:, None]).cumprod(1).sum(1), 4, rows))
-        assert np.abs(acceptance.rates_of(rows.sequences)[:, 0] - rates_B).max() < near
 
 
 def ended_rows(acceptance: Acceptance, rates_R: np.ndarray, seed: int, rounds: int = 12) -> None:
@@ -405,53 +395,9 @@ def test_one_slow_round_moves_no_estimate() -> None:
     )
 
 
-def test_the_first_cost_curve_comes_from_shapes() -> None:
-    """A small draft model's step costs less of a round than a large one's, and each token more with more rows."""
-    target = zoo.build("llama")
-    run = types.SimpleNamespace(
-        runner=types.SimpleNamespace(device=torch.device("cpu"), module=target), draft_model=target
-    )
-    alike, free = Prior.of(run), Prior.of(types.SimpleNamespace(runner=run.runner, draft_model=None))
-    assert alike.step == pytest.approx(1)
-    assert free.step < 0.2
-    assert alike.token(1) < alike.token(8) < alike.token(64) < 1
-    numbers, size = weights(target)
-    assert size == 4 * numbers
-    assert numbers == sum(p.numel() for n, p in target.named_parameters() if "embed_tokens" not in n)
-    assert pass_seconds(target, Speed(bandwidth=1e9, operations=1e9, layer=0.0)) == pytest.approx(size / 1e9)
-
-
-def test_two_timed_rounds_give_the_first_curve() -> None:
-    """One plain round and one draft, timed, put depths that were never tried within a fifth of their true seconds."""
-    seconds = RoundSeconds(Levels(Budget(8)))
-    seconds.prepare(Prior(0.2, 0.02))
-    for depth in (0, 4):
-        for _ in range(2):
-            seconds.add(8, depth, 8 * (depth + 1), 3.0 * (1 + 0.22 * depth + 0.13 * depth))
-    depths = np.arange(9)
-    assert np.allclose(seconds.curve(8).seconds(depths, depths), 3 * (1 + 0.35 * depths), rtol=0.2)
-
-
 def curve(step: float, token: float) -> Curve:
     """Return a cost of 1 for a plain round, and so much for each step and for each token of every row."""
     return Curve(np.array([1, step, token, 0, *[0.0] * 9]), np.zeros((13, 13)), 0.0)
-
-
-def test_plans_take_the_tokens_that_pay() -> None:
-    """Of each depth those tokens are taken that raise tokens per second: by exhaustive search the best ones."""
-    stands_BK = np.array([[0.9, 0.8, 0.7], [0.5, 0.2, 0.1], [0.05, 0.02, 0.01]])
-    plans = Plans.best(stands_BK, curve(0.05, 0.4), len(stands_BK) * np.arange(1, 5), Levels(Budget(3)))
-
-    def rate(own: tuple[int, ...]) -> float:
-        gained = 3 + sum(float(stands_BK[row, :length].sum()) for row, length in enumerate(own))
-        return gained / (1 + 0.05 * max(own) + 0.4 * sum(own) / 3)
-
-    best = max(itertools.product(range(4), repeat=3), key=rate)
-    budgets = [plans.budget(depth) for depth in range(4)]
-    owns = [(0, 0, 0) if one.depths_B is None else tuple(one.depths_B.tolist()) for one in budgets]
-    assert best in owns
-    assert max(owns, key=rate) == best
-    assert best[2] == 0, "a row whose tokens do not pay drafts nothing"
 
 
 def test_rounds_counted_at_once_say_what_each_says_by_itself() -> None:
@@ -517,10 +463,3 @@ def test_rows_that_differ_gain_by_their_own_budgets(cheap: float) -> None:
         found.append(world.ratio())
         assert min(world.lengths[-1][:4]) > 2 + max(world.lengths[-1][4:])
     assert np.mean(found) > 1.15
-
-
-def test_plain_rows_beside_drafting_ones() -> None:
-    """Rows of which no token pays draft nothing, while others of the batch draft."""
-    world = World(lambda rows, k: 1 + 0.25 * k, [0.97] * 4 + [0.02] * 4, 8, 0, tight=True)
-    world.run(200)
-    assert sum(one[0] > 2 and one[7] == 0 for one in world.lengths[100:]) > 50

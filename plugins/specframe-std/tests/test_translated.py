@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import functools
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from specframe_lab.trace.recording import record
 from specframe_std.drafters.texts import Transcript, Translation, codecs
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DrafterSuite
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn.functional import one_hot
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from specframe import Pipeline
-from specframe.errors import CompositionError, ModelError
-from specframe.models.aliases import resolve
+from specframe.errors import ModelError
 from specframe.text.sampling import Sampling
 
 TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "
@@ -153,54 +150,7 @@ def test_exact_under_every_lossless_rule(accept: str) -> None:
     harness.check(pair(target, draft, first, second, accept=accept, batch_size=3, draft_length=4), asked)
 
 
-def test_rows_do_not_change_each_other() -> None:
-    """Sampled tokens are the same at every batch size, for what is proposed for a row depends on that row alone."""
-    target, draft, first, second = different_pair("llama")
-    drawn = []
-    for batch_size in (1, 3):
-        pipe = pair(target, draft, first, second, accept="rejection", batch_size=batch_size, draft_length=3)
-        results = pipe.generate(ragged_prompts(first), 12, sampling=Sampling(temperature=0.8))
-        drawn.append([result.token_ids for result in results])
-    assert drawn[0] == drawn[1]
-
-
 # ---- models that say the same in different tokens --------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def permuted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded draft model with its vocabulary in another order: another tokenizer, the same texts."""
-    folder = tmp_path_factory.mktemp("permuted")
-    location = resolve("tiny-draft")
-    model = AutoModelForCausalLM.from_pretrained(location)
-    order = torch.randperm(model.config.vocab_size, generator=torch.Generator().manual_seed(0))
-    new_id = {old: new for new, old in enumerate(order.tolist())}
-    with torch.no_grad():
-        for weights in {id(w): w for w in (model.get_input_embeddings().weight, model.lm_head.weight)}.values():
-            weights.copy_(weights[order])
-    model.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(location)
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state["model"]["vocab"] = {token: new_id[i] for token, i in state["model"]["vocab"].items()}
-    for token in state["added_tokens"]:
-        token["id"] = new_id[token["id"]]
-    backend = Tokenizer.from_str(json.dumps(state))
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS, pad_token=EOS).save_pretrained(folder)
-    return folder
-
-
-PROMPTS = ["Once upon a time", "The little dog", "One day, a girl named Lily went to the park with her mother. She"]
-
-
-@pytest.mark.parametrize("align", ["ragged", pytest.param("eqspec", marks=pytest.mark.slow)])
-def test_the_same_texts_in_other_ids(permuted: Path, align: str) -> None:
-    """A pair whose tokens differ in their ids alone accepts as much as the pair that shares them."""
-    options = {"align": align, "batch_size": 3, "draft_length": 4, "device": "cpu"}
-    own, other = Pipeline("tiny", "tiny-draft", **options), Pipeline("tiny", str(permuted), **options)
-    assert type(other.composition.drafter).__name__ == "TranslatedDrafter"
-    want, got = ([r.token_ids for r in pipe.generate(PROMPTS, 40)] for pipe in (own, other))
-    assert got == want
-    assert other.report.num_accepted_draft_tokens == own.report.num_accepted_draft_tokens > 20
 
 
 class Reciter(fakes.FakeModel):
@@ -283,14 +233,6 @@ def test_samples_of_one_prompt() -> None:
     assert max(tokens for round in feeds.decoding for _, tokens in round.draft) < 30 < len(second(TEXT).input_ids)
 
 
-def test_a_run_can_be_checked_and_traced(permuted: Path) -> None:
-    """The invariants of the target's cache are checked, and its slots recorded, beside a cache in other tokens."""
-    pipe = Pipeline("tiny", str(permuted), device="cpu", check=True)
-    assert len(next(pipe.generate(PROMPTS, 6)).token_ids) == 6
-    trace = record(PROMPTS, 4, target="tiny", drafter=str(permuted), device="cpu")
-    assert trace.outputs == trace.reference
-
-
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -309,18 +251,6 @@ def test_a_tokenizer_that_changes_text_is_refused(tmp_path: Path) -> None:
             ModelError, match=rf"the vocabularies differ.*and the {role} has one that changes text: 'Two "
         ):
             Pipeline(target, draft, device="cpu")
-
-
-def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
-    """Models of different vocabularies need both tokenizers, before anything is decoded or when it is."""
-    texts = saved(byte_level(5), tmp_path / "texts")
-    with pytest.raises(ModelError, match="needs both tokenizers, and the draft has none: name the model by"):
-        Pipeline(texts, zoo.build("qwen3", vocab_size=1000), device="cpu")
-    target, draft, first, _ = different_pair("llama")
-    with pytest.raises(CompositionError, match="needs the tokenizers of both models: the draft has none"):
-        next(pair(target, draft, first, None).generate([[1]], 3))
-    with pytest.raises(CompositionError, match="needs a draft language model"):
-        next(Pipeline(target, "translated", tokenizer=first).generate([[1]], 3))
 
 
 def test_models_of_one_vocabulary_are_not_translated() -> None:
@@ -387,14 +317,3 @@ def test_what_follows_a_row() -> None:
     assert row.held == letter[:1]
     assert codec.decode(row.held + row.tokens("日本")) == "日本"
     assert row.tokens("é") == []
-
-
-def test_broken_characters_are_waited_for_no_longer_than_they_last() -> None:
-    """Bytes that make no character are text once something follows them."""
-    first = byte_level(0)
-    codec, _ = codecs(first, first)
-    row = Transcript(codec)
-    broken = first("日").input_ids[:1]
-    assert row.read(broken * 9) == ""
-    assert row.read(first(" the").input_ids).endswith(" the")
-    assert row.held == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from specframe_std.drafters.window import Window
 from specframe_testing import harness, suite_device, zoo
-from specframe_testing.device.memory import MEMORY
 from specframe_testing.paged import Gathering, Pages
 from transformers import DynamicCache, PreTrainedModel
 
@@ -22,11 +20,9 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError, OptionError
 from specframe.forward.window_runner import narrow
-from specframe.text.sampling import Sampling
 
 LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
-STORES = ("slab", "dynamic", "pool", "paged,block=4", "paged,block=4,share=on")
 
 
 @functools.cache
@@ -257,21 +253,6 @@ def test_a_draft_reads_as_many_keys_as_its_window_has(graphs: str) -> None:
     assert min(kv.others) > 33
 
 
-@pytest.mark.parametrize("kv", STORES[1:])
-@pytest.mark.slow
-def test_with_every_store(kv: str) -> None:
-    """Stores of each kind hand out the same keys: drafts are the same, token by token."""
-    drafted = []
-    for given in ("slab", kv):
-        drafter = Noting(2, 4)
-        align = "eqspec" if given == "dynamic" else "ragged"
-        harness.check(
-            piped(target("qwen3"), drafter=drafter, kv=given, align=align, schedule="fixed", check=True), asked()
-        )
-        drafted.append(sorted(drafter.noted))
-    assert drafted[0] == drafted[1]
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -325,28 +306,6 @@ def test_a_target_with_states_drafts_with_its_own() -> None:
         harness.check(piped(model, drafter="window,branch=2/2", draft_length="auto"), asked())
 
 
-def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
-    """With a seed, samples under gumbel are those of plain sampling, alone and in a batch."""
-    found = []
-    for drafter, batch_size in (("window,sink=1,recent=2", 1), ("window,sink=1,recent=2", 4), ("none", 8)):
-        pipe = piped(target("qwen3"), drafter=drafter, accept="gumbel", batch_size=batch_size, seed=3)
-        given = [one.prompt_ids for one in asked()][:3]
-        sampling = Sampling(temperature=0.9, samples=2)
-        found.append([one.token_ids for one in pipe.generate(given, NEW, sampling=sampling)])
-    assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.parametrize(("align", "graphs"), [("ragged", "on"), ("exspec", "off")])
-@pytest.mark.slow
-def test_on_the_device(align: str, graphs: str) -> None:
-    """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""
-    with suite_device.running_on("sim"):
-        pipe = piped(target("qwen3"), align=align, graphs=graphs)
-        for _ in range(2):
-            harness.check(pipe, asked())
-        assert pipe.report.host_syncs == 1
-
-
 def test_recordings_for_rows_of_any_length_keep_to_the_window() -> None:
     """Where a target attends by lengths, one recording serves all: drafts are those of forwards that are not recorded."""
     with suite_device.running_on("sim"):
@@ -361,34 +320,11 @@ def test_recordings_for_rows_of_any_length_keep_to_the_window() -> None:
         assert drafted[0] == drafted[1]
 
 
-def test_memory_that_runs_out_halves_the_batch() -> None:
-    """A halved batch begins again with the same window on the new cache."""
-    with suite_device.running_on("sim"):
-        pipe = piped(target("qwen3"), batch_size=6)
-        gc.collect()  # what earlier tests have left would be freed later, and the limit be too high
-        MEMORY.peak[0] = MEMORY.used[0]
-        harness.check(pipe, asked())
-        pipe.close()  # the stores that stay open for the next run
-        gc.collect()
-        used, peak = MEMORY.used[0], MEMORY.peak[0]
-        with MEMORY.limited(used + (peak - used) * 2 // 3), pytest.warns(RuntimeWarning, match="memory ran out"):
-            harness.check(pipe, asked())
-
-
 def test_rows_give_way_to_one_another() -> None:
     """Blocks that run out have the youngest row read again, and the window go on."""
     pipe = piped(target("qwen3"), kv="paged,block=2,blocks=26", batch_size=4)
     with pytest.warns(RuntimeWarning, match="gives its memory back"):
         harness.check(pipe, asked())
-
-
-def test_a_run_that_is_left_early_leaves_nothing_behind() -> None:
-    """After a run of which one result was taken, the same pipeline gives the reference's tokens."""
-    pipe = piped(target("qwen3"), batch_size=2)
-    given = pipe.generate([one.prompt_ids for one in asked()], NEW)
-    next(given)
-    given.close()
-    harness.check(pipe, asked())
 
 
 @pytest.mark.parametrize(

@@ -118,21 +118,6 @@ def test_requests_that_are_read_meanwhile(pipes: tuple[Pipeline, Pipeline], monk
     assert pipes[0].report.seconds >= jumps
 
 
-def test_streams(pipes: tuple[Pipeline, Pipeline]) -> None:
-    """The pieces of every continuation are its tokens and its text, once."""
-    tokens: dict[int, list[int]] = {}
-    texts: dict[int, str] = {}
-    results = {}
-    for chunk in pipes[0].stream(PROMPTS, 14):
-        tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
-        texts[chunk.index] = texts.get(chunk.index, "") + chunk.text
-        if chunk.result:
-            results[chunk.index] = chunk.result
-    assert facts(results[i] for i in range(len(PROMPTS))) == facts(pipes[1].generate(PROMPTS, 14))
-    assert tokens == {index: result.token_ids for index, result in results.items()}
-    assert texts == {index: result.text for index, result in results.items()}
-
-
 def test_figures_are_those_of_all_workers(pipes: tuple[Pipeline, Pipeline]) -> None:
     """Tokens, sequences, drafts and forwards are added up over the workers, and every request's arrival is kept."""
     results = [*pipes[0].generate(PROMPTS, 14, arrivals=[0.01 * (9 - i) for i in range(10)])]
@@ -307,11 +292,6 @@ def test_a_round_of_a_worker_is_its_progress_alone() -> None:
         _ = report.draft
 
 
-def test_trees_go_through_workers(local: Workers) -> None:
-    """Rows of a static tree share one row of parents; their tokens are those of one process."""
-    harness.check(harness.pipeline(TARGET, Twigs(), executor=local, batch_size=2), harness.requests(PROMPTS[:4], 6))
-
-
 class Mortal:
     """A worker that can be sent messages."""
 
@@ -430,17 +410,6 @@ def test_the_number_of_workers_is_that_of_cores_and_memory(
     assert executor.most_workers(pipe.recipe, pipe.parts) == count
 
 
-def test_models_count_as_memory_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target and a draft of 1 GB each take 2 GB in every worker, beside its own."""
-    pipe = harness.pipeline(TARGET, DRAFT)
-    large = SimpleNamespace(parameters=lambda: [SimpleNamespace(nbytes=2**30)], buffers=lambda: [])
-    parts: Any = SimpleNamespace(target=large, draft=large)
-    monkeypatch.setattr(executor.torch, "get_num_threads", lambda: 9)
-    memory = SimpleNamespace(available=12 * 2**30)
-    monkeypatch.setattr(executor.psutil, "virtual_memory", lambda: memory)
-    assert executor.most_workers(pipe.recipe, parts) == 3
-
-
 @pytest.mark.slow  # begins three processes
 def test_a_number_of_workers_that_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `count=auto` results are those of one process, and one prompt is decoded by one worker."""
@@ -538,3 +507,14 @@ def test_workers_decode_with_constraints(local: Workers) -> None:
     failed = results.pop(2)
     assert "advance() raised RuntimeError: no grammar" in str(failed.error)
     assert [result.token_ids for result in results] == [one for i, one in enumerate(wanted) if i != 2]
+
+
+def test_models_count_as_memory_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target and a draft of 1 GB each take 2 GB in every worker, beside its own."""
+    pipe = harness.pipeline(TARGET, DRAFT)
+    large = SimpleNamespace(parameters=lambda: [SimpleNamespace(nbytes=2**30)], buffers=lambda: [])
+    parts: Any = SimpleNamespace(target=large, draft=large)
+    monkeypatch.setattr(executor.torch, "get_num_threads", lambda: 9)
+    memory = SimpleNamespace(available=12 * 2**30)
+    monkeypatch.setattr(executor.psutil, "virtual_memory", lambda: memory)
+    assert executor.most_workers(pipe.recipe, parts) == 3
