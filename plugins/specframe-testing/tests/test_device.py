@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 from specframe_testing import suite_device, zoo
-from specframe_testing.device import kind
-from specframe_testing.device.counters import ALLOCATION, COPY, COUNTERS, WAIT, count
+from specframe_testing.device.counters import COPY, COUNTERS, WAIT, count
 from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording
 
@@ -193,17 +192,6 @@ def test_the_first_of_several_writes_to_one_place_stands(way: str) -> None:
     assert found == {"cpu": [2.0, 0.0, 3.0, 4.0], "sim": [2.0, 0.0, 1.0, 4.0]}
 
 
-def test_allocations_are_counted() -> None:
-    """A new tensor is an allocation; a view and a write are none."""
-    made = torch.zeros(4, device=SIM)
-    with COUNTERS.watched() as seen:
-        made[1:].add_(1)
-    assert count(seen, ALLOCATION) == 0
-    with COUNTERS.watched() as seen:
-        made + 1
-    assert count(seen, ALLOCATION) == 1
-
-
 def test_a_graph_is_replayed_in_its_memory() -> None:
     """A replay reads the present values of its inputs, writes where the recorded function wrote, and adds to what is there."""
     given, total = torch.zeros(2, 3, device=SIM), torch.zeros(3, device=SIM)
@@ -334,18 +322,6 @@ def test_a_model_moves() -> None:
     found = module(torch.ones(1, 3, device=OTHER))
     assert torch.equal(found.detach().cpu(), wanted.detach())
     assert torch.equal(module.to("cpu")(torch.ones(1, 3)), wanted)
-
-
-def test_names() -> None:
-    """The device is had by name, like CUDA; one too many is refused, and a name of no kind."""
-    assert kinds.pick("sim") == torch.device("sim")
-    assert kinds.pick("sim:1") == OTHER
-    assert isinstance(kinds.of(SIM), kind.Simulated)
-    with pytest.raises(OptionError, match=r"'sim:2' is not there: expected cpu or one of 2 sim devices"):
-        kinds.pick("sim:2")
-    for name in ("sims", "sim:", "sim:x", "cpu:0"):
-        with pytest.raises(OptionError, match="expected auto, cpu, cuda or cuda:N"):
-            kinds.pick(name)
 
 
 def test_a_kind_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:

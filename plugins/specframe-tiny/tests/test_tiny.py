@@ -89,15 +89,6 @@ def test_the_draft_agrees_after_long_prompts():
     assert pipe.report.draft_acceptance_rate >= 0.4
 
 
-def test_windows_are_drawn_by_step():
-    """The same step gives the same windows, so that a resumed training sees what an undisturbed one would have."""
-    stream = torch.arange(1000)
-    first = train.windows(stream, 4, 16, step=7)
-    assert first.shape == (4, 16)
-    assert torch.equal(first, train.windows(stream, 4, 16, step=7))
-    assert not torch.equal(first, train.windows(stream, 4, 16, step=8))
-
-
 def test_training_resumes_where_it_was_cut_off(tmp_path):
     """Training that stops after a checkpoint and starts again ends with the weights of training that was not stopped."""
     config = Qwen3Config(
@@ -124,12 +115,3 @@ def test_training_resumes_where_it_was_cut_off(tmp_path):
         trained(tmp_path / "cut", cut_off=120)
     resumed = trained(tmp_path / "cut")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
-def test_orthogonalise_evens_out_singular_values():
-    """The singular values of the result lie around 1, for wide and tall matrices."""
-    torch.manual_seed(0)
-    for shape in ((12, 40), (40, 12)):
-        values = torch.linalg.svdvals(train.orthogonalise(torch.randn(shape)))
-        assert values.min() > 0.5
-        assert values.max() < 1.5
