@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +10,14 @@ import pytest
 import torch
 from specframe_testing import harness, zoo
 
-from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
-from specframe.devices.kinds import Recording
-from specframe.errors import ModelError, UnknownNameError
-from specframe.forward import recorded_chains, recorded_forwards, recording_cache
+from specframe.errors import ModelError
+from specframe.forward import recording_cache
 from specframe.forward.attention import choice, flex, kernel_trial, packed
-from specframe.forward.current_forward import by_interface
 from specframe.forward.runner import ModelRunner
 from specframe.forward.trial_stores import uneven_placement
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.text.sampling import Sampling
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 GROUPED = ("llama", "qwen3", "mistral", "gemma3", "gpt2")
@@ -179,92 +174,10 @@ def test_a_model_is_tried_without_masks_once(name: str, way: str, flash: list[in
     assert (ModelRunner(zoo.build(name), "target").without_masks(packed.Packed()) is None) == bool(flash)
 
 
-def test_shapes_are_recorded_once_and_replayed() -> None:
-    """A bucket is recorded the second time it comes up; what differs within a bucket is replayed."""
-    made: list[int] = []
-
-    class Counting(recording_cache.EagerRecording):
-        def __init__(self, function: Any) -> None:
-            made.append(1)
-            super().__init__(function)
-
-    target = zoo.build("qwen3")
-    run = harness.open_run(target, 4, 100)
-    forward = recorded_forwards.RecordedForward(
-        run.target._execute, run.target.store.rows, run.target.store.slots, Counting
-    )
-    for lengths, expected in (
-        ([5, 6, 7], 0),
-        ([9, 2, 4], 1),
-        ([9, 2, 4, 30], 1),
-        ([40, 41, 42], 1),
-        ([70, 2, 3], 1),
-        ([71, 2, 3], 2),
-    ):
-        pool = harness.open_pool(harness.requests(harness.random_prompts(lengths, 97), 9), rows=4)
-        batch = pool.batch(pool.admit(4))
-        block = Block(batch.last_tokens(1), -1)
-        placement = run.target.layout.place(batch, block)
-        eager = run.target._execute(block, placement, 1)
-        torch.testing.assert_close(forward(block, placement, 1).logits_BTV, eager.logits_BTV)
-        assert len(made) == expected, lengths
-
-
-def test_padding_rows_touch_nothing() -> None:
-    """Rows that fill a bucket write to the spare slot of rows that others hold."""
-    target = zoo.build("qwen3")
-    run = harness.open_run(target, 4, 40)
-    store = run.target.store
-    forward = recorded_forwards.RecordedForward(
-        run.target._execute, store.rows, store.slots, recording_cache.EagerRecording
-    )
-    pool = harness.open_pool(harness.requests(PROMPTS[:3], 9), rows=4)
-    batch = pool.batch(pool.admit(3))
-    for block in store._blocks:
-        block.whole[:, 3] = 7.0
-    block = Block(batch.last_tokens(1), -1)
-    for _ in range(3):
-        forward(block, run.target.layout.place(batch, block), 1)
-    assert len(forward.recordings)
-    assert all((block.whole[:, 3, :-1] == 7.0).all() for block in store._blocks)
-
-
-def test_what_cannot_be_recorded_runs_eagerly() -> None:
-    """A model that synchronises while it is recorded goes on without recordings, with a word about it."""
-
-    def refuse(function: Any) -> Recording:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
-
-    target = zoo.build("qwen3")
-    run = harness.open_run(target, 4, 40)
-    forward = recorded_forwards.RecordedForward(run.target._execute, 4, run.target.store.slots, refuse)
-    pool = harness.open_pool(harness.requests(PROMPTS[:3], 9), rows=4)
-    batch = pool.batch(pool.admit(3))
-    block = Block(batch.last_tokens(1), -1)
-    placement = run.target.layout.place(batch, block)
-    first = forward(block, placement, 1).logits_BTV
-    with pytest.warns(
-        RuntimeWarning, match="not recorded as CUDA graphs: operation not permitted when stream is capturing$"
-    ):
-        again = forward(block, placement, 1).logits_BTV
-    torch.testing.assert_close(first, again)
-    torch.testing.assert_close(forward(block, placement, 1).logits_BTV, first)
-
-
 @pytest.mark.parametrize(("slots", "extent"), [(1, 64), (64, 64), (65, 128), (600, 640), (1000, 1024), (4100, 5120)])
 def test_buckets(slots: int, extent: int) -> None:
     """An extent is rounded up by at most an eighth of its power of two, or to 64."""
     assert recording_cache.bucket(slots) == extent
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [("attention", "attention backend"), ("graphs", "value of graphs"), ("layers", "value of layers")],
-)
-def test_unknown_values_are_refused(option: str, said: str) -> None:
-    """The message names the option and what it takes."""
-    with pytest.raises(UnknownNameError, match=f"unknown {said} 'fast': expected one of "):
-        harness.pipeline(zoo.build("qwen3"), None, **{option: "fast"})
 
 
 @pytest.mark.cuda
@@ -301,33 +214,6 @@ def test_half_precision_packs_on_cuda() -> None:
     assert same >= len(asked) // 2
 
 
-def test_the_steps_of_a_draft_are_recorded() -> None:
-    """Each step of a draft replays one recording, with its choice, whatever the rows' lengths, and tokens are exact."""
-    made: list[recording_cache.RecordingCache] = []
-
-    class Kept(recording_cache.RecordingCache):
-        def __init__(self, record: Any) -> None:
-            super().__init__(record)
-            made.append(self)
-
-    target = zoo.build("qwen3")
-    feeds = harness.Feeds()
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (recorded_forwards, recorded_chains):
-            patch.setattr(module, "RecordingCache", Kept)
-        pipe = harness.pipeline(
-            target, zoo.good_draft(target), batch_size=3, draft_length=4, graphs="on", observers=[feeds]
-        )
-        harness.check(pipe, harness.requests(PROMPTS, [30, 24, 41, 33, 29]))
-    _, _, single, chains = made
-    assert {key[1] for key in chains._kept} == {1, 2}
-    assert not len(single)
-    full = [round for round in feeds.decoding if round.report.draft.depth == 4]
-    assert full
-    assert all(round.draft == [(round.rows, 2), *[(round.rows, 1)] * 3] for round in full)
-    assert pipe.report.draft_forwards == sum(len(round.draft) for round in feeds.rounds)
-
-
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
 @pytest.mark.parametrize("attention", ["masked", "packed"])
 def test_recorded_drafts_are_exact(flash: list[int], name: str, attention: str) -> None:
@@ -343,18 +229,6 @@ def test_recorded_drafts_are_exact(flash: list[int], name: str, attention: str) 
         schedule="continuous,piece=4",
     )
     harness.check(pipe, harness.requests(PROMPTS, [19, 24, 3, 12, 17], {zoo.EOS}))
-
-
-@pytest.mark.parametrize(("name", "by"), [("qwen3", True), ("gpt2", True), ("falcon", False)])
-def test_models_that_attend_by_the_interface_are_told_by_their_code(
-    name: str, by: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether a model asks transformers for its attention function does not depend on whether its module is still imported."""
-    model = architectures.build(name)
-    for one in model.modules():
-        if type(one).__module__.startswith("transformers.models"):
-            monkeypatch.delitem(sys.modules, type(one).__module__, raising=False)
-    assert by_interface(model) is by
 
 
 @pytest.mark.parametrize(
@@ -402,15 +276,3 @@ def test_recorded_steps_see_what_the_steps_before_have_fed(length: int) -> None:
     assert len(scores["on"]) == 15
     for one, other in zip(scores["on"], scores["off"], strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_drafts_that_are_sampled_are_not_recorded_as_one() -> None:
-    """What processors and other rules look at is not the same from round to round."""
-    target = zoo.build("qwen3")
-    drawn = []
-    for kind in ("on", "off"):
-        pipe = harness.pipeline(
-            target, zoo.good_draft(target), batch_size=3, draft_length=3, accept="gumbel", graphs=kind
-        )
-        drawn.append([r.token_ids for r in pipe.generate(PROMPTS, 15, sampling=Sampling(temperature=0.8, top_k=20))])
-    assert drawn[0] == drawn[1]

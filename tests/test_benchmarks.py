@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -13,13 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import torch
 from click.testing import CliRunner
 from specframe_testing import zoo
-from specframe_testing.fakes import fake_draft, fake_target
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Draft, Transfer, Verdict
@@ -28,16 +24,12 @@ from specframe.models import loading as models
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-import bench
 import checkout
 import contenders
 import gpu_suite
-import kills
 import measure
-import roofline
 import traffic
 import uneven
-from cost import ModelClock
 from exactness import Judge
 from grow import load_pair
 
@@ -64,15 +56,6 @@ def plan(rounds: int, seconds: float = 60) -> measure.Plan:
     return measure.Plan(pair, [[1], [2], [3]], 4, rounds, 1e9, time.perf_counter() + seconds)
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [([], []), (["--compiled"], [8, 2, 1]), (["--compiled", "8,1"], [8, 1])], ids=str
-)
-def test_compiled_layers_are_measured_where_asked(given: list[str], expected: list[int]) -> None:
-    """At no batch size, at all, or at some."""
-    context = bench.main.make_context("bench", ["--batches", "8,2,1", *given])
-    assert bench.resolved(context.params, torch.device("cpu"))["compiled"] == expected
-
-
 @pytest.mark.slow
 def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Models, prompts: list[list[int]]) -> None:
     """transformers' own decoding and all schemes are measured on the same output."""
@@ -91,13 +74,6 @@ def test_a_wrong_token_is_a_bug_and_an_early_end_is_too(pair: contenders.Models,
     wrong = [[*plain[0][:2], 7, 7], plain[1][:2], plain[2]]
     assert str(judge.compare(wrong, 0.0)) == "1/3, 1 bugs, 1 unweighed"
     assert str(judge.compare(wrong, time.perf_counter() + 60)) == "1/3, 2 bugs"
-
-
-def test_prompts_differ_and_keep_their_length(pair: contenders.Models) -> None:
-    """No prompt occurs twice, so that no scheme groups rows that are the same row."""
-    found = contenders.held_out_prompts(pair.tokenizer, 128, 90)
-    assert len({tuple(prompt) for prompt in found}) == 128
-    assert 24 <= min(map(len, found)) <= max(map(len, found)) <= 90
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -121,50 +97,6 @@ def test_a_cell_that_fails_is_a_line_and_the_others_go_on() -> None:
     assert (second["fault"], len(second["by_round"]), second["to_plain"]) == (None, 2, None)
 
 
-def test_what_is_not_reached_in_time_says_so() -> None:
-    """A cell without a figure is never left out in silence."""
-    cells = [cell("late", 1, lambda prompts, new: [[0]])]
-    measure.measure(cells, plan(rounds=1, seconds=-1))
-    assert next(measure.summary(cells, None, 0.0))["fault"] == "not reached in time"
-
-
-def test_bytes_of_a_round() -> None:
-    """Weights once for the target and K times for the draft, an embedding only where it is the head, and what is cached."""
-    config = {
-        "vocab_size": 32,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    target = LlamaForCausalLM(LlamaConfig(**config))
-    draft = LlamaForCausalLM(LlamaConfig(**config, tie_word_embeddings=True)).to(torch.bfloat16)
-    weights = sum(weight.numel() for weight in target.model.layers.parameters()) + 16
-    assert roofline.weight_bytes(target) == 4 * (weights + 32 * 16)
-    assert roofline.weight_bytes(draft) == 2 * (weights + 32 * 16)
-    assert roofline.token_bytes(target) == 2 * roofline.token_bytes(draft) == 2 * 2 * 16 * 4
-    volume = roofline.Volume()
-    volume.rounds, volume.drafted, volume.target_tokens, volume.draft_tokens = 1, 4, 10, 40
-    expected = 4 * (weights + 512) + 4 * 2 * (weights + 512) + 10 * 256 + 40 * 128
-    assert volume.bytes_moved(target, draft) == expected
-
-
-def test_own_share_is_what_is_not_inside_of_the_models(pair: contenders.Models, prompts: list[list[int]]) -> None:
-    """The loop's own share lies between nothing and all, and passes that were not seen leave it unsaid."""
-    contender = contenders.ours(pair, "ragged", 3, draft_length=2)
-    assert contender.pipe is not None
-    clock = ModelClock(pair.target, pair.draft)
-    contender.decode(prompts, 4)
-    share = clock.own_share(contender.pipe.report)
-    clock.reset()
-    assert share is not None
-    assert 0 < share < 1
-    assert clock.own_share(contender.pipe.report) is None
-    clock.close()
-    contender.decode(prompts, 2)
-    assert clock._marks == []
-
-
 def test_what_benchmarks_import_is_declared() -> None:
     """Every plugin that a benchmark or a test for GPUs imports is found in a checkout that is not installed."""
     files = [*BENCHMARKS.glob("*.py"), *(BENCHMARKS.parent / name for name in gpu_suite.with_marks())]
@@ -173,13 +105,6 @@ def test_what_benchmarks_import_is_declared() -> None:
     }
     assert {"specframe_std", "specframe_testing"} <= imported
     assert imported <= {name.replace("-", "_") for name in checkout.PLUGINS}
-
-
-def test_parts_of_the_gpu_suite_are_chosen() -> None:
-    """Parts are run in the order that they are asked for; one that there is not is refused, with the names of all."""
-    assert gpu_suite.named("bench,traffic") == ["bench", "traffic"]
-    with pytest.raises(click.BadParameter, match="there is no part 'test': expected traffic, sanitizer, tests"):
-        gpu_suite.named("traffic,test")
 
 
 def test_a_part_that_is_not_installed_is_declared(tmp_path: Path) -> None:
@@ -193,14 +118,6 @@ def test_a_part_that_is_not_installed_is_declared(tmp_path: Path) -> None:
     assert [(point.group, point.name, point.value) for point in found.entry_points] == [
         ("specframe", "some", "specframe_some")
     ]
-
-
-def test_fakes_are_no_pair_for_a_clock() -> None:
-    """A clock leaves no hook behind on models of any making."""
-    target = fake_target()
-    ModelClock(target, fake_draft(target)).close()
-    assert not target._forward_hooks
-    assert not target._forward_pre_hooks
 
 
 @pytest.mark.nightly
@@ -278,28 +195,6 @@ def test_a_killed_run_is_completed(tmp_path: Path) -> None:
     found = json.loads(output.read_text())["workers,count=2"]["cycles"]
     assert [run["status"] for cycle in found["driver"] for run in cycle["runs"] if run["killed"]] == [-9]
     assert all(cycle["complete"] and not cycle["faults"] for cycle in found["driver"])
-
-
-def test_moments_of_kills() -> None:
-    """Every part of a run has one of the moments, the same ones for a seed."""
-    found = kills.drawn(10, random.Random(0))
-    assert sorted(int(10 * moment) for moment in found) == [*range(10)]
-    assert kills.drawn(10, random.Random(0)) == found
-
-
-def test_what_is_wrong_after_a_kill() -> None:
-    """What is lost, comes twice, has other ids or stays is a fault, and so is a traceback; what is complete has none."""
-    expected = {0: [1, 2], 1: [3]}
-    runs: list[dict[str, Any]] = [{"status": -9, "killed": {"written": 1}}, {"status": 0, "killed": {}}]
-    fine = {"runs": runs, "told": ["Error: it has ended"], "stay": 0, "complete": True}
-    assert kills.faults(fine, [(1, [3]), (0, [1, 2])], expected) == []
-    assert kills.faults(fine, [(0, [1, 2])], expected) == ["lost"]
-    assert kills.faults(fine, [(0, [1, 2]), (1, [3]), (1, [3])], expected) == ["twice"]
-    assert kills.faults(fine, [(0, [1, 2]), (1, [4])], expected) == ["other ids"]
-    wrong = {"runs": [{"status": "hangs", "killed": {}}], "told": ["Traceback (most"], "stay": 1, "complete": False}
-    assert kills.faults(wrong, [*expected.items()], expected) == [
-        *("not completed", "ends badly by itself", "hangs", "traceback", "processes stay")
-    ]
 
 
 def test_the_gpu_suite_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from specframe.errors import CompositionError, ModelError, OptionError
-from specframe.forward.bitwise import mode, tiles
 from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.bitwise.mode import bitwise
 from specframe.reference import reference_decode
@@ -283,13 +282,6 @@ def test_memory_can_be_bounded() -> None:
         assert [one.token_ids for one in results] == [reference_decode(target, prompt, NEW) for prompt in asked]
 
 
-def test_off_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without bitwise no operator goes through the mode, and models are not looked at."""
-    monkeypatch.setattr(mode.Bitwise, "__torch_dispatch__", None)
-    monkeypatch.setattr("specframe.engine.parts.require_bitwise", None)
-    decoded("llama", torch.float32, Way(3, 2))
-
-
 FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "exp": torch.exp,
     "gelu": torch.nn.functional.gelu,
@@ -407,15 +399,6 @@ def test_kernels_that_go_by_the_shape_are_refused(option: str, value: str) -> No
         harness.pipeline(models("llama", torch.float32)[0], None, bitwise=True, **{option: value})
 
 
-def test_nothing_fed_gives_nothing() -> None:
-    """Products, sums and functions of no rows have their usual shapes."""
-    x = torch.empty(2, 0, 36)
-    with bitwise(CPU):
-        assert torch.nn.functional.linear(x, WEIGHT).shape == (2, 0, 9)
-        assert x.softmax(-1).shape == x.exp().shape == (2, 0, 36)
-        assert x.mean(-1).shape == (2, 0)
-
-
 def test_operators_that_write_into_a_tensor_are_refused() -> None:
     """A product that writes its result into a given tensor has no rule, and is no silent exception."""
     with (
@@ -423,12 +406,3 @@ def test_operators_that_write_into_a_tensor_are_refused() -> None:
         pytest.raises(ModelError, match="bitwise: a model calls 'mm', for which no fixed shape is known"),
     ):
         torch.mm(WEIGHT, WEIGHT.mT, out=torch.empty(9, 9))
-
-
-def test_tiles_are_copies_of_one_shape() -> None:
-    """Pieces of any matrix are contiguous, of one shape, aligned alike and filled up with zeros."""
-    x = torch.randn(40, 36)[1:, 3:]
-    cut = tiles.pieces(x, 16)
-    assert {(piece.shape, piece.stride()) for piece in cut} == {((16, 33), (33, 1))}
-    assert torch.equal(torch.cat(cut)[:39], x)
-    assert not torch.cat(cut)[39:].any()

@@ -11,7 +11,6 @@ import pytest
 import torch
 from specframe_testing import fakes, harness, suite_device, zoo
 
-from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
 from specframe.devices.kinds import on_device
 from specframe.engine.budgets import cut, tight, usable, within_reach
@@ -298,24 +297,3 @@ def test_counts_of_device_and_host_that_differ_are_told(device: str) -> None:
             ContractError, match=r"Faulty: propose\(\) must return counts_B up to counts, 1 in row 2, got 3$"
         ):
             harness.decode(pipe, asked)
-
-
-def test_budgets_are_compared_by_their_numbers() -> None:
-    """Budgets with equal numbers for rows are equal, and can be keys."""
-    one, other = (Budget(3, depths_B=np.array([1, 2])) for _ in range(2))
-    assert one == other
-    assert hash(one) == hash(other)
-    assert one != Budget(3)
-    assert one != Budget(3, depths_B=np.array([2, 2]))
-    assert numbers(Budget(4, 9, np.array([1, 2, 3]), np.array([4, 5, 6])).of([0, 2])) == (4, 9, [1, 3], [4, 6])
-    assert Budget(4).of([0, 2]) == Budget(4)
-
-
-def test_the_embedded_pair_takes_any_budgets() -> None:
-    """The pipeline of a user, with a policy of rows of their own, decodes what it decodes without drafts."""
-    prompts = ["import os\n", "def first(items):\n", "x"]
-    drafted = Pipeline(target="tiny", drafter="tiny-draft", draft_length=Own(), device="cpu")
-    plain = Pipeline(target="tiny", drafter="none", device="cpu")
-    found = [[one.token_ids for one in pipe.generate(prompts, 24)] for pipe in (drafted, plain)]
-    assert found[0] == found[1]
-    assert drafted.report.num_accepted_draft_tokens > 0

@@ -103,17 +103,6 @@ def test_the_gain_is_told_in_words(pair: list[str]) -> None:
     assert not any(f"\n{figure} " in result.stdout for figure in FIGURES)
 
 
-def test_plain_decoding_is_told_in_words(pair: list[str]) -> None:
-    """Where nothing was drafted the line claims no gain, and where nothing was decoded it has no rates."""
-    told = run(*pair, "aaaa", "--drafter", "none").stdout.splitlines()[-2]
-    assert re.fullmatch(
-        r"1 sequence, 12 tokens in [\d.]+ s \([\d,]+ a second\): nothing was drafted, so each row gained 1 token a round, "
-        r"and all rows 1\.0 with one pass of the target",
-        told,
-    )
-    assert run(*pair, "", "--drafter", "none").stdout.splitlines()[-2] == "0 sequences, 0 tokens in 0.00 s"
-
-
 def test_worker_processes_are_offered_where_they_pay(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run of several batches in one process, on a CPU of several cores, ends with the option that begins workers."""
     asked = "run the same with --executor workers,count=auto"
@@ -140,84 +129,12 @@ def test_built_in_prompts(pair: list[str]) -> None:
     assert all(prompt in result.stdout for prompt in prompts.BUILT_IN if len(prompt) < zoo.CONTEXT)
 
 
-def test_text_file(pair: list[str]) -> None:
-    """Every line that is not blank is a prompt, its own blanks kept, whatever the line ending."""
-    Path("p.txt").write_bytes(b"\xef\xbb\xbfone\n\n   \r\n  two \r\nthree")
-    assert run(*pair, "zero", "--prompts", "p.txt", "--output", "out.jsonl").exit_code == 0
-    assert [kept["prompt"] for kept in records()] == ["zero", "one", "  two ", "three"]
-
-
-LINES = '{"prompt": "a b"}\n\n{"text": "c\\nd"}\n{"turns": ["e", "f"], "id": 3}\n'
-
-
-@pytest.mark.parametrize("name", ["p.jsonl", "p.txt", "-"])
-def test_json_lines(name: str, pair: list[str]) -> None:
-    """Objects with prompt, text or turns are read from a file of any name and from standard input."""
-    Path("p.jsonl").write_text(LINES)
-    Path("p.txt").write_text(LINES)
-    assert run(*pair, "--prompts", name, "--output", "out.jsonl", given=LINES).exit_code == 0
-    assert [kept["prompt"] for kept in records()] == ["a b", "c\nd", "e"]
-
-
 def test_standard_input(pair: list[str]) -> None:
     """Lines of standard input are prompts."""
     result = run(*pair, "--prompts", "-", given="one\n{two}\n")
     assert result.exit_code == 0
     assert "[0] length, 12 tokens\none" in result.stdout
     assert "[1] length, 12 tokens\n{two}" in result.stdout
-
-
-def test_faults_of_single_prompts(pair: list[str]) -> None:
-    """A prompt that cannot be decoded fails alone, with a sentence that says where it is and what is wrong."""
-    lines = [
-        '{"prompt": "ok"}',
-        '{"prompt": "x"',
-        "5",
-        '{"query": 1}',
-        '{"turns": []}',
-        '{"text": 3}',
-        '{"text": ""}',
-    ]
-    lines += [json.dumps({"prompt": "x" * 200}), '{"prompt": "\\ud800"}', "[" * 99999, '{"prompt": "fine"}']
-    Path("p.jsonl").write_text("\n".join(lines))
-    result = run(*pair, "--prompts", "p.jsonl", "--output", "out.jsonl")
-    assert result.exit_code == 1
-    expected = {
-        1: "p.jsonl line 2 is not JSON: Expecting ',' delimiter (column 15)",
-        2: "p.jsonl line 3: expected an object, a text, token ids or messages, got 5",
-        3: f"p.jsonl line 4: expected one of {', '.join(prompts.KEYS)}, got query",
-        4: "p.jsonl line 5: turns: expected a list of texts, got []",
-        5: "p.jsonl line 6: text: expected a text, got 3",
-        6: "the prompt is empty: expected at least one token",
-        7: "the prompt has 200 tokens: expected fewer than the target's context of 160",
-        8: "p.jsonl line 9: expected text, got half of a surrogate pair or a byte that is not UTF-8",
-        9: "p.jsonl line 10 is not JSON: it is nested too deep, or holds a number too long to read",
-    }
-    kept = records()
-    assert {record["index"]: record["error"] for record in kept if record["finish_reason"] == "error"} == expected
-    assert [record["prompt"] for record in kept if record["token_ids"]] == ["ok", "fine"]
-    assert sorted(result.stderr.splitlines()) == sorted(
-        [*(f"[{index}] error: {error}" for index, error in expected.items()), "9 of 11 prompts failed"]
-    )
-    assert "\n2 sequences, 14 tokens in " in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (None, "cannot be read: No such file or directory"),
-        (b"", "holds no prompts: expected one per line"),
-        (b" \n\n", "holds no prompts: expected one per line"),
-        (b"fine\nbad \xff", "is not text: expected UTF-8, got byte 0xff at place 9"),
-    ],
-)
-def test_unreadable_files(content: bytes | None, reason: str) -> None:
-    """A file without prompts is one sentence and status 2."""
-    if content is not None:
-        Path("p.txt").write_bytes(content)
-    result = run("--prompts", "p.txt")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"Error: --prompts: p.txt {reason}\n"
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -303,14 +220,6 @@ def test_graphs_without_a_device_that_has_them_are_told(pair: list[str]) -> None
     assert run(*pair, "x", "--device", "cpu").stderr == ""
 
 
-def test_plain_output_is_not_wrapped(pair: list[str]) -> None:
-    """Without a terminal there are no escape codes, and a long line stays one line."""
-    prompt = "a long prompt " * 9
-    result = run(*pair, prompt)
-    assert "\x1b" not in result.output
-    assert f"\n{prompt}" in result.stdout
-
-
 def test_terminal_output(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal a bar shows speed and acceptance while it works, and the prompt is dimmed."""
     status, text = on_terminal(monkeypatch, *pair, "--verbose", "--batch-size", "1", "aaaa", "bb\x1b[31mbb", "")
@@ -350,14 +259,6 @@ def test_an_interruption_shows_what_waits_for_its_turn(pair: list[str], monkeypa
     status, text = on_terminal(monkeypatch, *pair, "--prompts", "prompts.jsonl", "--draft-length", "1")
     assert (status, finished) == (130, [1, 2])
     assert re.findall(r"\[(\d)\]\S* length", text) == ["1", "2"]
-
-
-def test_samples_of_a_terminal_are_in_order(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples that end at different times are told by prompt and number."""
-    options = [*pair, "--samples", "3", "--temperature", "1.5", "--stop", "a", "--batch-size", "2", "abc", "d"]
-    _, text = on_terminal(monkeypatch, *options)
-    asked = [f"{index}.{sample}" for index in range(2) for sample in range(3)]
-    assert re.findall(r"\[(\d\.\d)\]", text) == asked
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Any, str]:
@@ -444,27 +345,6 @@ def test_interruption_loses_nothing_finished(pair: list[str], monkeypatch: pytes
     resumed = run(*options, "out.jsonl", "--resume", "--check")
     assert resumed.stdout.count("] length, ") + resumed.stdout.count("] eos, ") == 2
     assert out.read_bytes() == Path("whole.jsonl").read_bytes()
-
-
-def test_an_interrupted_resumption_tells_of_all_results(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says how many prompts it decoded itself and how many results the file holds in all."""
-    options = [*pair, *MANY[:5], "--batch-size", "1", "--draft-length", "3", "--output"]
-    run(*options, "whole.jsonl")
-    lines = Path("whole.jsonl").read_bytes().splitlines(keepends=True)
-    Path("out.jsonl").write_bytes(lines[0] + lines[3])
-    completion, shown = Display.completion, []
-
-    def interrupt(self: Display, kept: dict, first: float) -> None:
-        completion(self, kept, first)
-        shown.append(kept)
-        if len(shown) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Display, "completion", interrupt)
-    result = run(*options, "out.jsonl", "--resume")
-    assert result.exit_code == 130
-    expected = f"interrupted after 2 of 3 prompts; {Path('out.jsonl').resolve()} holds 4 of 5 results, --resume decodes"
-    assert result.stderr.strip() == f"{expected} the rest"
 
 
 def test_a_full_disk_loses_nothing(pair: list[str]) -> None:
@@ -606,15 +486,6 @@ def test_the_report(pair: list[str]) -> None:
     assert run(*options, "--report", "report.json").exit_code == 1
 
 
-def test_the_report_of_nothing(pair: list[str]) -> None:
-    """A run that finds all results there has no figures, and its report says so."""
-    options = [*pair, "x", "--output", "out.jsonl"]
-    run(*options)
-    assert run(*options, "--resume", "--report", "report.json").exit_code == 0
-    found = json.loads(Path("report.json").read_text())
-    assert (found["figures"], found["failed"]) == (None, 0)
-
-
 def test_quiet(pair: list[str]) -> None:
     """--quiet leaves texts and faults; what a file holds is not printed as well."""
     result = run(*pair, "ab", "", "--quiet")
@@ -628,28 +499,6 @@ def test_quiet(pair: list[str]) -> None:
     assert len(records()) == 1
 
 
-def test_verbose(pair: list[str]) -> None:
-    """--verbose adds the acceptance of each completion, and what the run was made with."""
-    plain, result = run(*pair, "ab"), run(*pair, "ab", "--verbose")
-    assert re.search(r"^\[0\] length, 12 tokens, acceptance length \d\.\d\d$", result.stdout, re.MULTILINE)
-    assert re.search(rf"^specframe +{re.escape(specframe.__version__)}$", result.stdout, re.MULTILINE)
-    assert re.search(rf"^torch +{re.escape(torch.__version__)}$", result.stdout, re.MULTILINE)
-    assert "acceptance length" not in plain.stdout
-    assert "transformers " not in plain.stdout
-
-
-def test_limit(pair: list[str]) -> None:
-    """--limit takes the first prompts, of the arguments and of the file alike, and may be lifted when resuming."""
-    Path("p.txt").write_text("c\nd\n")
-    options = [*pair, "a", "b", "--prompts", "p.txt", "--output", "out.jsonl"]
-    assert run(*options, "--limit", "3").exit_code == 0
-    assert [kept["prompt"] for kept in records()] == ["a", "b", "c"]
-    assert run(*options, "--resume").exit_code == 0
-    assert [kept["prompt"] for kept in records()] == ["a", "b", "c", "d"]
-    result = run(*pair, "a", "b", "--prompts", "nowhere.txt", "--limit", "2")
-    assert result.exit_code == 0  # the arguments are enough: no file is read
-
-
 def test_resume_with_nothing_left(pair: list[str]) -> None:
     """A complete file is left as it is, and no model is loaded for it."""
     options = [*pair, "x", "--output", "out.jsonl"]
@@ -659,12 +508,6 @@ def test_resume_with_nothing_left(pair: list[str]) -> None:
     assert (result.exit_code, result.stdout) == (0, "")
     assert "holds all 1 results already" in result.stderr
     assert Path("out.jsonl").read_bytes() == before
-
-
-def test_resume_from_nothing(pair: list[str]) -> None:
-    """With --resume a file that is not there is started."""
-    assert run(*pair, "x", "--output", "out.jsonl", "--resume").exit_code == 0
-    assert [record["prompt"] for record in records()] == ["x"]
 
 
 def test_existing_results_are_refused(pair: list[str]) -> None:
@@ -713,26 +556,6 @@ def test_resume_of_something_else_is_refused(pair: list[str]) -> None:
         assert result.exit_code == 2
         assert "out.jsonl line 1 is no result" in result.stderr
         assert Path("out.jsonl").read_text() == line
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--resume"], "--resume: expected --output FILE.jsonl with it"),
-        (["--resume", "--output", "-"], "--resume: expected --output FILE.jsonl with it"),
-        (
-            ["--output", "a", "--report", "./a"],
-            "--report: expected another place than --output has, got './a' for both",
-        ),
-        (["--output", "-", "--report", "-"], "--report: expected another place than --output has, got '-' for both"),
-        (["--quiet", "--verbose"], "--quiet and --verbose: expected one of them, got both"),
-    ],
-)
-def test_refused_outputs(options: list[str], reason: str, pair: list[str]) -> None:
-    """An output that cannot be written is refused before any work."""
-    result = run(*pair, "x", *options)
-    assert result.exit_code == 2
-    assert reason in result.stderr
 
 
 # ---- a package of one's own ------------------------------------------------------------------------------------------

@@ -248,17 +248,6 @@ class Drafts(Watcher):
         self.seen += report.draft.tokens_BN.flatten().tolist()
 
 
-@pytest.mark.parametrize("drafter", ["model", "model,tree=static"])
-def test_drafts_are_allowed_by_construction(drafter: str) -> None:
-    """Drafters that choose from logits propose nothing that the constraint forbids."""
-    for constraint, right in ((Even(), True), (None, False)):
-        seen = Drafts()
-        pipe = harness.pipeline(TARGET, DRAFT, drafter=drafter, batch_size=3, draft_length=3, observers=[seen])
-        harness.decode(pipe, asked(constraint))
-        assert seen.seen
-        assert all(token % 2 == 0 or token in STOPS for token in seen.seen) == right
-
-
 class High(Even):
     """Allows ids that a draft model of 60 ids does not have."""
 
@@ -366,26 +355,6 @@ def open_engine(pipe: Pipeline) -> Engine:
     """Return an engine of a pipeline."""
     engine: Any = pipe.executor.open(pipe.recipe, pipe.parts, [], HandClock())
     return engine
-
-
-def test_an_aborted_row_leaves_the_others_as_they_are() -> None:
-    """Requests that come and go between rounds have states of their own, and one that is asked for again begins anew."""
-    engine = open_engine(harness.pipeline(TARGET, DRAFT, batch_size=3, draft_length=2))
-    constraint, ended = DigitSum(), dict[int, list[int]]()
-    for request in asked(constraint, 40):
-        engine.add(request)
-    rounds = 0
-    while not engine.idle:
-        report = engine.step()
-        rounds += 1
-        if rounds == 2:
-            gone = engine.abort((2, 0))
-            assert gone is not None
-            assert (len(gone.token_ids) > 0, gone.guide) == (True, None)
-            engine.add(asked(constraint, 40)[2])
-        ended |= {one.request.index: one.token_ids for one in (report.finished if report else ())}
-    engine.close()
-    assert [ended[index] for index in range(len(PROMPTS))] == expected("digit-sum", 40)
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["", "check"])

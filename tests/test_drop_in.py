@@ -14,9 +14,8 @@ import pytest
 import torch
 import transformers
 from generating import NEW, PROMPTS, padded
-from products import crossed
 from specframe_std.policies.fixed import FixedLength
-from specframe_testing import fakes, harness, zoo
+from specframe_testing import fakes, zoo
 from transformers import (
     DynamicCache,
     LlamaConfig,
@@ -159,32 +158,6 @@ def test_time():
     assert assert_same(max_time=1e6).shape[1] == 14 + NEW
 
 
-@pytest.mark.parametrize("processed", [False, True])
-def test_scores_and_logits(processed):
-    """Scores and logits of every row and step are those of ``generate``, as far as the row has not ended."""
-    asked = {"repetition_penalty": 1.3, "min_new_tokens": 5} if processed else {}
-    plain, drafted = both(
-        eos_token_id=[0, *common_tokens(2)],
-        return_dict_in_generate=True,
-        output_scores=True,
-        output_logits=True,
-        **asked,
-    )
-    assert torch.equal(plain.sequences, drafted.sequences)
-    for kind in ("scores", "logits"):
-        ours, theirs = getattr(drafted, kind), getattr(plain, kind)
-        assert len(ours) == len(theirs)
-        ended = torch.zeros(8, dtype=torch.bool)
-        for step, (got_BV, expected_BV) in enumerate(zip(ours, theirs, strict=True)):
-            assert (got_BV.dtype, got_BV.shape) == (torch.float32, expected_BV.shape)
-            torch.testing.assert_close(got_BV[~ended], expected_BV[~ended], atol=2e-4, rtol=1e-4)
-            assert not got_BV[ended].any()
-            ended |= torch.isin(plain.sequences[:, 14 + step], torch.tensor([0, *common_tokens(2)]))
-        assert ended.any()
-    got_BV = drafted.scores[0]
-    got_BV += 1  # what is returned may be written to
-
-
 def test_what_is_not_asked_for_is_not_returned():
     """Without ``output_scores`` there are none, and without ``return_dict_in_generate`` there is a tensor."""
     _, drafted = both(return_dict_in_generate=True, output_logits=True)
@@ -206,28 +179,6 @@ def assert_close(got, expected):
 def keys_and_values(cache):
     """Return what a cache holds, layer by layer."""
     return tuple((layer.keys, layer.values) for layer in cache.layers)
-
-
-@pytest.mark.parametrize("new", [1, 2, NEW])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mistral", "phi3"])
-def test_what_forwards_gave(name, new):
-    """Hidden states, attention weights and the cache are those of ``generate``, in full and in sliding-window layers."""
-    model = zoo.build(name, attn_implementation="eager")
-    plain, drafted = both(
-        model=model,
-        draft=PAIRS[name][1],
-        max_new_tokens=new,
-        eos_token_id=[zoo.EOS, 3, 5, 7, 11],
-        return_dict_in_generate=True,
-        output_hidden_states=True,
-        output_attentions=True,
-    )
-    assert torch.equal(plain.sequences, drafted.sequences)
-    assert_close(drafted.hidden_states, plain.hidden_states)
-    assert_close(drafted.attentions, plain.attentions)
-    assert type(drafted.past_key_values) is type(plain.past_key_values)
-    assert drafted.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
-    assert_close(keys_and_values(drafted.past_key_values), keys_and_values(plain.past_key_values))
 
 
 @pytest.mark.filterwarnings("ignore:nothing is drafted")
@@ -267,28 +218,6 @@ def test_prompt_lookup_is_what_drafts_where_it_is_asked_for(monkeypatch):
     for options in ({}, {"max_matching_ngram_size": 2}):
         asked = {"max_new_tokens": NEW, "do_sample": False, "prompt_lookup_num_tokens": 3, **options}
         assert torch.equal(plain, MODEL.generate(**inputs, **asked, custom_generate=assisted))
-
-
-@pytest.mark.parametrize("name", crossed(["gpt2", "llama", "qwen3"]))
-def test_a_single_row_is_that_of_assisted_generation(name):
-    """For one prompt the tokens are those of transformers' own assisted generation."""
-    model, draft = PAIRS[name]
-    for prompt in PROMPTS:
-        inputs = padded([prompt])
-        theirs = model.generate(**inputs, max_new_tokens=NEW, do_sample=False, assistant_model=draft)
-        assert torch.equal(theirs, both(model, draft, inputs)[1])
-
-
-def test_inputs_may_be_given_in_other_ways():
-    """Without a mask, with positions, with a cache that is still empty, as ``inputs``: the same tokens."""
-    ids = torch.tensor(harness.random_prompts([6] * 3, 96, seed=8)) + 1
-    assert_same(inputs={"input_ids": ids})
-    plain = assert_same(inputs={"inputs": ids})
-    empty = {"past_key_values": DynamicCache(), "custom_generate": specframe.assisted(DRAFT)}
-    assert torch.equal(plain, MODEL.generate(ids, max_new_tokens=NEW, do_sample=False, **empty))
-    mask = padded()["attention_mask"]
-    assert_same(inputs={**padded(), "position_ids": (mask.cumsum(1) - 1).clamp(min=0)})
-    assert_same(max_new_tokens=None, max_length=22)
 
 
 def test_the_draft_may_be_named(tmp_path):
@@ -363,18 +292,6 @@ def test_a_model_no_longer_used_is_let_go_of():
     del model
     gc.collect()
     assert [reference() is None for reference in gone] == [True, True, False]
-
-
-def test_the_draft_is_loaded_once():
-    """What a call found out about its models serves the next call: the same pipeline decodes it."""
-    assisted, made = specframe.assisted("tiny-draft", 3), []
-    target = models.load_model("tiny", "target", torch.device("cpu"), torch.float32)
-    inputs = dict(models.load_tokenizer("tiny")(["import os\n"], return_tensors="pt"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "load_model", lambda *given, load=models.load_model: made.append(given) or load(*given))
-        for _ in range(3):
-            target.generate(**inputs, max_new_tokens=4, do_sample=False, custom_generate=assisted)
-    assert len([name for name, *_ in made if name == "tiny-draft"]) == 1
 
 
 class Opened(Slab):
@@ -467,17 +384,6 @@ def test_a_call_within_a_call():
     plain = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one)
     drafted = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one, custom_generate=assisted)
     assert torch.equal(plain, drafted)
-
-
-def test_the_model_is_left_as_it_was():
-    """The model's modes, attention and settings are what they were, and it generates as before."""
-    model = copy.deepcopy(MODEL).train()
-    model.model.norm.eval()
-    modes = [module.training for module in model.modules()]
-    before = model.config.to_dict(), model.generation_config.to_dict(), model.config._attn_implementation
-    both(model)
-    assert [module.training for module in model.modules()] == modes
-    assert before == (model.config.to_dict(), model.generation_config.to_dict(), model.config._attn_implementation)
 
 
 def small(seed):
@@ -580,14 +486,6 @@ def test_a_policy_object_decides_how_much_is_drafted():
     assert rounds
     with pytest.raises(SpecframeError, match=r"draft_length: expected .* got"):
         specframe.assisted(DRAFT, object())
-
-
-def test_an_unknown_strategy_is_refused_at_once():
-    """Strategies are looked up when the drop-in is made."""
-    with pytest.raises(OptionError, match="keep_cache: expected true or false, got 'yes'"):
-        specframe.assisted(DRAFT, keep_cache="yes")
-    with pytest.raises(SpecframeError, match="did you mean 'ragged'"):
-        specframe.assisted(DRAFT, align="raged")
 
 
 def test_an_encoder_decoder_model_is_refused():

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import ExecutorSuite
 
 from specframe import Pipeline
-from specframe.cli import cli
 from specframe.contracts.drafts import Budget
 from specframe.contracts.requests import Request
 from specframe.engine.arrivals import HandClock
@@ -190,18 +188,6 @@ def test_the_executor_of_this_process_comes_through_the_hook() -> None:
     """It is registered by the core for every process, as a reference that is imported when it is used."""
     entry = registry().entry("executor", "local")
     assert (entry.distribution, entry.reference) == (OWN, "specframe.engine.local_executor:Local")
-
-
-def test_the_command_line_knows_executors() -> None:
-    """Executors are listed and shown among plugins, and ``--executor`` takes their names alone."""
-    listed = CliRunner().invoke(cli, ["plugins", "list"]).output
-    assert any(line.split()[:2] == ["executor", "local"] for line in listed.splitlines())
-    assert "executor local, of specframe" in CliRunner().invoke(cli, ["plugins", "show", "local"]).output
-    with pytest.raises(UnknownNameError, match="unknown executor 'locl'"):
-        registry().entry("executor", "locl")
-    failed = CliRunner().invoke(cli, ["run", "--executor", "locl", "hello"])
-    assert failed.exit_code == 2
-    assert "--executor: unknown executor 'locl'" in failed.output
 
 
 class Ranked(Asked):

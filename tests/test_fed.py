@@ -185,20 +185,6 @@ def test_keys_are_in_order() -> None:
         assert index.last == keys[-1]
 
 
-def test_lines_in_order(tmp_path: Path) -> None:
-    """Lines are read in the order of their keys, of two with one key the later one."""
-    path, place = tmp_path / "file", 0
-    content = [((3, 0), b"d\n"), ((0, 1), b"bb\n"), ((3, 0), b"e\n"), ((0, 0), b"a\n")]
-    path.write_bytes(b"".join(line for _, line in content))
-    with contextlib.closing(ResumeIndex()) as index:
-        assert index.last is None
-        for pair, line in content:
-            index.add(key_of(*pair), place)
-            place += len(line)
-        assert [*index.read(path)] == [b"a\n", b"bb\n", b"e\n"]
-        assert index.last == key_of(3, 0)
-
-
 @pytest.mark.parametrize("kind", ["file", "pipe", "stdin"])
 def test_prompts_are_read_as_often_as_they_are_asked_for(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,13 +19,12 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner, Result
 from specframe_lab.comparison.figures import Table
-from specframe_lab.comparison.results import Folder
 from specframe_lab.report import page as report_page
 
 from specframe import files
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.files import ENDS, MARK, Output, claim_folder, decode_text, make_folder, write_page
+from specframe.files import ENDS, MARK, Output, claim_folder, decode_text, write_page
 from specframe.models import loading as models
 
 HOLDER = """
@@ -286,41 +285,6 @@ def test_foreign_pages_and_busy_folders_are_refused(command: str, page: str, mon
     assert everything() == {"out": None, f"out/{page}": b"precious\n", "busy": None}
 
 
-def test_a_folder_is_made(tmp_path: Path) -> None:
-    """A folder of results is made with those above it."""
-    assert make_folder("a/b").is_dir()
-    assert make_folder(tmp_path / "a/b").is_dir()
-
-
-def test_names_of_models_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a new name of a model cannot be written the file keeps the names it has."""
-    monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path))
-    foreign("model/config.json", "{}")
-    assert invoke("models", "add", "earlier", "model").exit_code == 0
-    before = Path("models.toml").read_bytes()
-    with room(len(before) + 5):
-        result = invoke("models", "add", "second", "model")
-    assert result.exit_code == 2
-    assert "cannot be written" in result.stderr
-    assert everything() == {"model": None, "model/config.json": b"{}", "models.toml": before}
-
-
-def test_a_plugin_whose_name_is_too_long() -> None:
-    """`plugins new` refuses a name that no folder can have in one sentence."""
-    result = invoke("plugins", "new", LONG)
-    shortened = f"Error: plugin name {LONG[:16]!r}...: expected at most 64 characters, got {len(LONG)}\n"
-    assert (result.exit_code, result.stderr) == (2, shortened)
-
-
-def test_results_that_are_no_text() -> None:
-    """A line of a comparison that is not UTF-8 is named like any other that is no result."""
-    about = {"settings": {}, "environment": {}, "cells": []}
-    Folder("out", about)
-    Path("out/results.jsonl").write_bytes(b"\xff\n")
-    with pytest.raises(OptionError, match=r"^--output: out/results.jsonl line 1 is no result: "):
-        Folder("out", about)
-
-
 # ---- reports ---------------------------------------------------------------------------------------------------------
 
 
@@ -379,20 +343,6 @@ def test_a_working_folder_that_is_gone(case: str, tmp_path: Path, monkeypatch: p
     folder.rmdir()
     result = invoke(*GONE[case])
     assert (result.exit_code, result.stderr.count("Error: ")) == (2, 1), result.output
-
-
-@pytest.mark.parametrize("name", [LONG, f"./{LONG}", f"{LONG}.parquet"])
-def test_prompts_with_a_name_too_long(name: str) -> None:
-    """A file of prompts whose name no file can have is refused like one that is not there."""
-    result = invoke("run", "--prompts", name)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"Error: --prompts: {name} cannot be read: ")
-
-
-@pytest.mark.parametrize("data", [b"", "é\n".encode(), b"\xef\xbb\xbf\xc3\xa9\n"])
-def test_text_is_utf_8(data: bytes) -> None:
-    """Bytes in UTF-8 are text, with or without a byte-order mark, which is no part of it."""
-    assert decode_text(data) == data.decode().lstrip("\ufeff")
 
 
 @pytest.mark.parametrize(

@@ -196,22 +196,6 @@ def test_rounds_without_a_draft(align, lengths):
     watched(DRAFT, asked, align=align, schedule="continuous", draft_length=Sometimes(lengths))
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [({"batch_size": 0}, "batch_size"), ({"draft_length": 0}, "draft length"), ({"batch_size": 2.5}, "batch_size")],
-)
-def test_values_out_of_range(options, named):
-    """A batch size or a draft length below 1 is refused by name."""
-    with pytest.raises(OptionError, match=named):
-        harness.pipeline(TARGET, DRAFT, **options)
-
-
-def test_no_new_tokens_are_refused():
-    """A continuation of no tokens is refused by name."""
-    with pytest.raises(OptionError, match="max_new_tokens"):
-        list(harness.pipeline(TARGET, DRAFT).generate(PROMPTS, max_new_tokens=0))
-
-
 def test_loop_is_short_and_knows_no_strategy():
     """The loop's module stays readable in one sitting, reads no clock, prints nothing and names no strategy."""
     source = Path(inspect.getsourcefile(decode_module)).read_text()

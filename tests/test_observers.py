@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 
-import attrs
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,7 @@ from specframe.contracts.requests import SequenceMetrics
 from specframe.observe import stopwatch
 from specframe.observe.counts import Counts, add, run_report
 from specframe.observe.stopwatch import Stopwatch
-from specframe.observe.watch import Watch, Watcher
+from specframe.observe.watch import Watch
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -49,18 +47,6 @@ def test_inner_stage_interrupts_the_outer(clock):
     assert stopwatch.stages() == {"draft": 101, "align": 1010, "verify": 10000}
 
 
-def test_stage_within_itself_counts_once(clock):
-    """A stage opened inside the same stage adds nothing twice."""
-    stopwatch, passes = clock
-    watch = Watch([stopwatch])
-    with watch.stage("align"):
-        passes(1)
-        with watch.stage("align"):
-            passes(2)
-        passes(4)
-    assert stopwatch.stages() == {"align": 7}
-
-
 def test_time_between_rounds_is_nobodys(clock):
     """What the caller does between two rounds is in no stage and not in the total."""
     stopwatch, passes = clock
@@ -73,50 +59,6 @@ def test_time_between_rounds_is_nobodys(clock):
         passes(500)
     assert stopwatch.seconds == 8
     assert stopwatch.stages() == {"draft": 6}
-
-
-def test_stage_ends_with_an_exception(clock):
-    """A stage left by an exception is closed: the next one is not inside it."""
-    stopwatch, passes = clock
-    watch = Watch([stopwatch])
-    with contextlib.suppress(RuntimeError), watch.stage("draft"):
-        passes(1)
-        raise RuntimeError
-    with watch.stage("verify"):
-        passes(2)
-    passes(4)
-    assert stopwatch.stages() == {"draft": 1, "verify": 2}
-
-
-def test_watch_tells_every_observer():
-    """Stages, forwards and rounds reach each observer, in order."""
-    told = []
-
-    class Teller(Watcher):
-        def enter(self, stage):
-            told.append(("enter", stage))
-
-        def leave(self, stage):
-            told.append(("leave", stage))
-
-        def forward(self, model, rows, tokens):
-            told.append((model, rows, tokens))
-
-        def round(self, report):
-            told.append(("round", report))
-
-    watch = Watch([Teller(), Watcher(), Teller()])
-    with watch.stage("draft"):
-        watch.forward("draft", 2, 3)
-    watch.round("a report")
-    twice = [("enter", "draft"), ("draft", 2, 3), ("leave", "draft"), ("round", "a report")]
-    assert told == [event for event in twice for _ in range(2)]
-
-
-def test_watch_without_observers_does_nothing():
-    """Nobody watching costs nothing: the same empty context every time."""
-    watch = Watch()
-    assert watch.stage("draft") is watch.stage("verify")
 
 
 def report_of(draft, asked, **options):
@@ -147,16 +89,6 @@ def test_figures_of_a_known_run():
     assert [result.metrics.num_spec_steps for result in results] == [2, 2]
 
 
-def test_padding_and_grouping():
-    """Padding is what rows lack to the longest; a round groups when all its rows have one length."""
-    asked = harness.requests(harness.random_prompts((9, 1), 61), 3)
-    _, report, feeds = report_of(None, asked, batch_size=2)
-    lengths = [round.report.lengths for round in feeds.decoding]
-    assert [sorted(row) for row in lengths] == [[2, 10], [3, 11]]
-    assert report.padding_share == pytest.approx((8 + 8) / (20 + 22))
-    assert report.grouping_rate == 0
-
-
 def test_report_adds_up():
     """The run's figures are the sums of the sequences', tokens are counted from ids, forwards as they were fed."""
     asked = harness.requests(harness.random_prompts((3, 9, 1, 5), 61), [9, 4, 12, 7], {5})
@@ -183,13 +115,6 @@ def test_times_of_a_run():
     assert report.tokens_per_second == report.tokens / report.seconds
 
 
-def test_empty_report():
-    """Before anything has run every figure is 0, and nothing is divided by it."""
-    report = run_report(Counts(torch.device("cpu")), Stopwatch(torch.device("cpu")), errors=0, peak_kv_bytes=0)
-    figures = attrs.asdict(report) | {"rate": report.tokens_per_second, "share": report.realign_share}
-    assert all(not figure for figure in figures.values())
-
-
 def test_report_is_of_the_latest_run():
     """Every run starts its figures anew, errors included."""
     pipe = harness.pipeline(TARGET, DRAFT)
@@ -197,14 +122,6 @@ def test_report_is_of_the_latest_run():
     assert (pipe.report.sequences, pipe.report.errors, pipe.report.tokens) == (2, 1, 6)
     list(pipe.generate([[1]], max_new_tokens=2))
     assert (pipe.report.sequences, pipe.report.errors, pipe.report.tokens) == (1, 0, 2)
-
-
-def test_observers_of_a_pipeline_see_every_round():
-    """An observer passed to a pipeline is told about each round once, with what the round gave."""
-    asked = harness.requests(harness.random_prompts((3, 9, 1), 61), 9)
-    results, _, feeds = report_of(DRAFT, asked, batch_size=2)
-    assert [round.report.number for round in feeds.rounds] == list(range(1, len(feeds.rounds) + 1))
-    assert sum(int(round.report.gained.sum()) for round in feeds.rounds) == sum(len(r.token_ids) for r in results)
 
 
 def test_acceptance_at_each_place() -> None:

@@ -257,18 +257,6 @@ def test_requests_wait_for_room(rows: int, schedule: str) -> None:
         assert begun == [0, 1, 2, 3, 4], "a request that found no room keeps its place"
 
 
-def test_shared_beginnings_make_room() -> None:
-    """Rows that begin alike share pages, so that more of them are live at once than there would be rows without."""
-    target = zoo.build("llama")
-    asked = harness.requests([COMMON, [*COMMON, 5, 6, 7], COMMON], 5)
-    pipe, feeds = with_room_for(2, target, asked)
-    harness.check(pipe, asked)
-    assert max(one.rows for one in feeds.rounds) == 2 < 3
-    pipe, feeds = with_room_for(2, target, asked, kv=Pages(pages=2 * 7 + 3))
-    harness.check(pipe, asked)
-    assert max(one.rows for one in feeds.rounds) == 3
-
-
 @pytest.mark.parametrize("pages", [6, 11, 16, None])
 def test_samples_wait_for_room(pages: int | None) -> None:
     """Samples for which there is no room beside their first wait, and those beside it begin with its last page, too."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from products import crossed
 from specframe_testing import fakes, harness, zoo
 
 from specframe.plugins.registry import registry
-from specframe.row_map import Moves
-from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -72,35 +69,3 @@ def test_everything_is_read_at_once_when_nobody_waits() -> None:
     pipe = harness.pipeline(TARGET, None, observers=[feeds], schedule="continuous,piece=8", batch_size=4)
     harness.check(pipe, harness.requests(PROMPTS[:4], 5))
     assert feeds.rounds[0].target == [(4, 30)]
-
-
-def test_samples_wait_until_their_prompt_is_read() -> None:
-    """Those that start from a row that is being read join when it has been read, and draw what they would have drawn."""
-    how = [Sampling(temperature=1.0, samples=count) for count in (1, 1, 3, 2)]
-    prompts = harness.random_prompts((4, 6, 33, 21), 61)
-    drawn = [
-        [
-            result.token_ids
-            for result in harness.pipeline(
-                TARGET, DRAFT, accept="gumbel", batch_size=3, draft_length=2, schedule=schedule
-            ).generate(prompts, 10, sampling=how)
-        ]
-        for schedule in ("continuous", "continuous,piece=4", "fixed")
-    ]
-    assert drawn[0] == drawn[1] == drawn[2]
-
-
-def test_replacing_a_sequence_moves_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are carried only where the batch shrinks at the end: once for each, in the pool and in both caches."""
-    carried: list[int] = []
-    apply = Moves.apply
-
-    def noted(moves: Moves, *tensors: torch.Tensor, axis: int = 0) -> None:
-        carried.append(len(moves.sources))
-        apply(moves, *tensors, axis=axis)
-
-    monkeypatch.setattr(Moves, "apply", noted)
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=3, draft_length=3)
-    harness.check(pipe, harness.requests(PROMPTS * 3, NEW * 3, {7}))
-    assert len(carried) > 27
-    assert sum(carried) <= 2 * 3

@@ -13,12 +13,10 @@ import torch
 from specframe_testing import fakes, zoo
 
 import specframe
-from specframe.contracts.drafts import Budget
 from specframe.engine.requests import Asked
 from specframe.errors import SpecframeError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
-from specframe.plugins.protocols import PROTOCOLS, members
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -121,25 +119,6 @@ def test_an_argument_of_a_run(name: str, value: Any, method: str) -> None:
     with pytest.raises(SpecframeError) as error:
         getattr(pipe, method)([[1], [2]], **{name: value})
     one_sentence(error, name)
-
-
-OBJECTS = [pytest.param(a, m, id=f"{a}-{m}") for a, kind in ROLES.items() for m in members(kind)]
-
-
-@pytest.mark.parametrize(("argument", "member"), OBJECTS)
-def test_an_object_without_a_member_of_its_role(argument: str, member: str) -> None:
-    """A strategy given as an object that lacks one member is refused by the argument's name and the member's."""
-    made = {"method": len, "bool": True, "int": 3, "str": "slab", "frozenset[str]": frozenset(), "Budget": Budget(3)}
-    has = {name: made[kind] for name, kind in members(ROLES[argument]).items() if name != member}
-    with pytest.raises(SpecframeError) as error:
-        Pipeline(**{"target": TARGET, "drafter": DRAFT, argument: types.SimpleNamespace(**has)})
-    one_sentence(error, argument)
-    assert member in str(error.value)
-
-
-def test_all_roles_are_tried() -> None:
-    """The roles above are all that have a protocol and are asked for; models have tests of their own."""
-    assert {*ROLES.values(), "observer", "state kind", "model"} == set(PROTOCOLS)
 
 
 @pytest.mark.parametrize("given", [{}, {"draft_length": 1.5}, {"align": 5}, {"accept": None}, {"kv": 1}], ids=str)

@@ -11,7 +11,6 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -32,8 +31,7 @@ from specframe.errors import ContractError, PluginError, SpecframeError, Specfra
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import OPTIONS
 from specframe.plugins.entries import OTHERS, ROLES
-from specframe.plugins.hookspecs import hookimpl
-from specframe.plugins.registry import Registry, add_entry, offer, registry
+from specframe.plugins.registry import Registry, add_entry, registry
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -125,15 +123,6 @@ FAULTS = {
     "drafter returns None": Fault(
         "drafter", "propose", lambda *_: None, MUST + r"a specframe.contracts.drafts.Draft, got None"
     ),
-    "drafter returns a list": Fault(
-        "drafter", "propose", lambda *_: [[1]], MUST + r"a specframe.contracts.drafts.Draft, got \[\[1\]\]"
-    ),
-    "drafter returns a bare tensor": Fault(
-        "drafter",
-        "propose",
-        lambda draft, *_: draft.tokens_BN,
-        MUST + r"a specframe.contracts.drafts.Draft, got a tensor of shape",
-    ),
     "drafter returns a list in a draft": Fault(
         "drafter", "propose", drafted(torch.Tensor.tolist), MUST + r"tokens_BN as a tensor, got \[\["
     ),
@@ -154,21 +143,6 @@ FAULTS = {
         "propose",
         drafted(lambda tokens: tokens.repeat(1, 2)),
         MUST + r"tokens_BN of shape \(B, N\) = \(3, 4 at most\), got \(3, 8\)",
-    ),
-    "drafter returns one dimension": Fault(
-        "drafter", "propose", drafted(torch.Tensor.flatten), MUST + r"tokens_BN of shape .*, got \(12,\)"
-    ),
-    "drafter returns an id beyond the vocabulary": Fault(
-        "drafter",
-        "propose",
-        drafted(lambda tokens: last_ids(tokens, 61)),
-        MUST + r"token ids from 0 to 60 in tokens_BN, got 61",
-    ),
-    "drafter returns a negative id": Fault(
-        "drafter",
-        "propose",
-        drafted(lambda tokens: last_ids(tokens, -1)),
-        MUST + r"token ids from 0 to 60 in tokens_BN, got -1",
     ),
     "drafter returns logits of another shape": Fault(
         "drafter",
@@ -192,14 +166,8 @@ FAULTS = {
         "drafter", "propose", raises(ValueError("no luck")), RAISED + r"ValueError: no luck, at .*test_plugin_faults"
     ),
     "drafter exits": Fault("drafter", "propose", raises(SystemExit(7)), RAISED + r"SystemExit: 7, at "),
-    "drafter raises at the start": Fault(
-        "drafter", "start", raises(KeyError("seed")), RAISED + r"KeyError: 'seed', at "
-    ),
     "drafter writes tokens": Fault(
         "drafter", "propose", writes("tokens_BS"), r"\(\) must not write to the batch, and it did"
-    ),
-    "drafter writes lengths": Fault(
-        "drafter", "propose", writes("lengths_B"), r"\(\) must not write to the batch, and it did"
     ),
     "verifier returns None": Fault(
         "verifier", "score", lambda *_: None, MUST + r"a specframe.contracts.drafts.Scores, got None"
@@ -215,12 +183,6 @@ FAULTS = {
         "score",
         lambda scores, *_: Scores(scores.logits_BTV[:, -1]),
         MUST + r"logits_BTV of shape \(B, N \+ 1, V\) = \(3, 1, V\), got \(3, 61\)",
-    ),
-    "verifier raises": Fault(
-        "verifier", "score", raises(RuntimeError("no score")), RAISED + r"RuntimeError: no score, at "
-    ),
-    "verifier writes streams": Fault(
-        "verifier", "score", writes("streams_B"), r"\(\) must not write to the batch, and it did"
     ),
     "rule returns a tuple": Fault(
         "acceptance rule",
@@ -246,44 +208,14 @@ FAULTS = {
         judged(lambda verdict: Verdict(verdict.accepted_B, verdict.tokens_BT[:, :-1])),
         MUST + r"tokens_BT of shape \(B, K \+ 1\) = \(3, 1\), got \(3, 0\)",
     ),
-    "rule accepts more than was drafted": Fault(
-        "acceptance rule",
-        "judge",
-        judged(lambda verdict: Verdict(verdict.accepted_B + 9, verdict.tokens_BT)),
-        MUST + r"accepted_B from 0 to K = 0, got 9",
-    ),
-    "rule accepts less than nothing": Fault(
-        "acceptance rule",
-        "judge",
-        judged(lambda verdict: Verdict(verdict.accepted_B - 1, verdict.tokens_BT)),
-        MUST + r"accepted_B from 0 to K = 0, got -1",
-    ),
-    "rule returns an id beyond the vocabulary": Fault(
-        "acceptance rule",
-        "judge",
-        judged(lambda verdict: Verdict(verdict.accepted_B, verdict.tokens_BT + 61)),
-        MUST + r"token ids from 0 to 60 in tokens_BT, got \d+",
-    ),
-    "rule raises": Fault(
-        "acceptance rule", "judge", raises(IndexError("too far")), RAISED + r"IndexError: too far, at "
-    ),
     "rule chooses for one row": Fault(
         "acceptance rule",
         "choose",
         lambda chosen, *_: chosen[:1],
         MUST + r"token ids of shape \(B,\) = \(3,\), got \(1,\)",
     ),
-    "rule chooses floats": Fault(
-        "acceptance rule",
-        "choose",
-        lambda chosen, *_: chosen.float(),
-        MUST + r"token ids of whole numbers, torch.int64, got",
-    ),
     "alignment has no layout": Fault(
         "alignment", "layout", lambda *_: None, MUST + r"a layout with arrange, place and settle, .*, got None"
-    ),
-    "alignment raises in layout": Fault(
-        "alignment", "layout", raises(ValueError("no room")), RAISED + r"ValueError: no room, at "
     ),
     "alignment commits nothing": Fault(
         "alignment",
@@ -297,17 +229,7 @@ FAULTS = {
         lambda stands, *_: attrs.evolve(stands),
         MUST + r"the specframe.contracts.drafts.Transfer it was given, or another verdict's, got ",
     ),
-    "alignment commits too much": Fault(
-        "alignment",
-        "commit",
-        lambda stands, *_: stands.of(Verdict(stands.verdict.accepted_B + 5, stands.verdict.tokens_BT)),
-        MUST + r"accepted_B from 0 to K = 0, got 5",
-    ),
-    "alignment raises in commit": Fault("alignment", "commit", raises(SystemExit(3)), RAISED + r"SystemExit: 3, at "),
     "scheduler has no rows": Fault("scheduler", "rows", lambda *_: 0, MUST + r"a whole number of at least 1, got 0"),
-    "scheduler has half a row": Fault(
-        "scheduler", "rows", lambda *_: 2.5, MUST + r"a whole number of at least 1, got 2.5"
-    ),
     "scheduler gives up": Fault(
         "scheduler", "next_batch", lambda *_: None, MUST + r"a batch while \d sequences are unfinished, got None"
     ),
@@ -317,32 +239,17 @@ FAULTS = {
         lambda batch, pool: pool.live,
         MUST + r"a batch that pool.batch\(\) made, or None, got \[",
     ),
-    "scheduler asks for an empty batch": Fault(
-        "scheduler", "next_batch", lambda batch, pool: pool.batch([]), RAISED + r"\w+Error: .*, at "
-    ),
     "KV backend opens nothing": Fault(
         "KV backend",
         "open",
         lambda *_: None,
         MUST + r"a store with arrange, expect, first, move, nbytes, release, reserve, rows, slots, write, got None",
     ),
-    "KV backend opens a bare cache": Fault(
-        "KV backend",
-        "open",
-        lambda *_: Unwriting(),
-        MUST + r"a store with arrange, .*, got .*Unwriting.* without expect, first, move, release, .*, write",
-    ),
-    "KV backend raises": Fault(
-        "KV backend", "open", raises(ValueError("no space")), RAISED + r"ValueError: no space, at "
-    ),
     "attention backend suits perhaps": Fault(
         "attention backend", "suits", lambda *_: "perhaps", MUST + r"true or false, got 'perhaps'"
     ),
     "attention backend plans nothing that attends": Fault(
         "attention backend", "plan", lambda *_: 5, MUST + r"an object with attend, or None, got 5"
-    ),
-    "attention backend raises": Fault(
-        "attention backend", "suits", raises(ValueError("no kernel")), RAISED + r"ValueError: no kernel, at "
     ),
     "policy says less than nothing": Fault(
         "draft-length policy",
@@ -356,21 +263,11 @@ FAULTS = {
         lambda *_: Budget(2.5),
         MUST + r"a depth from 0 to its maximum of 4, got 2.5",
     ),
-    "policy says a billion": Fault(
-        "draft-length policy",
-        "budget",
-        lambda *_: Budget(10**9),
-        MUST + r"a depth from 0 to its maximum of 4, got 1000000000",
-    ),
     "policy says true": Fault(
         "draft-length policy",
         "budget",
         lambda *_: Budget(True),
         MUST + r"a depth from 0 to its maximum of 4, got True",
-    ),
-    "policy raises": Fault("draft-length policy", "budget", raises(ZeroDivisionError()), RAISED + r"ZeroDivisionError"),
-    "policy raises on a report": Fault(
-        "draft-length policy", "observe", raises(KeyError(3)), RAISED + r"KeyError: 3, at "
     ),
 }
 """Faults by what is wrong. The patterns hold for three rows, four draft tokens and sixty-one token ids."""
@@ -427,7 +324,7 @@ def test_a_pipeline_names_the_fault(case: str, known: Registry) -> None:
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("case", FAULTS)
+@pytest.mark.parametrize("case", {fault.role: case for case, fault in FAULTS.items()}.values())
 def test_a_suite_names_the_fault(case: str, known: Registry) -> None:
     """A test of the role's suite fails with an assertion in the same words."""
     fault = FAULTS[case]
@@ -439,34 +336,6 @@ def test_a_suite_names_the_fault(case: str, known: Registry) -> None:
             return "faulty"
 
     with pytest.raises(AssertionError, match=pattern(fault)):
-        getattr(Tests(), test)(**arguments)
-
-
-DIRECT = {
-    "rule returns floats": ("test_shapes", {}),
-    "rule accepts more than was drafted": ("test_empty_draft", {}),
-    "verifier returns whole numbers": ("test_empty_draft", {}),
-    "scheduler gives up": ("test_everyone_is_served", {"batch_size": 3}),
-    "scheduler returns sequences": ("test_nobody_waits_for_long", {"batch_size": 4}),
-    "KV backend opens nothing": ("test_append_and_shift", {"seed": 0}),
-    "policy says half a token": ("test_draft_lengths_are_in_range", {}),
-}
-"""Tests that call the strategy itself."""
-
-
-@pytest.mark.parametrize("case", DIRECT)
-def test_a_suite_that_calls_the_strategy_names_the_fault(case: str, known: Registry) -> None:
-    """Where a suite calls a strategy without a pipeline, its fault is told alike."""
-    fault, (test, arguments) = FAULTS[case], DIRECT[case]
-    add_entry(known, "faulty-dist", fault.role, "faulty", faulty(fault))
-
-    class Tests(SUITES[fault.role][0]):
-        def make(self) -> Any:
-            return "faulty"
-
-    with pytest.raises(
-        AssertionError, match=rf"^{re.escape(fault.role)} 'faulty' of faulty-dist: {fault.member}\(\) must"
-    ):
         getattr(Tests(), test)(**arguments)
 
 
@@ -509,82 +378,16 @@ def test_the_command_line_names_the_fault(role: str, known: Registry) -> None:
     assert "Traceback" not in done.stderr
 
 
-MISSING = [
-    (role, member)
-    for role, members in {
-        "drafter": ("propose", "start", "observe"),
-        "verifier": ("score", "offers"),
-        "acceptance rule": ("judge", "needs", "offers"),
-        "alignment": ("commit", "kv", "needs", "layout"),
-        "scheduler": ("next_batch", "rows"),
-        "KV backend": ("open", "offers"),
-        "draft-length policy": ("maximum", "observe"),
-        "attention backend": ("plan", "suits", "offers", "expects"),
-    }.items()
-    for member in members
-]
-
-
-@pytest.mark.parametrize(("role", "member"), MISSING)
-def test_a_missing_member_is_told_before_anything_is_decoded(role: str, member: str, known: Registry) -> None:
-    """A strategy without a member that its role asks for is refused in one sentence; others, and the listings, do not mind."""
-    base = type(known.make(role, BASES[role]))
-    lacking = type(
-        "Lacking",
-        (),
-        {key: value for key, value in vars(base).items() if key not in (member, "__dict__", "__weakref__")},
-    )
-    if member == "maximum" or role == "KV backend":  # it is made by classes that this one has not
-        lacking.__init__ = lambda self: None
-    add_entry(known, "faulty-dist", role, "faulty", lacking)
-    with pytest.raises(
-        PluginError, match=rf"^{role} 'faulty' of faulty-dist: expected .*, got Lacking without .*{member}"
-    ):
-        harness.pipeline(TARGET, **options(Fault(role, member, len, "")))
-    for command in (["plugins", "list"], ["plugins", "show", "faulty"], ["plugins", "matrix"]):
-        done = CliRunner().invoke(cli, command, prog_name="specframe")
-        assert done.exit_code == 0, done.stderr
-        assert "ragged" in done.stdout or command[1] == "show"
-
-
 @pytest.mark.parametrize("role", [*ROLES, *OTHERS])
-@pytest.mark.parametrize("given", [5, None, ["a"], 2.5], ids=str)
-def test_what_is_no_factory_is_told_when_it_is_used(role: str, given: Any, known: Registry) -> None:
+def test_what_is_no_factory_is_told_when_it_is_used(role: str, known: Registry) -> None:
     """What was registered in place of a class is told by its name, and listed; everything else can be used."""
-    add_entry(known, "faulty-dist", role, "faulty", given)
-    with pytest.raises(
-        PluginError,
-        match=rf"^{role} 'faulty' of faulty-dist: register\(\) takes a class, .*, got {re.escape(repr(given))}",
-    ):
+    add_entry(known, "faulty-dist", role, "faulty", 5)
+    with pytest.raises(PluginError, match=rf"^{role} 'faulty' of faulty-dist: register\(\) takes a class, .*, got 5"):
         known.make(role, "faulty")
     done = CliRunner().invoke(cli, ["plugins", "show", "faulty"], prog_name="specframe")
     assert done.exit_code == 0
     assert "cannot be used: " in done.stdout
     assert known.make("drafter", "none")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((5, "some/where"), "model 5: expected its alias to be a text, got 5"),
-        (("mine", 5), "model 'mine': expected its location to be a text, got 5"),
-        (("mine", "some/where", 5), "model 'mine': expected its target to be a text, got 5"),
-    ],
-)
-def test_an_alias_of_another_type_is_a_failure_of_its_own(arguments: tuple, said: str, known: Registry) -> None:
-    """An alias that is no text is told with its distribution, and all other aliases are listed."""
-
-    class Plugin:
-        @hookimpl
-        def specframe_register_models(self, register: Any) -> None:
-            register(*arguments)
-            register("fine", "else/where")
-
-    offer(known, Plugin(), "faulty-dist")
-    assert known.failures == {"faulty-dist": said}
-    done = CliRunner().invoke(cli, ["models", "list"], prog_name="specframe")
-    assert done.exit_code == 0
-    assert re.search(r"^fine +not on disk +faulty-dist +else/where$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("member", ["enter", "leave", "forward", "round"])
@@ -608,37 +411,6 @@ def test_an_observer_that_cannot_be_made_is_left_out(given: Any, known: Registry
     add_entry(known, "faulty-dist", "observer", "loud", given)
     with pytest.warns(SpecframeWarning, match=r"^observer 'loud' of faulty-dist is left out: "):
         harness.check(harness.pipeline(TARGET, DRAFT), harness.requests([[5, 6]], 4))
-
-
-def test_an_observer_of_ones_own_is_heard() -> None:
-    """What an observer raises that was given to a pipeline reaches whoever gave it."""
-    loud = type("Loud", (Watcher,), {"round": raises(KeyError("mine"))})()
-    with pytest.raises(KeyError, match="mine"):
-        harness.decode(harness.pipeline(TARGET, DRAFT, observers=[loud]), harness.requests([[5, 6]], 4))
-
-
-def test_errors_of_stores_are_those_of_the_kv_backend(known: Registry) -> None:
-    """What a store raises inside the model's forward is told as the KV backend's, with the store's member."""
-    dynamic: Any = known.entry("KV backend", "dynamic").factory
-
-    class Torn(dynamic):
-        """A backend whose stores cannot be written to."""
-
-        def open(self, *arguments: Any) -> Any:
-            store = super().open(*arguments)
-            held = type(store)
-            store.__class__ = type("TornStore", (held,), {"write": torn, "__module__": __name__})
-            return store
-
-    def torn(self: Any, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
-        raise ValueError("torn")
-
-    add_entry(known, "faulty-dist", "KV backend", "faulty", Torn)
-    pipe = harness.pipeline(TARGET, DRAFT, align="eqspec", kv="faulty")
-    with pytest.raises(
-        ContractError, match=r"^KV backend 'faulty' of faulty-dist: store.torn\(\) raised ValueError: torn, at "
-    ):
-        harness.decode(pipe, harness.requests([[5, 6]], 4))
 
 
 STORED = {
@@ -679,27 +451,6 @@ def test_what_a_store_hands_out_is_looked_at(case: str, known: Registry) -> None
         ContractError, match=rf"^KV backend 'faulty' of faulty-dist: store.write\(\) must return {said}"
     ):
         harness.decode(pipe, harness.requests([[5, 6], [7, 8, 9, 1, 2, 3]], 4))
-
-
-@pytest.mark.parametrize("member", ["arrange", "place", "settle"])
-def test_errors_of_layouts_are_those_of_the_alignment(member: str, known: Registry) -> None:
-    """What a layout raises inside a drafter or verifier is told as the alignment's."""
-    eqspec: Any = known.entry("alignment", "eqspec").factory
-
-    class Lost(eqspec):
-        """An alignment whose layouts raise."""
-
-        def layout(self, *arguments: Any) -> Any:
-            layout = super().layout(*arguments)
-            setattr(layout, member, raises(ValueError("lost")))
-            return layout
-
-    add_entry(known, "faulty-dist", "alignment", "faulty", Lost)
-    with pytest.raises(
-        ContractError,
-        match=rf"^alignment 'faulty' of faulty-dist: (layout.{member}|commit)\(\) raised ValueError: lost",
-    ):
-        harness.decode(harness.pipeline(TARGET, DRAFT, align="faulty", draft_length=4), harness.requests([[5, 6]], 9))
 
 
 def test_a_placement_of_another_shape_is_told(known: Registry) -> None:
@@ -880,21 +631,3 @@ def test_the_watchdog_ends_with_the_command(monkeypatch: pytest.MonkeyPatch, cap
     assert len(watching) == 1
     assert not any(thread.is_alive() for thread in watching)
     assert "a line" in capsys.readouterr().err
-
-
-def test_a_trace_goes_on_without_a_drafter_that_raises(known: Registry, tmp_path: Path) -> None:
-    """The page shows the other combinations, the one at fault is named, and the status is 1; alone it is an error."""
-    add_entry(known, "faulty-dist", "drafter", "faulty", faulty(FAULTS["drafter raises"]))
-    page = tmp_path / "page.html"
-    command = ["trace", "import os", "--max-new-tokens", "3", "--align", "ragged", "--output", str(page)]
-    done = CliRunner().invoke(cli, [*command, "--drafter", "faulty,prompt-lookup"], prog_name="specframe")
-    assert done.exit_code == 1, done.stderr
-    assert (
-        "left out: drafter faulty: drafter 'faulty' of faulty-dist: propose() raised ValueError: no luck" in done.stderr
-    )
-    assert "drafter prompt-lookup" in page.read_text()
-    page.unlink()
-    alone = CliRunner().invoke(cli, [*command, "--drafter", "faulty"], prog_name="specframe")
-    assert alone.exit_code == 2
-    assert alone.stderr.splitlines()[-1].startswith("Error: drafter 'faulty' of faulty-dist: propose() raised")
-    assert not page.exists()

@@ -112,33 +112,6 @@ def test_two_plugins_of_one_name_are_both_named(site):
     assert found.make("drafter", "none")
 
 
-def test_two_models_of_one_name_are_both_named(monkeypatch):
-    """A model alias that two distributions offer cannot be resolved; both are named and listed, and others resolve."""
-    found = Registry()
-    for owner in ("first", "second"):
-        offer(found, plugin("specframe_register_models", lambda register: register("mine", "some/where")), owner)
-        offer(found, plugin("specframe_register_models", lambda register: register("fine", "else/where")), owner)
-    found.models["fine"].pop()
-    monkeypatch.setattr(aliases, "registry", lambda: found)
-    with pytest.raises(PluginError, match=r"^model 'mine' is offered by both first and second: uninstall"):
-        aliases.resolve("mine")
-    assert aliases.resolve("fine") == "else/where"
-    assert [row.distribution for row in aliases.known_aliases() if row.alias == "mine"] == ["first", "second"]
-
-
-def test_what_is_the_same_twice_is_offered_once():
-    """A distribution that registers the same twice offers it once; something else under that name is a fault of its own."""
-    found = Registry()
-    twice = plugin("specframe_register_drafters", lambda register: [register("mine", dict), register("mine", dict)])
-    offer(found, twice, "dist")
-    assert found.entry("drafter", "mine").factory is dict
-    offer(found, plugin("specframe_register_drafters", lambda register: register("mine", list)), "dist")
-    with pytest.raises(
-        PluginError, match=r"^drafter 'mine' is registered 2 times by dist, each time as something else$"
-    ):
-        found.make("drafter", "mine")
-
-
 def test_a_plugin_that_does_not_import_is_named_and_the_rest_loads(site, capsys):
     """A broken plugin is warned of with its distribution and its error, and nothing is printed; everything else is there."""
     site("broken", "import a_module_that_is_not_there\n")
@@ -191,13 +164,6 @@ def test_what_is_wrong_with_an_absent_plugin(site, tmp_path, monkeypatch, kind, 
         aliases.resolve(name) if kind == "drafter" else registry().make(kind, name)
 
 
-def test_a_folder_by_its_path_is_told_as_well(tmp_path):
-    """The path of a plugin's folder, in place of a model's, is answered as its name is."""
-    folder = package.write("yours", parent=tmp_path)
-    with pytest.raises(PluginError, match=r"is the folder of a plugin that is not installed: pip install -e /.*yours$"):
-        aliases.resolve(str(folder))
-
-
 def test_a_misspelt_drafter_is_answered_with_drafters_and_models():
     """What is neither a drafter nor a model is told so, with the nearest of both."""
     with pytest.raises(
@@ -218,12 +184,6 @@ def test_a_hook_that_raises_is_a_failure_too(site):
     """A plugin whose hook raises is skipped like one that does not import."""
     site("angry", "from specframe import hookimpl\n@hookimpl\ndef specframe_register_drafters(register):\n    1 / 0\n")
     assert "ZeroDivisionError" in discover().failures["angry"]
-
-
-def test_a_hook_nobody_knows_is_a_failure(site):
-    """A misspelt hook is not silently ignored."""
-    site("typo", "from specframe import hookimpl\n@hookimpl\ndef specframe_register_draughters(register): ...\n")
-    assert "specframe_register_draughters" in discover().failures["typo"]
 
 
 def test_a_reference_that_does_not_import_is_named_when_used(site):
@@ -267,15 +227,6 @@ def test_discovery_can_be_narrowed(site, monkeypatch):
     assert {entry.distribution for entry in discover()} == {"specframe"}
 
 
-def test_discovery_is_repeatable(site):
-    """The registry is made once and again when asked to."""
-    assert registry() is registry()
-    site("lucky", DRAFTER.format(name="lucky"))
-    assert "lucky" not in registry().names("drafter")
-    registry.cache_clear()
-    assert "lucky" in registry().names("drafter")
-
-
 def test_unknown_strategy_lists_the_known_and_suggests_the_nearest():
     """An unknown name is answered with all known ones and the nearest of them."""
     with pytest.raises(UnknownNameError) as raised:
@@ -284,13 +235,6 @@ def test_unknown_strategy_lists_the_known_and_suggests_the_nearest():
     assert message.startswith("unknown alignment 'raged'")
     assert all(name in message for name in registry().names("alignment"))
     assert message.endswith("did you mean 'ragged'?")
-
-
-def test_nothing_is_suggested_when_nothing_is_near():
-    """A name like no other gets the list alone."""
-    with pytest.raises(UnknownNameError) as raised:
-        registry().make("alignment", "zzz")
-    assert "did you mean" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -309,15 +253,6 @@ def test_bad_options(site, specification, message):
     with pytest.raises(OptionError) as raised:
         discover().make("drafter", specification)
     assert str(raised.value).startswith(message)
-
-
-def test_specifications():
-    """A specification is a name and options, whose values become numbers and booleans; dashes are underscores."""
-    assert parse_specification("name") == ("name", {})
-    assert parse_specification("name, a=1 ,b=2.5,c-d=True,e=text") == (
-        "name",
-        {"a": 1, "b": 2.5, "c_d": True, "e": "text"},
-    )
 
 
 def plugin(hook, function):

@@ -20,7 +20,7 @@ from specframe.engine.encoding import LONGEST, encode_prompt
 from specframe.errors import OptionError, PromptError, SpecframeWarning
 from specframe.text import prompts
 from specframe.text.prompts import Prompt, from_file, tables
-from specframe.text.prompts.entries import from_entry, load
+from specframe.text.prompts.entries import load
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 ANSWERED = [*ASKED, {"role": "assistant", "content": "Because."}]
@@ -87,13 +87,6 @@ def test_json_lines(name: str) -> None:
     assert given("\n".join(json.dumps(entry) for entry, _ in ENTRIES), name) == [held for _, held in ENTRIES]
 
 
-def test_json_lines_by_another_name() -> None:
-    """Lines that are objects with prompts are JSON lines in a file called .json or .txt; one object alone is one prompt."""
-    lines = '{"prompt": "a"}\n{"text": "b"}\n'
-    assert given(lines, "p.json") == given(lines, "p.txt") == ["a", "b"]
-    assert given('{"prompt": "a"}', "p.json") == given('{\n "prompt": "a"\n}\n', "p.txt") == ["a"]
-
-
 @pytest.mark.parametrize("text", ["[1, 2, 3]", "[", "[\n  1,\n", "{}", "{a}\n{b}", "[x for x in y]\n[1]", '"a"', "5"])
 def test_code_that_looks_like_json_stays_text(text: str) -> None:
     """The lines of a text file are prompts unless the whole is JSON that holds some."""
@@ -134,12 +127,6 @@ def test_files_without_prompts(name: str, content: str | bytes, reason: str) -> 
         written(content, name)
     assert str(caught.value).startswith(f"--prompts: {name} {reason}")
     assert "\n" not in str(caught.value)
-
-
-def test_a_name_that_cannot_be() -> None:
-    """A name with a NUL character is a sentence as well."""
-    with pytest.raises(OptionError, match="cannot be read"):
-        from_file("a\0b")
 
 
 def damaged(text: str, random: Random) -> bytes:
@@ -229,12 +216,6 @@ def test_a_key_given_twice_fails_its_prompt_alone() -> None:
     assert written('[{"prompt": "a", "prompt": "b"}, "c"]', "p.json")[0].fault
     with pytest.raises(PromptError, match=r"Expecting value \(line 2 column 1\)"):
         load("[\n")
-
-
-def test_parameters_are_what_an_object_holds_beside_its_prompt() -> None:
-    """Keys that may hold prompts are no parameters."""
-    assert from_entry({"prompt": "a", "text": "b", "temperature": 0.5}, "x").parameters == {"temperature": 0.5}
-    assert from_entry("a", "x").parameters == {}
 
 
 def test_token_ids() -> None:
@@ -444,18 +425,6 @@ def test_a_run_of_chats(pipe: Any) -> None:
     assert "chat" in texts.output
 
 
-def test_messages_are_cut_by_tokens(pipe: Any) -> None:
-    """A limit on prompt tokens counts the tokens of the rendered chat, not its messages."""
-    from specframe_lab.verify import encode
-
-    pipe.tokenizer.chat_template = TEMPLATE
-    assert encode(pipe, [ASKED, [5, 6, 7], "import os"], 2) == [
-        pipe.encode(ASKED)[:2],
-        [5, 6],
-        pipe.encode("import os")[:2],
-    ]
-
-
 def test_commands_take_all_forms(pipe: Any) -> None:
     """A run writes the JSON of token ids and messages as their prompt; a grid is handed what a pipeline takes."""
     from click.testing import CliRunner
@@ -578,13 +547,6 @@ def test_a_limit_reaches_into_data_sets(monkeypatch: pytest.MonkeyPatch) -> None
         ("some/set", "train[:9]", False),
         ("some/set", "train", False),
     ]
-
-
-def test_a_limit_on_rows_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a file beyond the limit are not read."""
-    rows = ({"text": "ab"[row]} for row in range(3))  # the third raises
-    monkeypatch.setattr(tables, "load", lambda *given, **more: rows)
-    assert [prompt.given for prompt in tables.from_hub("hf:p.parquet", 2)] == ["a", "b"]
 
 
 # ---- the hub ---------------------------------------------------------------------------------------------------------

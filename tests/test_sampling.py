@@ -11,7 +11,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsP
 from specframe import Pipeline
 from specframe.errors import OptionError, UnknownNameError
 from specframe.plugins.registry import registry
-from specframe.text.noise import Stream, gumbel, uniform
 from specframe.text.sampling import Sampling
 
 VOCABULARY = 5
@@ -78,28 +77,6 @@ def test_a_temperature_the_rule_ignores_is_refused():
         Pipeline(TARGET, DRAFT, accept="greedy").generate([[1]], sampling=Sampling(temperature=0.7))
 
 
-OUT_OF_RANGE = {
-    "temperature": (-1, "a number of at least 0"),
-    "top_p": (0, "a number above 0 and at most 1"),
-    "top_k": (-2, "a whole number of at least 0"),
-    "min_p": (1.5, "a number from 0 to 1"),
-    "samples": (0, "a whole number from 1 to 10,000"),
-    "max_new_tokens": (0, "a whole number of at least 1"),
-    "min_new_tokens": (1.5, "a whole number of at least 0"),
-    "logprobs": (True, "a whole number of at least 0"),
-    "max_time": (-0.1, "a number above 0"),
-    "stop": (("a", ""), "a text or several, none of them empty"),
-}
-
-
-@pytest.mark.parametrize("name", OUT_OF_RANGE)
-def test_a_parameter_out_of_range_is_refused(name):
-    """The message names the parameter and what it accepts, and what was got."""
-    value, accepts = OUT_OF_RANGE[name]
-    with pytest.raises(OptionError, match=re.escape(f"{name}: expected {accepts}, got {value!r}")):
-        Sampling(**{name: value})
-
-
 def test_parameters_of_one_prompt_take_the_place_of_those_of_all():
     """What is written down for one prompt, as in JSON, replaces what holds for all; unknown names are named."""
     usual = Sampling(temperature=0.5, stop="END")
@@ -126,19 +103,6 @@ def test_auto_takes_the_rule_that_a_run_needs():
     assert ids(auto, None) == greedy
     mixed = ids(auto, [Sampling(), sampling, Sampling()])
     assert mixed == [greedy[0], ids(named, sampling)[1], greedy[2]]
-
-
-def test_random_numbers_are_keyed_by_use():
-    """Numbers are uniform, streams differ, and a number does not depend on what it is drawn together with."""
-    rows, places = torch.arange(50)[:, None], torch.arange(2000)[None]
-    numbers = uniform(1, rows, places, Stream.ACCEPT)
-    assert abs(float(numbers.mean()) - 0.5) < 4 * (1 / 12 / numbers.numel()) ** 0.5
-    other = uniform(1, rows, places, Stream.DRAFT)
-    assert abs(float(((numbers - 0.5) * (other - 0.5)).mean())) < 4 / 12 / numbers.numel() ** 0.5
-    assert uniform(1, rows[7:8], places[:, 30:31], Stream.ACCEPT).item() == numbers[7, 30].item()
-    noise = gumbel(1, rows, places, Stream.TARGET, 3)
-    assert noise.shape == (50, 2000, 3)
-    assert abs(float(noise.mean()) - 0.5772) < 4 * (1.645 / noise.numel()) ** 0.5
 
 
 WRONG_TYPES = {

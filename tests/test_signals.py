@@ -19,7 +19,7 @@ import pytest
 
 from specframe.__main__ import main
 from specframe.cli import CommandLine, cli
-from specframe.cli.signals import Screen, exit_on_signals
+from specframe.cli.signals import Screen
 from specframe.errors import OptionError
 from specframe.files import Output
 
@@ -102,13 +102,6 @@ def test_an_error_after_a_signal_is_the_signal(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
-def test_an_error_without_a_signal_stays_one() -> None:
-    """Errors that are not of standard output are passed on: those of files, and those of the code."""
-    for error in (ValueError("no"), FileNotFoundError(errno.ENOENT, "no", "file"), OSError(errno.ENOSPC, "no", "f")):
-        with pytest.raises(type(error)), exit_on_signals():
-            raise error
-
-
 @pytest.mark.parametrize(
     ("number", "status", "said"),
     [
@@ -165,13 +158,6 @@ def test_an_interruption_while_the_command_line_is_imported(
     with pytest.raises(SystemExit) as exit_:
         main()
     assert (exit_.value.code, capsys.readouterr().err) == (130, "\ninterrupted\n")
-
-
-def test_the_package_itself_imports_nothing() -> None:
-    """Of what a command needs nothing is imported before the place where an interruption is caught."""
-    code = "import sys, specframe; print(*(n for n in sys.modules if n.startswith(('specframe', 'pluggy'))))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["specframe"]
 
 
 @pytest.mark.slow

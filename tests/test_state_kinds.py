@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import architectures
@@ -22,7 +21,6 @@ import specframe
 from specframe.contracts.requests import Request
 from specframe.errors import SpecframeWarning
 from specframe.forward.runner import ModelRunner
-from specframe.pipeline import Pipeline
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 
@@ -270,26 +268,6 @@ def test_stores_of_keys_and_values(kv: str, name: str) -> None:
         )
     gave_way = any("gives its memory back" in str(one.message) for one in told)
     assert gave_way == ("blocks" in kv)
-
-
-@pytest.mark.slow
-@each_kind
-def test_workers(name: str, tmp_path: Path) -> None:
-    """Two processes decode with states as one does."""
-    model, asked = architectures.build(name), harness.random_prompts([6, 11, 3, 9, 1], zoo.VOCABULARY)
-    model.save_pretrained(tmp_path)
-    zoo.character_tokenizer().save_pretrained(tmp_path)
-    options: dict[str, Any] = {
-        "drafter": "prompt-lookup",
-        "batch_size": 2,
-        "draft_length": 3,
-        "generation_config": "none",
-    }
-    found, alone = (
-        [one.token_ids for one in Pipeline(str(tmp_path), executor=executor, **options).generate(asked, 8)]
-        for executor in ("workers,count=2", "local")
-    )
-    assert found == alone
 
 
 @pytest.mark.slow

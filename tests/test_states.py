@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 from products import crossed
-from specframe_testing import fakes, harness, standard, states, suite_device
+from specframe_testing import fakes, harness, standard, states
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
-from specframe_testing.device.rounds import watched_rounds
 from test_releases import Failing
 
 from specframe.contracts.drafts import Block, Budget
@@ -28,7 +27,6 @@ from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import CompositionError, ContractError, ModelError, SpecframeError
 from specframe.forward import states as forward_states
-from specframe.forward.attention import choice
 from specframe.forward.runner import ModelRunner
 from specframe.forward.states import RowStates, state_layers
 from specframe.plugins.registry import add_entry, registry
@@ -96,13 +94,6 @@ def test_a_draft_model_with_states(align: str, draft_length: int) -> None:
     assert {one.metrics.num_spec_steps for one in harness.check(pipe, asked)} == {2}
 
 
-def test_a_draft_model_with_states_for_a_target_without() -> None:
-    """The draft model's states are its own business: a target that attends is decoded exactly."""
-    target = fakes.fake_target()
-    asked = usual()
-    harness.check(harness.pipeline(target, states.fake_state_draft(TARGET), batch_size=3, draft_length=3), asked)
-
-
 class Sometimes:
     """Drafts nothing in most rounds."""
 
@@ -141,13 +132,6 @@ def test_prompts_in_pieces(align: str, piece: int) -> None:
     draft = states.fake_state_draft(TARGET)
     schedule = f"continuous,piece={piece}"
     harness.check(harness.pipeline(TARGET, draft, align=align, schedule=schedule, batch_size=2, draft_length=3), asked)
-
-
-def test_prompts_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of unequal length that are read in several forwards: padding before a row's first token leaves no trace."""
-    monkeypatch.setattr(choice, "PREFILL_TOKENS", 8)
-    asked = usual()
-    harness.check(harness.pipeline(TARGET, states.fake_state_draft(TARGET), batch_size=5, draft_length=3), asked)
 
 
 def test_samples_share_the_reading_of_the_prompt() -> None:
@@ -242,20 +226,6 @@ def test_samples_of_a_draft_model_with_states(batch_size: int) -> None:
         results = pipe.generate(prompts, 7, sampling=Sampling(temperature=40.0, samples=4))
         found.append([one.token_ids for one in results])
     assert found[0] == found[1]
-
-
-def test_as_on_a_gpu() -> None:
-    """On a device as strict as CUDA a run with states is exact, waits once a round and copies no more than without states."""
-    asked = usual()
-    with suite_device.running_on("sim"), watched_rounds() as watched:
-        draft = states.fake_state_draft(TARGET)
-        pipe = harness.pipeline(TARGET, draft, batch_size=2, draft_length=3, observers=[watched])
-        harness.check(pipe, asked)
-        watched.rounds.clear()  # a model is tried out in its first run
-        harness.check(pipe, asked)
-    assert watched.steady
-    assert max(one.waits for one in watched.rounds) == 1
-    assert max(one.copies for one in watched.steady) <= 2
 
 
 def test_what_stands_as_a_whole_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 import pytest
 import torch
-from specframe_testing import harness, standard, states, zoo
-from specframe_testing.conformance import KVBackendSuite, StateStoreSuite
-from specframe_testing.strict import strict
+from specframe_testing import harness, standard, states
+from specframe_testing.conformance import StateStoreSuite
 
-from specframe.contracts.attention import Attend, AttentionBackend, AttentionFacts
-from specframe.contracts.cache import KVBackend, KVShape, KVStore, KVView, Paged, Placement
+from specframe.contracts.cache import KVBackend, KVShape, KVStore, KVView, Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import After, Inputs, LayerState, Parts, StateLayer
@@ -175,142 +172,3 @@ def test_the_backend_that_offers_states_keeps_them(monkeypatch: pytest.MonkeyPat
         kv = Diaries(registry().make("KV backend", standard.STORE))
         harness.check(harness.pipeline(target, None, kv=kv, batch_size=2), harness.requests([[1, 2], [3]], 4))
     assert len(told) == 4
-
-
-class Notebooks:
-    """Keeps keys and values in pages that rows are given when they come to need them."""
-
-    needs = frozenset[str]()
-    offers = frozenset({"scatter", "move", "paged"})
-
-    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> Notebook:
-        return Notebook(shapes, rows, -(-(capacity + 1) // LINES), device)
-
-
-LINES = 3
-"""Slots of a page."""
-
-
-class Notebook:
-    """Pages of all layers, the page numbers of each sequence in order, and the numbers that nobody has."""
-
-    slots, first = None, 0
-
-    def __init__(self, shapes: list[KVShape], rows: int, count: int, device: torch.device) -> None:
-        self.rows, self._count, self._device = rows, count, device
-        self._free = [*range(rows * count)]
-        self._pages: dict[int, list[int]] = {}
-        self._layers = [
-            tuple(
-                torch.zeros(rows * count, LINES, shape.heads, size, dtype=shape.dtype, device=device)
-                for size in (shape.key_size, shape.value_size)
-            )
-            for shape in shapes
-        ]
-
-    def arrange(self, sequences: list[Sequence]) -> None:
-        for one in sequences:
-            if id(one) not in self._pages:
-                self._pages[id(one)] = []
-                parent = self._pages.get(id(one.parent)) if one.parent else None
-                if parent:
-                    self._grow(one, len(parent))
-                    for part in (part for parts in self._layers for part in parts):
-                        part[self._pages[id(one)]] = part[parent]
-        self._batch = sequences
-
-    def _grow(self, sequence: Sequence, count: int) -> None:
-        pages = self._pages[id(sequence)]
-        while len(pages) < count:
-            pages.append(self._free.pop())
-
-    def expect(self, placement: Placement) -> None:
-        last = int(placement.slots_BT.max())
-        for one in self._batch:
-            self._grow(one, max(last, placement.key_order_BS.shape[1] - 1) // LINES + 1)
-        self._at = self._places(placement.slots_BT)
-
-    def _places(self, slots_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._table().gather(1, slots_BT // LINES), slots_BT % LINES
-
-    def _table(self) -> torch.Tensor:
-        rows = [self._pages[id(one)] for one in self._batch]
-        width = max(map(len, rows))
-        return torch.tensor([row + row[:1] * (width - len(row)) for row in rows], device=self._device)
-
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Paged:
-        held_keys, held_values = self._layers[layer]
-        held_keys[self._at], held_values[self._at] = keys.transpose(1, 2), values.transpose(1, 2)
-        return Paged(held_keys, held_values, self._table(), LINES)
-
-    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
-        if targets_BT is None:
-            targets_BT = torch.arange(sources_BT.shape[1], device=self._device).expand_as(sources_BT)
-        for one in self._batch:
-            self._grow(one, int(max(sources_BT.max(), targets_BT.max())) // LINES + 1)
-        sources, targets = self._places(sources_BT), self._places(targets_BT)
-        for part in (part for parts in self._layers for part in parts):
-            part[targets] = part[sources]
-
-    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
-        return 0
-
-    def release(self, sequence: Sequence) -> None:
-        self._free += self._pages.pop(id(sequence), [])
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for parts in self._layers for part in parts)
-
-
-class Reader:
-    """Attends to pages after looking up those of each row."""
-
-    needs, offers = frozenset({"paged"}), frozenset({"paged", "tree", "window"})
-    expects = "any model"
-
-    def suits(self, facts: AttentionFacts) -> bool:
-        return True
-
-    def plan(self, placement: Placement) -> Attend:
-        return Reading(placement)
-
-
-class Reading:
-    """The attention of one forward."""
-
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
-
-    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
-        assert isinstance(view, Paged)
-        extent, groups = self._placement.key_order_BS.shape[1], query.shape[1] // view.keys.shape[2]
-        keys, values = (
-            part[view.table_BN].flatten(1, 2)[:, :extent].transpose(1, 2).repeat_interleave(groups, dim=1)
-            for part in (view.keys, view.values)
-        )
-        scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-        seen = self._placement.seen(window)[:, None]
-        return (scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1) @ values).transpose(1, 2)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_pages_hold_what_was_written(seed: int) -> None:
-    """The store keeps what every store keeps that writes any slot."""
-
-    class Suite(KVBackendSuite):
-        def make(self) -> Notebooks:
-            return Notebooks()
-
-    Suite().test_scatter(seed)
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.parametrize("options", [{}, {"check": True}, {"schedule": standard.READING_IN_PIECES}], ids=str)
-def test_pages_decode(name: str, options: dict[str, Any]) -> None:
-    """Store and attention work where nothing but their protocols' members can be seen."""
-    target = zoo.build(name)
-    kv, attention = strict(Notebooks(), KVBackend), strict(Reader(), AttentionBackend)
-    given = {"kv": kv, "attention": attention, "batch_size": 2, "draft_length": 3, **options}
-    asked = harness.requests(harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY), [9, 4, 12, 7], {zoo.EOS})
-    harness.check(harness.pipeline(target, zoo.good_draft(target), **given), asked)

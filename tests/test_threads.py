@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from specframe_testing import harness, zoo
-from transformers import Gemma3Config, LlavaConfig, PreTrainedModel, Qwen3Config
+from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Result
 from specframe.engine.guards.calls import longest_running
@@ -197,39 +197,3 @@ def test_a_model_in_training_goes_back_after_the_last() -> None:
         one.close()
         assert not any(module.training for module in target.modules())
     assert all(module.training for module in target.modules())
-
-
-def test_configurations_are_written_once_a_round_and_are_their_own_between_rounds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A round of five forwards changes two configurations, and whoever looks between two rounds finds them unchanged."""
-    target, usual, values = zoo.build("qwen3"), current_forward.write_value, list[Any]()
-    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=2, draft_length=4)
-    chunks = pipe.stream(harness.random_prompts([5, 5], target.config.vocab_size), 12)
-    next(chunks), next(chunks)
-    monkeypatch.setattr(
-        current_forward, "write_value", lambda owner, name, value: (values.append(value), usual(owner, name, value))
-    )
-    next(chunks)
-    assert values == [current_forward.NAME] * 2 + ["sdpa"] * 2
-    assert pipe.target_model.config._attn_implementation == "sdpa"
-    list(chunks)
-
-
-@pytest.mark.parametrize("made", [Qwen3Config, Gemma3Config, LlavaConfig])
-def test_a_configuration_is_read_and_written_as_attributes_are(made: type) -> None:
-    """What is written without transformers' own way is what that writes, in the configurations within as well."""
-
-    def held(config: Any) -> list[str]:
-        return [
-            config._attn_implementation,
-            *(getattr(config, name)._attn_implementation for name in config.sub_configs),
-        ]
-
-    ours, theirs = made(), made()
-    ours._attn_implementation = theirs._attn_implementation = "eager"
-    assert current_forward.read_value(ours, "_attn_implementation") == "eager"
-    current_forward.write_value(ours, "_attn_implementation", "sdpa")
-    theirs._attn_implementation = "sdpa"
-    assert held(ours) == held(theirs) == ["sdpa"] * len(held(ours))
-    assert current_forward.read_value(ours, "_attn_implementation") == "sdpa"

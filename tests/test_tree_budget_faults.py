@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from planting import WRONG, Acting, assert_once, collected, opened, raising, stepped, turns, wanted
+from planting import Acting, assert_once, collected, opened, raising, stepped, turns, wanted
 from policy_worlds import Rows, round_report
 from specframe_std.policies.goodput import Goodput
 from specframe_testing import fakes, harness
@@ -153,30 +153,6 @@ def test_aborts_and_a_close_from_inside_any_draft(drafter: str, policy: str) -> 
             assert held[0].idle
             assert ended == tokens or (gone is None and aborted), (at, gone)
             held[0].close()
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_draft_model_without_sense(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nan in a draft model's logits makes bad drafts, of one round or of all, and changes no token."""
-    pipe, _, asked = seasoned.__wrapped__(TREES[0], policy)  # one that the faults of other tests have taught nothing
-    forward, calls = type(DRAFT).forward, list[int]()
-    for at in (range(3, 4), range(7, 8), range(10**6)):  # a policy that finds drafts bad ends them soon
-        calls.clear()
-
-        def act(self: Any, *given: Any, at: range = at, **named: Any) -> Any:
-            found = forward(self, *given, **named)
-            if self is DRAFT:
-                calls.append(1)
-                if len(calls) in at:
-                    found.logits = WRONG["nan"](found.logits)
-            return found
-
-        with monkeypatch.context() as patched:
-            patched.setattr(type(DRAFT), "forward", act)
-            results, told = collected(pipe.decode(asked))
-        assert told == ""
-        assert len(calls) > at.start, "there was no nan"
-        assert_once(TARGET, asked, results, complete=True)
 
 
 def test_what_a_round_that_counted_for_nothing_has_seen_is_forgotten() -> None:

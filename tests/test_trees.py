@@ -13,8 +13,7 @@ from specframe_std.drafters.model import ModelDrafter
 from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli
-from specframe.contracts.cache import Placement
-from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError, ContractError
 from specframe.text.sampling import Sampling
@@ -89,33 +88,15 @@ def test_logprobs_follow_the_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"accept": "block"}, "acceptance rule 'block' does not"),
-        ({"align": "masking"}, "alignment 'masking' does not"),
-        ({"align": "padding"}, "alignment 'padding' does not"),
-    ],
-)
-def test_what_cannot_take_trees_is_refused(options: dict[str, Any], said: str) -> None:
-    """A combination in which somebody knows chains alone is refused in one sentence, before anything is decoded."""
-    with pytest.raises(
-        CompositionError, match=rf"^drafter 'ScriptedTree' needs 'tree' to be offered, and {said} offer it, as '"
-    ):
-        decode(fakes.fake_target(), None, **options)
-
-
-@pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"parents_BN": torch.tensor([[0, -1, 0, 1, 1, 3]] * 3)}, "parents_BN that are -1 or an earlier node"),
         ({"parents_BN": torch.zeros(3, 2, dtype=torch.long)}, r"parents_BN of shape \(B, N\) = \(3, 6\), got \(3, 2\)"),
-        ({"depth": 9}, "a depth from 0 to 3, got 9"),
         ({"counts_B": torch.zeros(1, dtype=torch.long)}, r"counts_B of shape \(B,\) = \(3,\), got \(1,\)"),
     ],
-    ids=["parents", "shape", "depth", "counts"],
+    ids=["shape", "counts"],
 )
 def test_a_wrong_tree_is_told(change: dict[str, Any], said: str) -> None:
-    """Parents, depths and counts that cannot be are one sentence that names the drafter."""
+    """Parents and counts of another shape are one sentence that names the drafter."""
 
     class Wrong(fakes.ScriptedTree):
         def propose(self, batch: Batch, budget: Budget) -> Draft:
@@ -129,73 +110,6 @@ def test_a_wrong_tree_is_told(change: dict[str, Any], said: str) -> None:
     pipe = harness.pipeline(target, Wrong(harness.truth(target, asked)), batch_size=3)
     with pytest.raises(ContractError, match=rf"^drafter .*Wrong: propose\(\) must return {said}"):
         harness.decode(pipe, asked)
-
-
-def test_a_place_sees_itself_and_its_ancestors() -> None:
-    """The closure of a block's parents is each place's path, and its length is the depth."""
-    block = Block(
-        torch.zeros(2, 7, dtype=torch.long), -1, torch.tensor([[-1, 0, 0, 1, 2, 2, 4], [-1, 0, 1, 2, 3, 4, 5]])
-    )
-    assert block.sees_BTT is not None
-    for row, parents in enumerate(block.parents_BT.tolist()):  # type: ignore[union-attr]
-        for place in range(7):
-            path, here = set(), place
-            while here >= 0:
-                path.add(here)
-                here = parents[here]
-            assert set(block.sees_BTT[row, place].nonzero()[:, 0].tolist()) == path
-            assert int(block.depth_BT()[row, place]) == len(path) - 1
-
-
-@pytest.mark.parametrize("window", [None, 2])
-def test_visibility_against_brute_force(window: int | None) -> None:
-    """A query sees the cached slots before it, and of the tokens fed with it those on its own path, within its window."""
-    order_BT = torch.tensor([[4, 5, 5, 6]])
-    slots_BT = torch.tensor([[4, 5, 6, 7]])
-    key_order_BS = torch.tensor([[0, 1, 2, 3, 4, 5, 5, 6, -1]])
-    paths = [[0], [0, 1], [0, 2], [0, 2, 3]]
-    sees_BTT = torch.zeros(1, 4, 4, dtype=torch.bool)
-    for place, path in enumerate(paths):
-        sees_BTT[0, place, path] = True
-    placement = Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=sees_BTT)
-    seen = placement.visible(torch.tensor([[0]]), torch.arange(4)[:, None], torch.arange(9)[None], window)
-    for query in range(4):
-        for slot in range(9):
-            key, order = int(key_order_BS[0, slot]), int(order_BT[0, query])
-            fed = slot - 4 if 4 <= slot < 8 else None
-            right = 0 <= key <= order and (fed is None or fed in paths[query])
-            right = right and (window is None or key > order - window)
-            assert bool(seen[query, slot]) == right, (query, slot)
-
-
-PLACES = (
-    "drafter {{!r}} needs 'tree' to be offered, and alignment '{}' does not offer it, as 'eqspec' or 'exspec' or 'ragged' or "
-    "'rollback' does"
-)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            ["--accept", "block"],
-            "drafter {!r} needs 'tree' to be offered, and acceptance rule 'block' does not offer it, as 'greedy' or 'gumbel' or "
-            "'rejection' or 'traversal' or 'typical' does",
-        ),
-        (["--align", "masking"], PLACES.format("masking")),
-        (["--align", "padding"], PLACES.format("padding")),
-        (["--draft-length", "fixed,length=3,nodes=2"], "nodes: expected a whole number of at least 3, got 2"),
-    ],
-    ids=lambda given: given[1] if isinstance(given, list) else "",
-)
-def test_the_command_line_refuses_in_one_sentence(tmp_path: Path, options: list[str], said: str) -> None:
-    """A tree for a rule or an alignment without trees is one sentence, in the words of the command, and status 2."""
-    pair = zoo.save_pair(tmp_path)
-    pair[-1] += ",branch=2/2"
-    done = CliRunner().invoke(cli, ["run", *pair, *options, "abc"])
-    assert done.exit_code == 2
-    assert done.stderr.strip().endswith(said.format(pair[-1]))
-    assert "Traceback" not in done.output
 
 
 @pytest.mark.parametrize("tree", crossed(["tree=dynamic,nodes=6", "branch=2/2", "tree=static"]))
