@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from specframe_lab.arrivals import arrival_times, poisson
 from specframe_lab.comparison.comparison_observers import Waits
-from specframe_lab.comparison.figures import percentiles
 from specframe_testing import harness
-from specframe_testing.fakes import always_right, fake_draft, fake_target
+from specframe_testing.fakes import fake_draft, fake_target
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
@@ -158,31 +157,6 @@ def test_nobody_is_passed_over_for_longer_than_the_scheduler_promises(
     results = list(pipe.generate(prompts, 12, arrivals=rate and poisson(rate, 28)))
     assert len(results) == 28
     assert waits.longest <= patience + -(-window // 4)
-
-
-def test_patience_bounds_the_tail(seconds: Seconds):
-    """A crowd in step always has a full group: the one of another length waits for all of them, or for its patience."""
-    target, waits = fake_target(eos=60), Waits()
-    prompts = harness.random_prompts([4] * 5 + [7] + [4] * 18, 60, seed=1)
-    truth = harness.truth(target, harness.requests(prompts, 30))
-    latencies = {}
-    for patience in (4, 16, 10**6):
-        schedule = f"same-length,window=12,patience={patience}"
-        pipe = harness.pipeline(
-            target,
-            always_right(truth),
-            align="exspec",
-            schedule=schedule,
-            batch_size=4,
-            draft_length=4,
-            observers=[seconds, waits],
-        )
-        latencies[patience] = [result.latency for result in pipe.generate(prompts, 30)]
-        assert waits.longest <= patience + 3
-    odd = {patience: found[5] for patience, found in latencies.items()}
-    assert odd[10**6] == max(latencies[10**6])
-    assert odd[4] < odd[16] < odd[10**6]
-    assert percentiles(latencies[4])[2] < percentiles(latencies[10**6])[2]
 
 
 def test_a_wrong_number_of_arrivals_is_refused():

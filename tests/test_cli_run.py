@@ -144,16 +144,9 @@ def test_standard_input(pair: list[str]) -> None:
     ("option", "value", "reason"),
     [
         ("--batch-size", "0", "--batch-size: expected a whole number of at least 1, got '0'"),
-        ("--batch-size", "2.5", "--batch-size: expected a whole number of at least 1, got '2.5'"),
-        ("--max-new-tokens", "0", "--max-new-tokens: expected a whole number of at least 1, got '0'"),
         ("--seed", "-1", "--seed: expected a whole number from 0 to 18,446,744,073,709,551,615, got '-1'"),
-        ("--draft-length", "0", "--draft-length: expected a whole number of at least 1 or a policy's name, got '0'"),
         ("--align", "exspek", "did you mean 'exspec'?"),
-        ("--accept", "gredy", "did you mean 'greedy'?"),
         ("--kv", "dynamic", "alignment 'ragged' cannot run on KV backend 'dynamic'"),
-        ("--device", "gpu", "--device: expected auto, cpu, cuda or cuda:N, got 'gpu'"),
-        ("--dtype", "int8", "--dtype: expected one of auto, float32"),
-        ("--target", "./nowhere", "nowhere"),
         ("--logprobs", "99999", f"logprobs: expected at most {len(zoo.CHARACTERS)}, the target's token ids, got 99999"),
     ],
 )
@@ -181,12 +174,9 @@ def test_config(pair: list[str]) -> None:
     ("text", "reason"),
     [
         (None, "--config: c.toml cannot be read: No such file or directory"),
-        ("align = ", "--config: c.toml is not TOML: "),
         ("batch-sise = 2", "did you mean 'batch-size'?"),
-        ("prompt = 'x'", "unknown option in c.toml 'prompt': "),
         ("align = ['ragged']", "c.toml: align: expected a text or a number, got a list"),
         ("batch-size = 0", "batch-size in c.toml: expected a whole number of at least 1, got 0"),
-        ("batch-size = true", "c.toml: batch-size: expected a text or a number, got true"),
     ],
 )
 def test_refused_configs(text: str | None, reason: str, pair: list[str]) -> None:
@@ -241,24 +231,6 @@ def test_a_terminal_has_results_in_the_order_asked(pair: list[str], monkeypatch:
     _, text = on_terminal(monkeypatch, *options)
     assert re.findall(r"\[(\d)\](?:\x1b\S*)? (?:length|error)", text) == ["0", "1", "2", "3"]
     assert re.findall(r"^\[(\d)\] length", run(*options).stdout, re.MULTILINE) == ["1", "3", "0"]
-
-
-def test_an_interruption_shows_what_waits_for_its_turn(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results that a terminal has not shown, since an earlier prompt is being decoded, are shown where the run is interrupted."""
-    completion, finished = Display.completion, list[int]()
-
-    def interrupt(self: Display, kept: dict, first: float) -> None:
-        completion(self, kept, first)
-        finished.append(kept["index"])
-        if len(finished) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Display, "completion", interrupt)
-    lines = [json.dumps({"prompt": f"a{index}", "max_new_tokens": most}) for index, most in enumerate((9, 1, 1))]
-    Path("prompts.jsonl").write_text("\n".join(lines))
-    status, text = on_terminal(monkeypatch, *pair, "--prompts", "prompts.jsonl", "--draft-length", "1")
-    assert (status, finished) == (130, [1, 2])
-    assert re.findall(r"\[(\d)\]\S* length", text) == ["1", "2"]
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Any, str]:
@@ -486,19 +458,6 @@ def test_the_report(pair: list[str]) -> None:
     assert run(*options, "--report", "report.json").exit_code == 1
 
 
-def test_quiet(pair: list[str]) -> None:
-    """--quiet leaves texts and faults; what a file holds is not printed as well."""
-    result = run(*pair, "ab", "", "--quiet")
-    assert result.exit_code == 1
-    assert result.stdout.startswith("[0] length, 12 tokens\nab")
-    assert "this combination" not in result.output
-    assert "sequence" not in result.output
-    assert result.stderr == "[1] error: the prompt is empty: expected at least one token\n1 of 2 prompts failed\n"
-    result = run(*pair, "ab", "-q", "-o", "out.jsonl", "--attention", "flex")
-    assert (result.exit_code, result.output) == (0, "")
-    assert len(records()) == 1
-
-
 def test_resume_with_nothing_left(pair: list[str]) -> None:
     """A complete file is left as it is, and no model is loaded for it."""
     options = [*pair, "x", "--output", "out.jsonl"]
@@ -541,21 +500,6 @@ def test_resume_of_another_run_is_refused(changed: list[str], reason: str, pair:
     result = run(*pair, *changed, "--output", "out.jsonl", "--resume")
     assert (result.exit_code, result.stderr) == (2, f"Error: --resume: {reason}\n")
     assert Path("out.jsonl").read_bytes() == before
-
-
-def test_resume_of_something_else_is_refused(pair: list[str]) -> None:
-    """A file that is no output of a run is not touched."""
-    for line in (
-        "just text\n",
-        '{"index": 0}\n',
-        "[]\n",
-        '{"index": "0", "prompt": "x", "finish_reason": "eos", "settings": {}}\n',
-    ):
-        Path("out.jsonl").write_text(line)
-        result = run(*pair, "x", "--output", "out.jsonl", "--resume")
-        assert result.exit_code == 2
-        assert "out.jsonl line 1 is no result" in result.stderr
-        assert Path("out.jsonl").read_text() == line
 
 
 # ---- a package of one's own ------------------------------------------------------------------------------------------

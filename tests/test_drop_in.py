@@ -17,7 +17,6 @@ from generating import NEW, PROMPTS, padded
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, zoo
 from transformers import (
-    DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
@@ -87,20 +86,13 @@ class Own(LogitsProcessor):
 
 PROCESSORS = {
     "repetition_penalty": {"repetition_penalty": 1.5},
-    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
     "bad_words_ids": {"bad_words_ids": [[5], [7, 9], [1, 2, 3], *[[token] for token in range(40, 60)]]},
     "min_new_tokens": {"min_new_tokens": 9, "eos_token_id": list(range(0, 97, 3))},
-    "min_length": {"min_length": 20, "eos_token_id": list(range(0, 97, 3))},
     "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: list(range(row, 90, 2 + len(ids) % 3))},
-    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.8},
-    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
-    "suppress_tokens": {"suppress_tokens": list(range(0, 97, 2))},
     "begin_suppress_tokens": {"begin_suppress_tokens": list(range(1, 97, 2))},
     "sequence_bias": {"sequence_bias": [[[5], 4.0], [[7, 9], -6.0], [[11], 3.0]]},
-    "forced_eos_token_id": {"forced_eos_token_id": 5},
     "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (4, 1.3), "eos_token_id": 7},
     "watermarking_config": {"watermarking_config": WatermarkingConfig(bias=4.0)},
-    "renormalize_logits": {"renormalize_logits": True, "remove_invalid_values": True},
     "one's own": {"logits_processor": LogitsProcessorList([Own()])},
     "several": {
         "repetition_penalty": 1.2,
@@ -165,50 +157,6 @@ def test_what_is_not_asked_for_is_not_returned():
     assert isinstance(both(output_scores=True, output_hidden_states=True)[1], torch.Tensor)
 
 
-def assert_close(got, expected):
-    """Assert that nested tuples of tensors have the same structure, shapes and, nearly, values."""
-    if isinstance(expected, torch.Tensor):
-        torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-3)
-        return
-    assert isinstance(got, tuple)
-    assert len(got) == len(expected)
-    for one, other in zip(got, expected, strict=True):
-        assert_close(one, other)
-
-
-def keys_and_values(cache):
-    """Return what a cache holds, layer by layer."""
-    return tuple((layer.keys, layer.values) for layer in cache.layers)
-
-
-@pytest.mark.filterwarnings("ignore:nothing is drafted")
-@pytest.mark.parametrize("implementation", ["static", "dynamic"])
-def test_generating_goes_on_from_what_is_returned(implementation):
-    """The cache that is returned serves another call, which goes on where the first ended."""
-    asked = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "return_dict_in_generate": True}
-    asked["cache_implementation"] = implementation
-    whole = MODEL.generate(**padded(), max_new_tokens=9, **asked)
-    custom = {"custom_generate": specframe.assisted(DRAFT, 3)}
-    first = MODEL.generate(**padded(), max_new_tokens=5, **asked, **custom)
-    assert first.past_key_values.get_seq_length() == 14 + 4
-    if implementation == "static":
-        return  # transformers itself goes on from dynamic ones alone
-    mask = torch.cat([padded()["attention_mask"], torch.ones(8, 5, dtype=torch.long)], dim=1)
-    del asked["cache_implementation"]
-    following = {"attention_mask": mask, "past_key_values": first.past_key_values, "max_new_tokens": 4}
-    second = MODEL.generate(first.sequences, **following, **asked, **custom)
-    assert torch.equal(second.sequences, whole.sequences)
-
-
-def test_a_cache_of_the_users_own_is_filled():
-    """An empty cache that ``generate`` is given holds afterwards what ``generate`` leaves in it."""
-    plain, drafted = DynamicCache(config=MODEL.config), DynamicCache(config=MODEL.config)
-    asked = {**padded(), "max_new_tokens": 5, "do_sample": False}
-    MODEL.generate(**asked, past_key_values=plain)
-    MODEL.generate(**asked, past_key_values=drafted, custom_generate=specframe.assisted(DRAFT))
-    assert_close(keys_and_values(drafted), keys_and_values(plain))
-
-
 def test_prompt_lookup_is_what_drafts_where_it_is_asked_for(monkeypatch):
     """``prompt_lookup_num_tokens`` drafts from the prompt, as many tokens, and the model given to the drop-in is not asked."""
     monkeypatch.setattr(DRAFT, "forward", None)
@@ -230,24 +178,6 @@ def test_the_draft_may_be_named(tmp_path):
     inputs = dict(tokenizer(["import os\n", "def read_lines(path):\n"], padding=True, return_tensors="pt"))
     for draft in ("tiny-draft", str(tmp_path), tmp_path, "prompt-lookup", "prompt-lookup,ngram=2", None):
         assert_same(model=target, draft=draft, inputs=inputs)
-
-
-def test_it_serves_one_call_after_another():
-    """One drop-in serves batches of any size and models of any precision, one after the other."""
-    model, assisted = copy.deepcopy(MODEL), specframe.assisted(DRAFT, 3)
-    for prompts in (PROMPTS[:2], PROMPTS, PROMPTS[3:4]):
-        inputs = padded(prompts)
-        plain = model.generate(**inputs, max_new_tokens=9, do_sample=False)
-        drafted = model.generate(**inputs, max_new_tokens=9, do_sample=False, custom_generate=assisted)
-        assert torch.equal(plain, drafted)
-    other, _ = PAIRS["llama"]
-    assert torch.equal(
-        other.generate(**padded(), max_new_tokens=9, do_sample=False),
-        other.generate(**padded(), max_new_tokens=9, do_sample=False, custom_generate=assisted),
-    )
-    model.to(torch.bfloat16)
-    drafted = model.generate(**padded(), max_new_tokens=9, do_sample=False, custom_generate=assisted)
-    assert drafted.shape == (8, 14 + 9)
 
 
 def test_a_model_may_change_between_two_calls():
@@ -364,26 +294,6 @@ def test_threads_take_turns():
         found = list(threads.map(drafted, *zip(*asked, strict=True)))
     for (_, inputs), got in zip(asked, found, strict=True):
         assert torch.equal(got, MODEL.generate(**inputs, max_new_tokens=9, do_sample=False))
-
-
-class Asking(LogitsProcessor):
-    """A user's processor that generates with the same drop-in."""
-
-    def __init__(self, assisted):
-        self.assisted = assisted
-
-    def __call__(self, input_ids, scores):
-        inner = MODEL.generate(input_ids[:, -3:], max_new_tokens=1, do_sample=False, custom_generate=self.assisted)
-        return scores.index_fill(1, inner[0, -1:], -10.0)
-
-
-def test_a_call_within_a_call():
-    """A processor may generate with the drop-in that calls it."""
-    assisted = specframe.assisted(DRAFT, 3)
-    inputs, one = padded(PROMPTS[:1]), {"logits_processor": LogitsProcessorList([Asking(assisted)])}
-    plain = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one)
-    drafted = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one, custom_generate=assisted)
-    assert torch.equal(plain, drafted)
 
 
 def small(seed):
@@ -508,3 +418,23 @@ def test_a_context_bounds_the_new_tokens():
     """As many tokens as the model's context holds may be asked for, and are given."""
     inputs = padded([[5] * 150, [7] * 3])
     assert assert_same(inputs=inputs, max_new_tokens=10).shape[1] == 160
+
+
+class Asking(LogitsProcessor):
+    """A user's processor that generates with the same drop-in."""
+
+    def __init__(self, assisted):
+        self.assisted = assisted
+
+    def __call__(self, input_ids, scores):
+        inner = MODEL.generate(input_ids[:, -3:], max_new_tokens=1, do_sample=False, custom_generate=self.assisted)
+        return scores.index_fill(1, inner[0, -1:], -10.0)
+
+
+def test_a_call_within_a_call():
+    """A processor may generate with the drop-in that calls it."""
+    assisted = specframe.assisted(DRAFT, 3)
+    inputs, one = padded(PROMPTS[:1]), {"logits_processor": LogitsProcessorList([Asking(assisted)])}
+    plain = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one)
+    drafted = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one, custom_generate=assisted)
+    assert torch.equal(plain, drafted)

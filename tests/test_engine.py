@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 from products import crossed
-from specframe_testing import fakes, harness, zoo
+from specframe_testing import fakes, harness
 
 from specframe.caches.slab import Slab
 from specframe.contracts.reports import RoundReport
@@ -230,39 +230,6 @@ def test_a_request_that_cannot_be_decoded_is_refused_alone(ids: list[int], why: 
     assert_exact(run(one), requests)
 
 
-def test_a_temperature_among_greedy_requests() -> None:
-    """A request with a temperature is drawn although the rule was chosen for none; greedy rows keep the reference's tokens."""
-    one, requests = engine(accept="auto", draft_length="auto"), asked(20)
-    for request in requests[:2]:
-        one.add(request)
-    one.step()
-    one.step()
-    plan = Settings(Sampling(temperature=1.0), {}).plan(2, 9, [], TARGET.device)
-    one.add(Request(9, [3, 4], 7, plan=plan, stream=9))
-    done = run(one)
-    assert_exact([sequence for sequence in done if sequence.request.index < 9], requests[:2])
-    assert len(next(sequence for sequence in done if sequence.request.index == 9).token_ids) == 7
-
-
-def test_rotary_groups_take_turns() -> None:
-    """Prompts on both sides of the length at which rotary factors change, some added later, have the reference's tokens."""
-    parts = {
-        **{"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 24},
-        **{"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 9.0, 2.0, 16.0]},
-    }
-    target = zoo.build("phi3", rope_parameters=parts, original_max_position_embeddings=24)
-    requests = harness.requests(harness.random_prompts((3, 40, 12, 25, 30, 5), zoo.VOCABULARY), 6)
-    one = engine(target, zoo.good_draft(target))
-    for request in requests[:2]:
-        one.add(request)
-    done = [sequence for _ in range(2) if (report := one.step()) for sequence in report.finished]
-    for request in requests[2:]:
-        one.add(request)
-    with pytest.raises(PromptError, match="rotary factors"):
-        one.add(Request(9, [1] * 20, 12))
-    assert_exact([*done, *run(one)], requests, target)
-
-
 @pytest.mark.parametrize("accept", ["greedy", "block", "gumbel"])
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_requests_without_speculation(align: str, accept: str) -> None:
@@ -280,22 +247,6 @@ def test_requests_without_speculation(align: str, accept: str) -> None:
         one.add(request)
     assert_exact(run(one), requests)
     assert all((drafted[index] > 0) == (index % 2 == 0) for index in drafted)
-
-
-def test_no_round_drafts_where_nobody_asks_for_it() -> None:
-    """A batch of requests without speculation costs no forward of the draft model."""
-    nodes: list[int] = []
-
-    class Nodes(Watcher):
-        def round(self, report: RoundReport) -> None:
-            nodes.append(report.draft.nodes)
-
-    one = engine(observers=[Nodes()])
-    requests = [attrs.evolve(request, speculate=False) for request in asked(6)]
-    for request in requests:
-        one.add(request)
-    assert_exact(run(one), requests)
-    assert set(nodes) == {0}
 
 
 def test_room_for_requests_to_come(monkeypatch: pytest.MonkeyPatch) -> None:

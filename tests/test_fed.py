@@ -148,31 +148,6 @@ def test_a_run_holds_what_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         out.write_text("".join(whole[60:30:-1] + whole[3:7]))
 
 
-def test_a_file_that_is_resumed_twice_over(tmp_path: Path) -> None:
-    """Lines in any order, twice and with errors are made the file of one run; a line of another prompt is told by its number."""
-    prompts, out = tmp_path / "p.txt", tmp_path / "o.jsonl"
-    prompts.write_text("".join(f"a{place}\n" for place in range(9)))
-    command = ["run", *zoo.save_pair(tmp_path / "pair"), "--max-new-tokens", "2", "--prompts", str(prompts)]
-    command += ["--output", str(out), "--samples", "2", "--temperature", "1", "--quiet"]
-    assert CliRunner().invoke(cli, command).exit_code == 0
-    whole = out.read_text()
-    lines = whole.splitlines(keepends=True)
-    wrong = json.loads(lines[4]) | {"finish_reason": "error"}
-    out.write_text("".join([lines[17], *lines[5:9], lines[6], json.dumps(wrong) + "\n", lines[0], lines[1][:30]]))
-    assert CliRunner().invoke(cli, [*command, "--resume"]).exit_code == 0
-    assert out.read_text() == whole
-    out.write_text(lines[3] + lines[5] + lines[4])
-    prompts.write_text("a0\na1\nb\n")
-    done = CliRunner().invoke(cli, [*command, "--resume"])
-    assert (done.exit_code, done.stderr) == (
-        2,
-        f"Error: --resume: {out} line 2 answers another prompt: expected prompt 2 of those now given\n",
-    )
-    for place in (9, -1, 2**40):
-        out.write_text(json.dumps(json.loads(lines[0]) | {"index": place}) + "\n")
-        assert CliRunner().invoke(cli, [*command, "--resume"]).exit_code == 2
-
-
 def test_keys_are_in_order() -> None:
     """Each pair of index and sample has a key of its own, in the order of the pairs, also at the ends of what is allowed."""
     pairs = [(0, 0), (0, SAMPLES - 1), (1, 0), (9, 3), (SAMPLES - 1, SAMPLES - 1)]

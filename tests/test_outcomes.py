@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from specframe_testing import fakes, harness
-from specframe_testing.conformance import DrafterSuite
 
-from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Batch, Sequence
-from specframe.devices.kinds import on_device
+from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 
@@ -172,56 +167,3 @@ def test_tokens_of_a_batch_are_for_reading() -> None:
         assert batch.tokens[row, :length].tolist() == batch.tokens_BS[row, :length].tolist()
     with pytest.raises(ValueError, match="read-only"):
         batch.tokens[0, 0] = 1
-
-
-class Index:
-    """Proposes what followed a row's last tokens the last time, by an index on the host that outcomes keep up to date."""
-
-    needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain"})
-
-    def start(self, run: Any) -> None:
-        """Forget all rows."""
-        self.follower = dict[Sequence, dict[int, int]]()
-
-    def observe(self, outcome: Outcome) -> None:
-        """Take in what each row has gained, and forget those that have ended."""
-        batch = outcome.batch
-        for row, sequence in enumerate(batch.sequences):
-            known = sequence in self.follower
-            ids = batch.tokens[row, outcome.lengths[row] - 1 if known else 0 : batch.lengths[row]].tolist()
-            self.follower.setdefault(sequence, {}).update(itertools.pairwise(ids))
-        for sequence in outcome.ended:
-            self.follower.pop(sequence, None)
-
-    def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Return the followers of each row's last token, as far as they are known."""
-        drafts = []
-        for row, sequence in enumerate(batch.sequences):
-            ids = [int(batch.tokens[row, batch.lengths[row] - 1])]
-            while len(ids) <= budget.depth and (after := self.follower.get(sequence, {}).get(ids[-1])) is not None:
-                ids.append(after)
-            drafts.append([len(ids) - 1, *ids[1:], *[0] * (budget.depth + 1 - len(ids))])
-        sent = np.array(drafts)
-        sent_BX = on_device(sent, batch.lengths_B.device)
-        return Draft(sent_BX[:, 1:], counts_B=sent_BX[:, 0], counts=sent[:, 0])
-
-
-class TestIndex(DrafterSuite):
-    """An index on the host waits for nothing: the suite counts it."""
-
-    def make(self) -> Index:
-        return Index()
-
-
-def test_an_index_forgets_who_has_ended() -> None:
-    """What is kept per sequence is gone when it has ended, samples and aborted sequences among them."""
-    index = Index()
-    engine = engine_of(index, [*ASKED, *(Request(6, PROMPTS[0], 5, sample=sample) for sample in range(3))])
-    for _ in range(3):
-        engine.step()
-    assert engine.abort(ASKED[0].key)
-    while not engine.idle:
-        engine.step()
-        assert len(index.follower) <= 3 + 1
-    assert index.follower == {}

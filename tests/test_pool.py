@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from specframe_testing.harness import open_pool, requests
@@ -71,15 +70,6 @@ def test_a_waiting_request_is_aborted_without_looking_at_the_others():
     assert (pool.abort((30, 0)), pool.unfinished) == (None, 49)
 
 
-def test_admits_in_order_as_far_as_there_are_rows():
-    """Requests become live in the order of arrival, no more than asked for and than rows are free."""
-    pool = open_pool(requests([[1]] * 5, 4), rows=3)
-    assert [s.request.index for s in pool.admit(2)] == [0, 1]
-    assert [s.request.index for s in pool.admit(2)] == [2]
-    assert pool.admit(2) == []
-    assert [request.index for request in pool.waiting] == [3, 4]
-
-
 def test_first_batch_reads_prompts():
     """A batch of newcomers is a prefill: prompts in the buffers, lengths on both sides, nothing cached."""
     pool = open_pool(requests([[1, 2, 3], [4]], 2))
@@ -132,50 +122,6 @@ def test_tokens_are_appended_at_each_rows_own_length():
     assert batch.tokens_BS[1, :3].tolist() == [4, 9, 8]
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_stop_id_cuts_what_follows(place):
-    """A sequence ends with its stop id, wherever in the block that is; what comes after is not its own."""
-    tokens = [[5, 6, 7, 8]]
-    pool, batch = started(requests([[1, 2]], 9, [{tokens[0][place]}]))
-    report = gain(pool, batch, tokens)
-    (sequence,) = report.finished
-    assert sequence.token_ids == [9, *tokens[0][: place + 1]]
-    assert sequence.finish_reason == "eos"
-    assert report.gained.tolist() == [place + 1]
-    assert report.accepted.tolist() == [min(place + 1, 3)]
-    assert pool.live == []
-
-
-def test_stop_id_among_rejected_tokens_does_not_stop():
-    """What lies beyond the accepted tokens means nothing, a stop id included."""
-    pool, batch = started(requests([[1, 2]], 9, [{7}]))
-    report = gain(pool, batch, [[5, 6, 7]], accepted=[1])
-    assert report.finished == []
-    assert report.gained.tolist() == [2]
-
-
-def test_every_row_has_stop_ids_of_its_own():
-    """A stop id ends the rows that named it and no others."""
-    pool, batch = started(requests([[1], [1], [1]], 9, [{6}, {5}, set()]))
-    report = gain(pool, batch, [[5, 6]] * 3)
-    assert report.gained.tolist() == [2, 1, 2]
-    assert [sequence.request.index for sequence in report.finished] == [0, 1]
-
-
-def test_limit_cuts_inside_a_block():
-    """A sequence ends at its number of new tokens, counted from its prompt, inside a block or at its end."""
-    pool, batch = started(requests([[1, 2], [1]], [3, 4]))
-    report = gain(pool, batch, [[5, 6, 7], [5, 6, 7]])
-    assert [sequence.token_ids for sequence in report.finished] == [[9, 5, 6], [9, 5, 6, 7]]
-    assert {sequence.finish_reason for sequence in report.finished} == {"length"}
-
-
-def test_stop_id_at_the_limit_is_a_stop():
-    """A sequence whose last allowed token is a stop id ended by it."""
-    pool, batch = started(requests([[1]], 3, [{6}]))
-    assert gain(pool, batch, [[5, 6, 7]]).finished[0].finish_reason == "eos"
-
-
 def test_context_bounds_every_sequence():
     """No sequence grows beyond the target's context, whatever was asked for."""
     pool, batch = started(requests([[1] * 6], 50), context=9)
@@ -220,31 +166,6 @@ def test_a_batch_tells_how_many_others_wait():
     assert pool.batch(pool.live).waiting == 0
 
 
-def test_rows_follow_their_sequences():
-    """Whichever sequences form a batch, and in whatever order they are named, each brings its own tokens along."""
-    pool, _ = started(requests([[index] * (index + 1) for index in range(5)], 30))
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        chosen = [pool.live[i] for i in generator.permutation(5)[: generator.integers(1, 6)]]
-        batch = pool.batch(chosen)
-        assert set(batch.sequences) == set(chosen)
-        for row, sequence in enumerate(batch.sequences):
-            index = sequence.request.index
-            assert batch.tokens_BS[row, : index + 2].tolist() == [index] * (index + 1) + [9]
-            assert batch.lengths[row] == batch.lengths_B[row] == index + 2 == pool.length(sequence)
-
-
-def test_newcomer_takes_the_row_of_who_finished():
-    """A row is used again: its old tokens are not seen in what follows."""
-    pool = open_pool(requests([[3] * 6, [4]], [1, 3]), rows=1)
-    gain(pool, pool.batch(pool.admit(1)), [[7]])
-    batch = pool.batch(pool.admit(1))
-    assert batch.lengths.tolist() == [1]
-    gain(pool, batch, [[5]])
-    report = gain(pool, pool.batch(pool.live), [[6, 8]])
-    assert report.finished[0].token_ids == [5, 6, 8]
-
-
 def test_last_tokens():
     """A batch hands out the tokens of each row that end at an offset from its length; before its first it pads."""
     _, batch = started(requests([[1, 2, 3], [4]], 9))
@@ -262,16 +183,6 @@ def test_last_tokens_of_rows_that_are_even():
     for width, offset in ((1, 0), (2, 0), (2, -1), (4, 0), (5, 0), (3, -2)):
         found = batch.last_tokens(width, offset)
         assert torch.equal(found, batch.tokens_BS.gather(1, batch.positions(offset - width, width).clamp(min=0)))
-
-
-def test_requests_arrive_when_they_say():
-    """A request that has not arrived is not seen; when there is nothing else to do, time passes."""
-    late, early = Request(0, [1], 1, arrival=5.0), Request(1, [2], 1, arrival=0.0)
-    pool = Pool([late, early], 2, 8, 64)
-    assert [s.request.index for s in pool.admit(2)] == [1]
-    assert pool.admit(1) == []
-    gain(pool, pool.batch(pool.live), [[3]])
-    assert [s.request.index for s in pool.admit(2)] == [0]
 
 
 def test_rows_given_back_are_taken_up_in_their_order():

@@ -96,31 +96,6 @@ def test_same_batch_again_moves_nothing():
     assert row_map.arrange(list(batch)) == Moves()
 
 
-def test_finished_sequence_gives_its_row_to_another():
-    """The row of who has finished is free without being told."""
-    row_map, (first, second, third) = RowMap(2), sequences(3)
-    row_map.arrange([first, second])
-    first.finish("eos")
-    moves = row_map.arrange([third])
-    assert moves.fresh == [0]
-    assert (row_map.row(third), row_map.row(second)) == (0, 1)
-
-
-def test_newcomer_sits_where_a_row_is_free():
-    """Who replaces a finished sequence takes its row while the prompt is read, keeps it, and nobody moves."""
-    row_map, (first, second, third, newcomer) = RowMap(3, anywhere=True), sequences(4)
-    row_map.arrange([first, second, third])
-    second.finish("eos")
-    newcomer.state = State.READING
-    assert row_map.arrange([newcomer]) == Moves([], [], [1])
-    assert (row_map.row(newcomer), row_map.first) == (1, 1)
-    newcomer.state = State.DECODING
-    batch = row_map.order([first, third, newcomer])
-    assert batch == [first, newcomer, third]
-    assert row_map.arrange(batch) == Moves()
-    assert row_map.first == 0
-
-
 def test_who_reads_on_stays_where_it_is():
     """Between two pieces of its prompt the others decode in the first rows; going back and forth moves nobody."""
     row_map, (first, second, third, newcomer) = RowMap(3, anywhere=True), sequences(4)
@@ -134,14 +109,6 @@ def test_who_reads_on_stays_where_it_is():
     assert row_map.arrange(row_map.order([second, third])) == Moves()
 
 
-def test_displaced_sequence_moves_to_a_free_row():
-    """Who is not in the batch but sits in one of its rows moves behind it, with its data."""
-    row_map, (first, second) = RowMap(3), sequences(2)
-    row_map.arrange([first])
-    moves = row_map.arrange([second])
-    assert (moves.destinations, moves.sources, moves.fresh) == ([1], [0], [0])
-
-
 def test_too_few_rows_are_an_error():
     """When nobody has finished and there is no row left, that is said with numbers."""
     row_map, (first, second, third) = RowMap(2), sequences(3)
@@ -150,13 +117,3 @@ def test_too_few_rows_are_an_error():
         row_map.arrange([third])
     with pytest.raises(ValueError, match=r"2 rows cannot hold a batch of 3$"):
         RowMap(2).arrange([first, second, third])
-
-
-def test_moves_happen_at_once():
-    """Rows that change places do not overwrite each other."""
-    rows = torch.tensor([10, 20, 30])
-    Moves([0, 1, 2], [1, 2, 0]).apply(rows)
-    assert rows.tolist() == [20, 30, 10]
-    host = np.array([10, 20, 30])
-    Moves([0, 2], [2, 0]).apply_host(host)
-    assert host.tolist() == [30, 20, 10]

@@ -395,39 +395,22 @@ BAD: dict[str, tuple[str, str]] = {
         "expected results of runs with a draft length in numbers, as in --draft-length 4, got none",
     ),
     "no file": ("nowhere.jsonl", "'nowhere.jsonl' cannot be read: No such file or directory"),
-    "no JSON": ("text.jsonl", "text.jsonl line 1 is no result"),
     "older results": ("older.jsonl", "older.jsonl line 1 is no result without 'spec_steps'"),
-    "wrong counts": ("wrong.jsonl", "wrong.jsonl line 1 is no result"),
-    "nothing to fit": ("a.jsonl", "there is no law to fit"),
     "no column": (
         "a.jsonl --drafts lacks.csv",
         "--drafts: lacks.csv lacks tokens: expected the columns drafter, tokens, layers",
     ),
-    "no rows": ("a.jsonl --drafts header.csv", "--drafts: header.csv has no rows"),
-    "no list": ("a.jsonl --drafts object.json", "expected a list of objects with drafter, tokens, layers, got 5"),
-    "no number": ("a.jsonl --drafts number.csv", "tokens of 1-1000: expected a whole number of at least 1, got 0"),
     "twice": ("a.jsonl --drafts twice.csv", "has '1-1000' twice"),
     "other drafts": (
         "a.jsonl --drafts other.csv",
         "expected drafters that the results have (1-1000, 1-16000, 1-4000 and 9 more)",
     ),
-    "one point": ("a.jsonl --drafts one.csv", "expected at least two drafts with runs at draft length 8"),
-    "other length": ("a.jsonl --drafts all.csv --draft-length 3", "with runs at draft length 3, since a law"),
     "other prompts": (
         "prompts.jsonl --drafts all.csv",
         "expected runs of the same prompts, got some of 59 and some of 60 prompts",
     ),
-    "other target": (
-        "target.jsonl --drafts all.csv",
-        "expected runs with one target, got some with other and some with tiny",
-    ),
     "no draft": ("silent.jsonl --drafts all.csv", "--drafts: 1-1000 has not drafted in any round"),
-    "one depth": (
-        "a.jsonl --drafts depth.csv --device-profile h100",
-        "expected at least three drafts, of two numbers of tokens",
-    ),
     "no model": ("a.jsonl --drafts all.csv --device-profile h100 --drafter none", "--drafter: expected a draft model"),
-    "no profile": ("a.jsonl --drafts all.csv --device-profile x", "--device-profile: expected h100"),
     "idle": ("a.jsonl --drafts all.csv --draft-layers 3", "--draft-layers: expected --device-profile with it"),
 }
 

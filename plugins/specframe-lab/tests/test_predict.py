@@ -121,16 +121,9 @@ def test_acceptance_is_a_number_or_what_a_file_shows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{", "cannot be read"),
-        ("[]", "lacks an object: expected an object with flops, bandwidth, layer_overhead"),
         ('{"flops": 1, "layer_overhead": 0}', "lacks bandwidth: expected an object with"),
-        ('{"flops": 0, "bandwidth": 1, "layer_overhead": 0}', "flops: expected a number above 0, got 0"),
         ('{"flops": 1, "bandwidth": 1, "layer_overhead": 0, "name": "x"}', "has 'name': expected flops, bandwidth"),
         ('{"flops": 1, "bandwidth": 1, "layer_overhead": 0, "products": [1]}', "products: expected a list of pairs"),
-        (
-            '{"flops": 1, "bandwidth": 1, "layer_overhead": 0, "products": [[2, 1], [1, 1]]}',
-            "products: expected rows from few to many",
-        ),
     ],
 )
 def test_another_profile_is_refused(text: str, sentence: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from specframe_lab.comparison import figures as f
 from specframe_lab.comparison.compare import Settings, compare
 from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.results import RESULTS, Comparison
-from specframe_lab.comparison.schemes import Case, explicit
+from specframe_lab.comparison.schemes import Case
 from specframe_lab.comparison.summary import COLUMNS, columns, findings, summary
 from specframe_lab.comparison.tables import tables
 from specframe_lab.grid import checked, expand
@@ -252,13 +252,6 @@ def test_headline_names_the_fastest_of_those_that_are_equal():
     assert any(text.startswith("padding gives other tokens") and "1 of 2" in text for text in others)
 
 
-def test_headline_where_nothing_is_faster():
-    found = made({("plain", 4): [line(100)], ("plain", 1): [line(50)], ("eqspec", 4): [line(80)]})
-    assert findings(found, tables(found))[0].startswith(
-        "Nothing beats plain decoding here: at best, eqspec is 0.80 times"
-    )
-
-
 def test_a_failed_cell_is_shown_without_figures():
     found = made({("plain", 1): [line(100)], ("ragged", 1): [{"error": "no room"}]})
     rows = summary(found, tables(found))
@@ -457,21 +450,19 @@ def test_page_in_a_browser(folder: Path):
     assert min(narrow["smallest"], wide["smallest"]) > 100
 
 
-def test_the_price_of_bitwise_equality_is_drawn() -> None:
-    """A scheme that was run as it is and bitwise has its price in a figure and in a sentence."""
-    plain = Case("ragged", explicit({"align": "ragged", "batch_size": 4}))
-    price = Case("ragged · bitwise", plain.cell | {"bitwise": True})
-    about = {"command": "", "started": "", "settings": {}, "environment": {}, "refused": []}
-    found = Comparison(about, [plain, price], {plain.key: {0: line(30)}, price.key: {0: line(20)}})
-    assert tables(found)["bitwise_price"].rows == [("ragged · bitwise", 4, 1.5, 1.5, 1.5, 1)]
-    assert "bitwise_price" in plots.draw(tables(found), found.schemes)
-    assert "Bitwise equality takes so many times the time: ragged 1.50 at batch size 4." in findings(
-        found, tables(found)
-    )
-
-
 def test_a_page_needs_nothing_but_itself(folder: Path) -> None:
     """Nothing is fetched, no script runs, and what a command was given cannot end the markup."""
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)|<(script|iframe|object|embed|base)", text)
     assert "<pre>specframe compare --target &#x27;&lt;b&gt;&amp;&#x27; </pre>" in text
+
+
+def test_axes_are_named():
+    """An axis that doubles from tick to tick says so, and a ratio says to what."""
+    sizes = [(name, size) for name in ("plain", "ragged") for size in (1, 2)]
+    drawn = plots.draw(tables(made({cell: [line(1)] for cell in sizes})), ["plain", "ragged"])
+    for name, figure in drawn.items():
+        axes = figure.axes[-1]
+        assert (axes.get_xscale() == "log") == ("logarithmic" in axes.get_xlabel()), name
+    assert drawn["speed_up"].axes[0].get_ylabel() == "times plain decoding"
+    assert [one.get_ylabel() for one in drawn["latency"].axes] == ["P50 (s), n = 4", "P90 (s), n = 4"]

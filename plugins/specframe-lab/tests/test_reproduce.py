@@ -167,8 +167,6 @@ def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatc
             "--parts: expected one of match, speed, uniform, random, bursty, arrivals, got 'latency'",
         ),
         (("--match-batch-sizes", "0"), "--match-batch-sizes: expected a whole number of at least 1, got '0'"),
-        (("--drafter", "nobody"), "unknown drafter or model 'nobody'"),
-        (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE, gamma:RATE, constant:RATE or a file of seconds"),
         (("--drafter", "none"), "--drafter: expected one that drafts, got 'none'"),
         (("--parts", "match,arrivals"), "--parts: arrivals needs --arrivals, as in --arrivals poisson:3"),
     ],
@@ -229,3 +227,23 @@ def test_prompts_of_one_length_and_of_many(pair: list[str]) -> None:
     assert [len(prompt) for prompt in uniform] == [10] * 11
     assert len({len(prompt) for prompt in random}) > 3
     assert all(long[: len(short)] == short and short for short, long in zip(random, uniform, strict=True))
+
+
+def test_batches_that_prompts_do_not_fill_are_told(pair: list[str], failing: tuple[Result, Path]) -> None:
+    """Batch sizes above the number of prompts are named on standard error, in a dry run, too, and on both pages."""
+    result, folder = failing
+    told = "match: with 1 prompt no batch has more than 1 row, so batch size 2 measures a batch of 1"
+    assert result.stderr.splitlines()[0] == told
+    assert f"\n- {told}\n" in (folder / reproduction.PAGE).read_text(encoding="utf-8")
+    assert f"<li>{told}</li>" in (folder / reproduction.HTML).read_text(encoding="utf-8")
+    more = ["--match-batch-sizes", "2,3,4", "--batch-sizes", "1", "--limit", "2", "--parts", "match", "--dry-run"]
+    told = "match: with 2 prompts no batch has more than 2 rows, so batch sizes 3, 4 measure a batch of 2"
+    assert told in run(*pair, *more, *TOKENS, "--output", str(folder.parent / "none")).stderr.splitlines()
+
+
+@pytest.mark.parametrize(("count", "told"), [(99, "-"), (100, "3.25")])
+def test_p99_is_told_of_a_hundred_sequences(count: int, told: str) -> None:
+    """P99 of fewer sequences lies between the two slowest: the page has no number in its place."""
+    assert reproduction.waits([("ragged", 2, 1.5, 2.5, 3.25, 1, count)]) == [
+        ("ragged", "2", "1.50", "2.50", told, str(count), "1", "-")
+    ]

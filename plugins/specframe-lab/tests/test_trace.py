@@ -415,15 +415,6 @@ def test_command(pair: list[str], tmp_path: Path) -> None:
     assert (data["facts"]["batch size"], data["facts"]["draft length"]) == ("3", "4")
 
 
-def test_command_names_what_differs(pair: list[str], tmp_path: Path) -> None:
-    """Schemes are called by the options that tell them apart; those that do not fit are left out by name."""
-    given = ["--align", "ragged,eqspec", "--kv", "slab,dynamic", "--output", str(tmp_path / "t.html")]
-    result = run(*pair, *given, "ab")
-    assert "left out: align ragged, kv dynamic: alignment 'ragged' cannot run" in result.stderr
-    named = [line.partition("  ")[0] for line in result.stdout.splitlines()[1:4]]
-    assert named == ["align ragged, kv slab", "align eqspec, kv slab", "align eqspec, kv dynamic"]
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -448,23 +439,6 @@ def test_command_refuses(pair: list[str], given: list[str], said: str, tmp_path:
     assert result.exit_code != 0
     assert said in result.output
     assert not list(tmp_path.iterdir())
-
-
-def test_trees_are_told_by_nodes_and_depth(pair: list[str], tmp_path: Path) -> None:
-    """A page of trees says how many nodes and how deep, and no draft length; beside chains each panel of trees does."""
-    path, tree = tmp_path / "t.html", "at most 4 nodes, depth 2"
-    for drafters in (f"{pair[3]},branch=2/1", f"{pair[3]},branch=2/1,{pair[3]}"):
-        given = [*pair[:2], "--drafter", drafters, "--align", "ragged", "--max-new-tokens", "4"]
-        result = run(*given, "ab", "--output", str(path))
-        assert result.exit_code == 0, result.output
-        data = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)[1])
-        facts, panels = data["facts"], [scheme["about"] for scheme in data["schemes"]]
-        assert panels[0].endswith(f" Draft trees: {tree}.")
-        assert "draft length" not in facts
-        if len(panels) == 1:
-            assert facts["draft trees"] == tree
-        else:
-            assert (facts["draft length of chains"], "Draft trees" in panels[1]) == ("4", False)
 
 
 # ---- trees -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from specframe import Pipeline
-from specframe.errors import ModelError
 from specframe.text.sampling import Sampling
 
 TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "
@@ -234,23 +232,6 @@ def test_samples_of_one_prompt() -> None:
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
-
-
-def saved(tokenizer: Any, folder: Path) -> str:
-    """Save a small model with a tokenizer."""
-    zoo.build("qwen3", vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def test_a_tokenizer_that_changes_text_is_refused(tmp_path: Path) -> None:
-    """A tokenizer whose text does not come back cannot stand between two models, on either side."""
-    texts, few = saved(byte_level(5), tmp_path / "texts"), saved(words(), tmp_path / "words")
-    for target, draft, role in ((texts, few, "draft"), (few, texts, "target")):
-        with pytest.raises(
-            ModelError, match=rf"the vocabularies differ.*and the {role} has one that changes text: 'Two "
-        ):
-            Pipeline(target, draft, device="cpu")
 
 
 def test_models_of_one_vocabulary_are_not_translated() -> None:
