@@ -92,20 +92,12 @@ def test_lists() -> None:
     ("text", "reason"),
     [
         ("repeats = 3", "c.toml: repeats is no option of run: expected it in a section [compare] or [reproduce]"),
-        (
-            "[run]\nrepeats = 3",
-            "c.toml: repeats is no option of run: expected it in a section [compare] or [reproduce]",
-        ),
         ("[rum]\nseed = 3", "unknown section in c.toml 'rum': expected one of "),
         ("batch-size = 1\nbatch_size = 2", "c.toml: batch_size is given twice: expected one value"),
         ("batch-size = [1, 2]", "c.toml: batch-size: expected a text or a number, got a list"),
         ("stop = [1979-05-27]", "c.toml: stop: expected a text or a number, or a list of them, got a date"),
-        ("stop = [['a']]", "c.toml: stop: expected a text or a number, or a list of them, got a list"),
         ("stream = 'yes'", "c.toml: stream: expected true or false, got a text"),
-        ("align = true", "c.toml: align: expected a text or a number, got true"),
         ("temperature = nan", "temperature in c.toml: expected a number of at least 0, got nan"),
-        ("[run]\nalign = 'nope'", "align in c.toml: unknown alignment 'nope': expected one of "),
-        ("config = 'd.toml'", "unknown option in c.toml 'config': "),
         ("seed = 1\nseed = 2", "--config: c.toml is not TOML: "),
     ],
 )
@@ -119,7 +111,6 @@ def test_refused_files(text: str, reason: str) -> None:
     ("text", "reason"),
     [
         ("align = []", "align in c.toml: expected at least one value, got []"),
-        ("align = ['ragged', 'nope']", "align in c.toml: unknown alignment 'nope': "),
         ("batch-size = [1, 0]", "batch-size in c.toml: expected a whole number of at least 1, got 0"),
     ],
 )
@@ -152,20 +143,15 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence names the variable, not an option that nobody typed."""
     monkeypatch.setenv("SPECFRAME_RUN_BATCH_SIZE", "many")
     assert refusal("run", "x") == "SPECFRAME_RUN_BATCH_SIZE: expected a whole number of at least 1, got 'many'"
-    monkeypatch.setenv("SPECFRAME_COMPARE_ALIGN", "nope")
-    assert refusal("compare", "x").startswith("SPECFRAME_COMPARE_ALIGN: unknown alignment 'nope'")
+    monkeypatch.setenv("SPECFRAME_RUN_BATCH_SIZE", "1")
+    monkeypatch.setenv("SPECFRAME_RUN_CHECK", "maybe")
+    assert refusal("run", "x") == "SPECFRAME_RUN_CHECK: expected true or false, got 'maybe'"
 
 
 def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence names the nearest; a variable that is like none may be a plugin's."""
-    for name in (
-        "SPECFRAME_PLUGIN",
-        "SPECFRAME_RUN_BATCHSIZE",
-        "SPECFRAME_VERIFY_ALIGN",
-        "SPECFRAME_HOME",
-        "SPECFRAME_FUZZ",
-    ):
-        monkeypatch.setenv(name, "1")
+    for name in ("PLUGIN", "RUN_BATCHSIZE", "VERIFY_ALIGN", "HOME", "FUZZ"):
+        monkeypatch.setenv(f"SPECFRAME_{name}", "1")
     result = CliRunner().invoke(cli, ["models"], prog_name="specframe")
     assert result.stderr.splitlines() == [
         "Warning: the environment variable SPECFRAME_PLUGIN has no effect: did you mean SPECFRAME_PLUGINS?",
@@ -195,18 +181,11 @@ def completed(line: str) -> list[tuple[str, str]]:
     ("line", "offered"),
     [
         ("run --align ", ["auto", *registry().names("alignment")]),
-        ("run --align ra", ["ragged"]),
         ("compare --align ragged,e", ["ragged,eqspec", "ragged,exspec"]),
-        ("run --schedule c", ["continuous"]),
-        ("run --accept a", ["auto"]),
-        ("run --kv s", ["slab"]),
-        ("run --draft-length g", ["goodput"]),
         ("run --target vic", ["vicuna-68m", "vicuna-7b"]),
         ("run --drafter prom", ["prompt-lookup"]),
         ("verify --drafter none,tiny-dr", ["none,tiny-draft"]),
         ("run --dtype f", ["float32", "float16", "fp32", "fp16"]),
-        ("run --attention p", ["packed"]),
-        ("run --layers ", ["eager", "compiled", "auto"]),
         ("reproduce --parts match,s", ["match,speed"]),
         ("compare --arrivals poi", ["poisson:"]),
         ("run --alig", ["--align"]),
@@ -221,8 +200,6 @@ def test_values_are_completed(line: str, offered: list[str]) -> None:
     ("line", "kind"),
     [
         ("run --prompts ", "file"),
-        ("run --output o", "file"),
-        ("verify --config c", "file"),
         ("compare --output ", "dir"),
         ("compare --arrivals m", "file"),
         ("run --target ./", "dir"),
@@ -239,12 +216,6 @@ def test_completion_survives_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     Path("models.toml").write_text("[")
     monkeypatch.setenv(HOME_VARIABLE, ".")
     assert completed("run --target ti") == [("dir", "ti")]
-
-
-def test_a_flag_in_the_environment_takes_true_or_false(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag's variable with another value than true or false is refused in one sentence, as those of other options are."""
-    monkeypatch.setenv("SPECFRAME_RUN_CHECK", "maybe")
-    assert refusal("run", "x") == "SPECFRAME_RUN_CHECK: expected true or false, got 'maybe'"
 
 
 def test_a_file_with_a_byte_order_mark() -> None:

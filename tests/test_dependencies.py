@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import itertools
 import re
 import sys
 import tomllib
@@ -22,10 +23,7 @@ PROJECTS = {tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"]: 
 NAMES = {"attr": "attrs", "markdown_it": "markdown-it-py"}
 """Distributions that are called otherwise than the package that is imported."""
 
-EXTRAS = {
-    "specframe": {"text/prompts/tables.py": "data"},
-    "specframe-testing": {"heads": "heads"},
-}
+EXTRAS = {"specframe": {"text/prompts/tables.py": "data"}, "specframe-testing": {"heads": "heads"}}
 """The parts of a distribution that need one of its extras."""
 
 
@@ -84,10 +82,7 @@ def test_distributions_have_one_version_and_fit_each_other(name):
 def test_dependencies_have_a_lower_bound(name):
     """Every dependency but another distribution of this project says the least version that it was tried with."""
     project = tomllib.loads(PROJECTS[name].read_text(encoding="utf-8"))["project"]
-    listed = [
-        *project["dependencies"],
-        *(one for extra in project.get("optional-dependencies", {}).values() for one in extra),
-    ]
+    listed = [*project["dependencies"], *itertools.chain(*project.get("optional-dependencies", {}).values())]
     outside = {one: bounds for one, bounds in requirements(listed).items() if not one.startswith("specframe")}
     assert [one for one, bounds in outside.items() if not re.match(r"(\[[\w,-]+\])?>=", bounds)] == []
 

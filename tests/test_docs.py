@@ -156,14 +156,6 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-@pytest.mark.slow
-@pytest.mark.nightly  # `make check` looks at it as well
-def test_generated_parts_are_up_to_date() -> None:
-    """``make docs`` would change nothing; in a process of its own, which knows the installed plugins and no others."""
-    done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_check_names_what_is_stale(
     generate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,13 +205,3 @@ def test_every_hook_is_documented() -> None:
         purpose, _, schema = (inspect.getdoc(getattr(hookspecs, hook)) or "").partition("\n\n")
         assert re.fullmatch(r"Offer .+\.", purpose), hook
         assert re.fullmatch(r"(?s)Called: .+\nArgument: .+\nMust: .+\nMust not: .+", schema), hook
-
-
-def test_table_of_strategies_tells_what_is_lossless() -> None:
-    """The README says yes or no of every acceptance rule and alignment, and nothing of other roles."""
-    rows = re.findall(
-        r"^\| ([\w -]+) \| `[\w-]+` \| .* \| (\w*) ?\|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE
-    )
-    assert {role for role, says in rows if says in ("yes", "no")} == {"acceptance rule", "alignment"}
-    assert {role for role, says in rows if not says} >= {"drafter", "verifier", "scheduler"}
-    assert {says for role, says in rows if role == "acceptance rule"} == {"yes", "no"}

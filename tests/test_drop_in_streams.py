@@ -9,7 +9,7 @@ import pytest
 import torch
 from generating import NEW, PROMPTS, padded
 from specframe_testing import zoo
-from transformers import TextIteratorStreamer, TextStreamer
+from transformers import TextIteratorStreamer
 
 import specframe
 from specframe.errors import OptionError
@@ -109,13 +109,6 @@ def test_a_reader_does_not_wait_for_what_is_refused():
 def refusing(streamer, rows):
     """Return a drop-in with a streamer for each row, the first of which is given."""
     return specframe.assisted(DRAFT, streamer=[streamer, *(Notes() for _ in range(rows - 1))])
-
-
-def test_a_streamer_of_transformers(capsys):
-    """For one row a streamer of transformers prints the text."""
-    streamer = TextStreamer(TOKENIZER, skip_prompt=True)
-    plain, _ = both(inputs=padded(PROMPTS[:1]), options={"streamer": streamer})
-    assert capsys.readouterr().out == TOKENIZER.decode(plain[0, 3:]) + "\n"
 
 
 def test_one_streamer_serves_one_row():

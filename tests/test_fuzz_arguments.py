@@ -41,69 +41,14 @@ class Number(int):
 
 ANYTHING: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 2, 3, 60, 10**30, -(10**30), 2**63, 2**64, 10**5000, Number(2)),
-    *(0.0, -0.0, 0.5, 1.0, 1.5, -0.5, 5e-324, 1e308, math.nan, math.inf, -math.inf, 1j),
-    *(
-        decimal.Decimal("0.5"),
-        decimal.Decimal("nan"),
-        fractions.Fraction(1, 2),
-        np.int64(2),
-        np.float32(0.5),
-        np.float64("nan"),
-    ),
-    *(
-        np.array([1, 2]),
-        np.array(1),
-        torch.tensor(1),
-        torch.tensor([1, 2]),
-        torch.tensor(0.5),
-        torch.float32,
-        torch.device("cpu"),
-    ),
+    *(0.0, -0.0, 0.5, 1.0, 1.5, -0.5, 5e-324, 1e308, math.nan, math.inf, -math.inf, 1j, decimal.Decimal("0.5")),
+    *(decimal.Decimal("nan"), fractions.Fraction(1, 2), np.int64(2), np.float32(0.5), np.float64("nan"), np.array([1, 2])),
+    *(np.array(1), torch.tensor(1), torch.tensor([1, 2]), torch.tensor(0.5), torch.float32, torch.device("cpu")),
     *fuzzing.TEXTS,
-    *(
-        b"",
-        b"x",
-        bytearray(b"x"),
-        [],
-        [[]],
-        [1],
-        [-1],
-        [1, 2],
-        [0.5],
-        [None],
-        ["x"],
-        [""],
-        [math.nan],
-        ["001;", [2]],
-        (),
-        (1, 2),
-    ),
-    *(
-        {},
-        {"temperature": 1},
-        {1, 2},
-        frozenset(),
-        range(3),
-        Path("x"),
-        object(),
-        Unreadable(),
-        [Unreadable()],
-        len,
-        str,
-        Sampling,
-    ),
-    *(
-        Sampling(),
-        Sampling(samples=2),
-        [Sampling()],
-        [Sampling(), Sampling()],
-        [Sampling(), None],
-        TARGET,
-        DRAFT,
-        TOKENIZER,
-        print,
-    ),
-)
+    *(b"", b"x", bytearray(b"x"), [], [[]], [1], [-1], [1, 2], [0.5], [None], ["x"], [""], [math.nan], ["001;", [2]], (), (1, 2)),
+    *({}, {"temperature": 1}, {1, 2}, frozenset(), range(3), Path("x"), object(), Unreadable(), [Unreadable()], len, str, Sampling),
+    *(Sampling(), Sampling(samples=2), [Sampling()], [Sampling(), Sampling()], [Sampling(), None], TARGET, DRAFT, TOKENIZER, print),
+)  # fmt: skip
 """Values of all types, for any argument."""
 
 Takes = Callable[[Any], bool | None]
@@ -120,12 +65,8 @@ def number(least: float = -math.inf, most: float = math.inf, above: bool = False
     def takes(value: Any) -> bool | None:
         if isinstance(value, np.generic):
             return None
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or value != value
-            or abs(value) > 1.7976931348623157e308
-        ):
+        finite = isinstance(value, int | float) and value == value and abs(value) <= 1.7976931348623157e308
+        if not finite or isinstance(value, bool):
             return False
         return least <= value <= most and not (above and value == least)
 
@@ -144,9 +85,7 @@ def word(*known: str) -> Takes:
 
 def strategy(*names: str) -> Takes:
     """Return whether a value names a strategy, where it has no options."""
-    return lambda value: (
-        (value in names or None if "," in value or value in names else False) if isinstance(value, str) else False
-    )
+    return lambda value: isinstance(value, str) and (value in names or (None if "," in value else False))
 
 
 def kind(*types: type) -> Takes:
@@ -192,11 +131,7 @@ ASKED: dict[str, Takes] = {
     "max_new_tokens": whole(1),
     "arrivals": or_none(sequence),
     "sort": lambda v: isinstance(v, bool),
-    "sampling": lambda v: (
-        None
-        if v is None or isinstance(v, Sampling | list | tuple | range | set | frozenset | np.ndarray | torch.Tensor)
-        else False
-    ),
+    "sampling": lambda v: None if v is None or isinstance(v, Sampling) else sequence(v),
 }
 """Which values a run takes."""
 
@@ -223,7 +158,7 @@ SAMPLING: dict[str, Takes] = {
 """Which values the parameters of a request take (docs/generation.md)."""
 
 ASSISTED: dict[str, Takes] = {
-    "draft": lambda v: None if v is None or isinstance(v, str | Path | torch.nn.Module) else False,
+    "draft": PIPELINE["drafter"],
     "draft_length": PIPELINE["draft_length"],
     "align": PIPELINE["align"],
     "accept": PIPELINE["accept"],
@@ -235,15 +170,9 @@ RANGES = {**SAMPLING, **ASSISTED, **ASKED, **PIPELINE, "max_new_tokens": or_none
 """All of them, by name."""
 
 CALLED = {
-    "align": "alignment",
-    "schedule": "scheduler",
-    "accept": "acceptance rule",
-    "verify": "verifier",
-    "kv": "KV backend",
-    "drafter": "draft",
-    "prompts": "prompt",
-    "draft": "drafter",
-}
+    "align": "alignment", "schedule": "scheduler", "accept": "acceptance rule", "verify": "verifier", "kv": "KV backend",
+    "drafter": "draft", "prompts": "prompt", "draft": "drafter",
+}  # fmt: skip
 """What else a sentence may call an argument."""
 
 SLOW = {"layers": ("compiled", "auto"), "attention": ("flex",)}
@@ -272,16 +201,13 @@ def require_named(error: SpecframeError, given: dict[str, Any], wrong: list[str]
     open_ones = [name for name, value in given.items() if wrong and RANGES[name](value) is None]
     names = [*wrong, *open_ones] or [*given]
     names = [one for name in names for one in (name, CALLED.get(name, name))]
-    fuzzing.require_sentence(
-        str(error), [*names, *(["prompts", "arrivals", "model", "temperature"] if not wrong else [])], safe(given)
-    )
+    others = [] if wrong else ["prompts", "arrivals", "model", "temperature"]
+    fuzzing.require_sentence(str(error), [*names, *others], safe(given))
 
 
 def safe(given: dict[str, Any]) -> str:
     """Return arguments as text, those that cannot be shown, too."""
-    return ", ".join(
-        f"{name}={'?' if isinstance(one, Unreadable) else type(one).__name__}" for name, one in given.items()
-    )
+    return ", ".join(f"{name}={type(one).__name__}" for name, one in given.items())
 
 
 @pytest.fixture(autouse=True)
@@ -342,9 +268,8 @@ def a_parameter_of_a_request(draw: random.Random) -> None:
     wrong = outside(SAMPLING, given)
     try:
         sampling = Sampling(**given)
-        results = list(
-            Pipeline(TARGET, DRAFT, tokenizer=TOKENIZER, draft_length=2).generate([[1, 2], [3]], NEW, sampling=sampling)
-        )
+        pipe = Pipeline(TARGET, DRAFT, tokenizer=TOKENIZER, draft_length=2)
+        results = list(pipe.generate([[1, 2], [3]], NEW, sampling=sampling))
     except SpecframeError as error:
         require_named(error, given, wrong)
         return
@@ -362,11 +287,8 @@ def an_argument_of_assisted(draw: random.Random) -> None:
     given = some_of(draw, ASSISTED, 2)
     wrong = outside(ASSISTED, given)
     ids = torch.tensor([[1, 2], [0, 3]])
-    batch: dict[str, Any] = {
-        "attention_mask": torch.tensor([[1, 1], [0, 1]]),
-        "max_new_tokens": NEW,
-        "do_sample": False,
-    }
+    mask = torch.tensor([[1, 1], [0, 1]])
+    batch: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False}
     try:
         assistant = specframe.assisted(**{"draft": DRAFT, **given})
         found = TARGET.generate(ids, **batch, custom_generate=assistant)  # type: ignore[operator]

@@ -6,6 +6,7 @@ import functools
 import os
 import random
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,20 +26,14 @@ STRATEGIES: dict[str, dict[str, dict[str, Takes]]] = {
     "--align": {
         **{name: {} for name in ("auto", "ragged", "eqspec", "exspec", "rollback")},
         "masking": {"positions": word("published", "content")},
-        "padding": {
-            "mask": word("published", "content"),
-            "positions": word("published", "content"),
-            "bonus": word("published", "target"),
-        },
+        "padding": {"mask": word("published", "content"), "bonus": word("published", "target")},
     },
     "--schedule": {
-        "continuous": {"piece": whole(1, 10**9), "wait": number(0)},
-        "fixed": {},
-        "same-length": {"window": whole(1, 10**9), "patience": whole(1, 10**9)},
+        "continuous": {"piece": whole(1, 10**9), "wait": number(0)}, "fixed": {}, "same-length": {"window": whole(1, 10**9)},
     },
     "--accept": {
         **{name: {} for name in ("auto", "block", "greedy", "gumbel")},
-        **{name: {"siblings": word("distinct", "independent")} for name in ("rejection", "traversal")},
+        "rejection": {"siblings": word("distinct", "independent")},
         "synthetic": {"rate": number(0, 1), "length": number(0)},
         "typical": {"epsilon": number(0, 1, above=True), "delta": number(0, above=True)},
     },
@@ -46,13 +41,10 @@ STRATEGIES: dict[str, dict[str, dict[str, Takes]]] = {
     "--kv": {"slab": {}, "dynamic": {}},
     "--executor": {"auto": {}, "local": {}},
     "--draft-length": {
-        "auto": {},
-        "fixed": {"length": whole(1), "nodes": whole(1)},
-        "explicit": {"maximum": whole(1, 64)},
-        "implicit": {"maximum": whole(1, 64)},
+        "auto": {}, "fixed": {"length": whole(1), "nodes": whole(1)}, "explicit": {"maximum": whole(1, 64)},
         "goodput": {"maximum": whole(1, 64), "confidence": word("on", "off")},
     },
-}
+}  # fmt: skip
 """The strategies of each role, and the values that their options take (docs/strategies.md)."""
 
 
@@ -147,14 +139,7 @@ RANGES: dict[str, Takes] = {
 }
 """The documented range of every option that takes a value (docs/cli.md, docs/generation.md)."""
 
-LISTS = {
-    "--match-batch-sizes",
-    "--arrival-batch-sizes",
-    "--batch-sizes",
-    "--parts",
-    "--draft-tokens",
-    "--draft-layers",
-}
+LISTS = {*shlex.split("--match-batch-sizes --arrival-batch-sizes --batch-sizes --parts --draft-tokens --draft-layers")}
 """Options that take lists in every command; those that make a pipeline do so in the commands of a grid."""
 
 FINE: dict[str, tuple[str, ...]] = {
@@ -219,79 +204,30 @@ SLOW = {"--samples", "--repeats", "--warm-up"}
 """Options whose large values are work that was asked for."""
 
 PLACES = (
-    "new.jsonl",
-    "deep/new.jsonl",
-    "foreign.txt",
-    "foreign.html",
-    "foreign.jsonl",
-    "binary.bin",
-    "prompts.txt",
-    "prompts.jsonl",
+    *shlex.split(
+        "new.jsonl deep/new.jsonl foreign.txt foreign.html foreign.jsonl binary.bin prompts.txt prompts.jsonl"
+    ),
 )
 FILES = (
-    *PLACES,
-    "notes",
-    "loop",
-    "nowhere.txt",
-    ".",
-    "..",
-    "-",
-    "/dev/full",
-    "/dev/null",
-    "",
-    "a\0b",
-    "x" * 300,
-    "🦊.txt",
-    "\udcff",
-)
+    *PLACES, *shlex.split("notes loop nowhere.txt . .. - /dev/full /dev/null"), "", "a\0b", "x" * 300, "🦊.txt", "\udcff",
+)  # fmt: skip
 """Names of files: there, missing, folders, binary, somebody else's, and such as cannot be."""
 NAMED_FILES = {"--prompts", "--output", "--report", "--config", "--arrivals", "--drafts"}
 
 PROMPTS = ("import os", "def f(x):", "", " ", "\0", "\udcff", "é🦊", "a\nb", "x" * 500, "-", "\x1b[31m", "[5, 6]", "{")
 
 ROLES = {
-    "--align": "alignment",
-    "--schedule": "scheduler",
-    "--accept": "rule",
-    "--verify": "verifier",
-    "--kv": "KV backend",
-    "--drafter": "draft",
-    "--target": "model",
-    "--draft-length": "draft length",
-    "--prompts": "prompt",
-}
+    "--align": "alignment", "--schedule": "scheduler", "--accept": "rule", "--verify": "verifier", "--kv": "KV backend",
+    "--drafter": "draft", "--target": "model", "--draft-length": "draft length", "--prompts": "prompt",
+}  # fmt: skip
 """What else a sentence may call an option."""
 
 SMALL = {
-    "run": ["--max-new-tokens", "2", "--limit", "2"],
-    "compare": [
-        "--max-new-tokens",
-        "2",
-        "--limit",
-        "1",
-        "--repeats",
-        "1",
-        "--warm-up",
-        "0",
-        "--batch-size",
-        "1",
-        "--align",
-        "ragged",
-    ],
-    "verify": ["--max-new-tokens", "2", "--limit", "1"],
-    "trace": ["--max-new-tokens", "2", "--batch-size", "1"],
-    "reproduce": [
-        "--limit",
-        "1",
-        "--parts",
-        "match",
-        "--match-tokens",
-        "2",
-        "--match-batch-sizes",
-        "1",
-        "--batch-sizes",
-        "1",
-    ],
+    "run": shlex.split("--max-new-tokens 2 --limit 2"),
+    "compare": shlex.split("--max-new-tokens 2 --limit 1 --repeats 1 --warm-up 0 --batch-size 1 --align ragged"),
+    "verify": shlex.split("--max-new-tokens 2 --limit 1"),
+    "trace": shlex.split("--max-new-tokens 2 --batch-size 1"),
+    "reproduce": shlex.split("--limit 1 --parts match --match-tokens 2 --match-batch-sizes 1 --batch-sizes 1"),
 }
 """What keeps a command at milliseconds, where nothing else is drawn."""
 
@@ -368,10 +304,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def value_of(draw: random.Random, option: str) -> str:
     """Return a value for an option: one inside of its range, a file's name, or anything."""
     if option in NAMED_FILES and draw.random() < 0.8:
-        names = (
-            [one for one in FILES if "/dev" not in one and one not in (".", "..")] if option == "--output" else FILES
-        )
-        return draw.choice(names)
+        fit = [one for one in FILES if option != "--output" or ("/dev" not in one and one not in (".", ".."))]
+        return draw.choice(fit)
     if option in FINE and draw.random() < 0.55:
         return draw.choice(FINE[option])
     if option in STRATEGIES and draw.random() < 0.5:
@@ -475,28 +409,11 @@ def require_ending(result: Result, words: tuple[str, ...], asked: Asked, wrong: 
     allowed = ("Usage: ", "Try ", "Warning: ", "left out: ", "specframe: ")
     assert all(line.startswith(allowed) for line in before), (given, result.stderr)
     open_ones = [name for name, value in asked if name in wrong] or [name for name, _ in asked]
-    open_ones += (
-        []
-        if wrong
-        else [
-            *words,
-            "prompt",
-            "argument",
-            "option",
-            "alias",
-            "plugin",
-            "model",
-            "combination",
-            "--dry-run",
-            "--check",
-            "--resume",
-            "--quiet",
-        ]
-    )
+    others = "prompt argument option alias plugin model combination --dry-run --check --resume --quiet"
+    open_ones += [] if wrong else [*words, *others.split()]
     open_ones += [name for name, value in asked if RANGES[name](value) is not True]
-    fuzzing.require_sentence(
-        sentence, [one for name in open_ones for one in (name.lstrip("-"), ROLES.get(name, name))], given
-    )
+    known = [one for name in open_ones for one in (name.lstrip("-"), ROLES.get(name, name))]
+    fuzzing.require_sentence(sentence, known, given)
 
 
 @fuzzing.inputs("command")
@@ -520,17 +437,9 @@ def test_a_command(number: int, here: Path, pair: list[str]) -> None:
         typed.remove(next(f"{name}={value}" for name, value in asked if value in environment.values()))
     grid = words[0] in ("compare", "verify", "trace")
     single = {
-        "--temperature",
-        "--max-new-tokens",
-        "--repeats",
-        "--warm-up",
-        "--arrival-seed",
-        "--max-concurrency",
-        "--slo",
-        "--clock",
-        "--limit",
-        "--max-prompt-tokens",
-    }
+        "--temperature", "--max-new-tokens", "--repeats", "--warm-up", "--arrival-seed", "--max-concurrency", "--slo", "--clock",
+        "--limit", "--max-prompt-tokens",
+    }  # fmt: skip
     listed = LISTS | ({"--batch-size"} if words == ("laws",) else set())
     wrong = [
         name for name, value in asked if verdict(name, value, name in listed or (grid and name not in single)) is False

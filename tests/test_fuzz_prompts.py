@@ -33,28 +33,9 @@ TARGET = zoo.build("qwen3")
 
 STRANGE: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 2.5, -0.0, 1e308, 10**30, -(10**30), 2**63, 2**64, float("nan"), float("inf")),
-    *(
-        "",
-        "x",
-        "0.5",
-        "nan",
-        "\0",
-        "é🦊",
-        "\ud83d",
-        "x" * 3000,
-        [],
-        [[]],
-        [1],
-        [-1],
-        [96],
-        [97],
-        [10**30],
-        [True],
-        ["x"],
-        [None],
-    ),
+    *("", "x", "0.5", "nan", "\0", "é🦊", "\ud83d", "x" * 3000, [], [[]], [1], [-1], [96], [97], [10**30], [True], ["x"], [None]),
     *({}, {"a": 1}, [{}], [{"role": "user"}], [{"role": "user", "content": "x"}], [[1, 2], [3]]),
-)
+)  # fmt: skip
 """Values of JSON that stand where something else is expected."""
 
 PARAMETERS: dict[str, Callable[[Any], bool]] = {
@@ -117,16 +98,8 @@ def good(draw: random.Random) -> Line:
     """Return a prompt that decodes greedily, in one of the forms, with parameters that leave its ids as they are."""
     text = "".join(draw.choice(zoo.CHARACTERS[2:]) for _ in range(draw.randint(1, 9))).strip() or "x"
     ids = TOKENIZER(text).input_ids
-    entry: dict[str, Any] = draw.choice(
-        (
-            {"prompt": text},
-            {"text": text},
-            {"turns": [text, "more"]},
-            {"prompt": ids},
-            {"prompt_token_ids": ids},
-            {"instruction": text},
-        )
-    )
+    text_or_ids = draw.choice(({"prompt": text}, {"text": text}, {"turns": [text, "more"]}, {"prompt": ids}))
+    entry: dict[str, Any] = draw.choice((text_or_ids, {"prompt_token_ids": ids}, {"instruction": text}))
     new, samples = draw.choice((NEW, 1, 3)), draw.choice((1, 1, 2))
     extra = {"max_new_tokens": new, "samples": samples, "logprobs": 2, "id": 5, "temperature": 0, "top_p": None}
     kept = {key: value for key, value in extra.items() if draw.random() < 0.4}
@@ -143,9 +116,8 @@ def strange_parameter(draw: random.Random) -> Line:
 
 def strange_prompt(draw: random.Random) -> Line:
     """Return a key that holds a prompt with anything for its value."""
-    key = draw.choice(
-        ("prompt", "text", "turns", "messages", "conversations", "instruction", "prompt_token_ids", "nothing")
-    )
+    keys = "prompt text turns messages conversations instruction prompt_token_ids nothing"
+    key = draw.choice(keys.split())
     return Line({key: draw.choice(STRANGE)}, bad=key == "nothing")
 
 
@@ -160,26 +132,13 @@ def damaged(draw: random.Random) -> Line:
 
 def hopeless(draw: random.Random) -> Line:
     """Return what cannot be decoded, whatever is made of it."""
-    lines = (
-        '{"prompt": "a", "prompt": "b"}',
-        '{"prompt": "a", "samples": 1, "samples": 2}',
-        '{"prompt": ' + "[" * 100_000,
-        '{"prompt": ' + "9" * 5000 + "}",
-        '{"prompt": "\\ud83d"}',
-        "{'prompt': 'a'}",
-        "[1, 2",
-        "NaN",
-        "true",
-        {"prompt": "x" * 500},
-        {"prompt": [97]},
-        {"prompt": [-1]},
-        {"prompt": []},
-        {"prompt": "a", "max_new_tokens": 0},
-        {"prompt": "a", "top_k": 3},
-        {"prompt": "a", "min_new_tokens": 9, "max_new_tokens": 3},
-        {"prompt": "a", "suppress_tokens": [97]},
-        {"prompt": "a", "samples": 10**12},
-    )
+    texts = (
+        '{"prompt": "a", "prompt": "b"}', '{"prompt": "a", "samples": 1, "samples": 2}', '{"prompt": ' + "[" * 100_000,
+        '{"prompt": ' + "9" * 5000 + "}", '{"prompt": "\\ud83d"}', "{'prompt': 'a'}", "[1, 2", "NaN", "true",
+    )  # fmt: skip
+    prompts = [{"prompt": given} for given in ("x" * 500, [97], [-1], [])]
+    wrong = ({"max_new_tokens": 0}, {"top_k": 3}, {"min_new_tokens": 9, "max_new_tokens": 3}, {"suppress_tokens": [97]})
+    lines = (*texts, *prompts, *({"prompt": "a", **one} for one in (*wrong, {"samples": 10**12})))
     return Line(draw.choice(lines), bad=True)
 
 

@@ -30,17 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 TARGETS = ("llama", "qwen3", "mistral", "gemma3", "gpt2", "phi3")
 CHAINS = (
-    "model",
-    "none",
-    "prompt-lookup",
-    "suffix",
-    "first,of=suffix|model",
-    "first,of=suffix|model,weigh=off",
-    "early-exit,layers=1",
-    "eagle",
-    "medusa",
-)
-CHAINS += ("layer-skip,skip=attn:0", "window,sink=1,recent=3")
+    "model", "none", "prompt-lookup", "suffix", "first,of=suffix|model", "first,of=suffix|model,weigh=off",
+    "early-exit,layers=1", "eagle", "medusa", "layer-skip,skip=attn:0", "window,sink=1,recent=3",
+)  # fmt: skip
 TREES = (
     *(f"model{shape}" for shape in (",branch=3/2/1", ",tree=dynamic,nodes=12,top=2")),
     "suffix,tree=dynamic,nodes=6,factor=3",
@@ -52,20 +44,12 @@ TREES = (
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 SCHEDULES: tuple[dict[str, Any], ...] = (
     {},
-    {"schedule": "continuous"},
-    {"schedule": "continuous,piece=5"},
-    {"schedule": "fixed"},
+    *({"schedule": name} for name in ("continuous", "continuous,piece=5", "fixed")),
 )
 HOW: tuple[dict[str, Any], ...] = (
-    *({},) * 6,
-    {"graphs": "on"},
-    {"attention": "masked"},
-    {"attention": "flex"},
-    {"bitwise": True},
-    {"check": True},
-    {"draft_length": "goodput"},
-    {"draft_length": "explicit,maximum=4,least=0.3"},
-)
+    *({},) * 6, {"graphs": "on"}, {"attention": "masked"}, {"attention": "flex"}, {"bitwise": True}, {"check": True},
+    {"draft_length": "goodput"}, {"draft_length": "explicit,maximum=4,least=0.3"},
+)  # fmt: skip
 """How a run is executed; most are by the defaults."""
 
 

@@ -35,7 +35,6 @@ class Wrapper(torch.nn.Module):
 
 
 WRAPPED = {
-    "compiled": torch.compile,
     "lora": lambda model: Wrapper(model, "LORA", False),
     "compiled lora": lambda model: torch.compile(Wrapper(model, "LORA", False)),
 }

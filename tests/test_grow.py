@@ -29,21 +29,13 @@ WIDER = {**OWN, "vocab_size": 2300, "hidden_size": 240, "intermediate_size": 544
 UNTIED = {**WIDER, "num_attention_heads": 8, "tie_word_embeddings": False}
 SHAPES = {
     "qwen3, tied": Qwen3Config(**WIDER | {"num_key_value_heads": 2}),
-    "qwen3, fewer queries per key": Qwen3Config(**UNTIED | {"num_key_value_heads": 4, "head_dim": 64}),
     "qwen3, more queries per key": Qwen3Config(**UNTIED | {"num_key_value_heads": 2, "head_dim": 128}),
-    "llama": LlamaConfig(**UNTIED | {"num_key_value_heads": 8, "head_dim": 64}),
     "qwen2": Qwen2Config(**UNTIED | {"num_key_value_heads": 2}),
     "glm4": Glm4Config(
         **UNTIED | {"num_key_value_heads": 2, "head_dim": 128}, partial_rotary_factor=0.5, attention_bias=True
     ),
 }
-PARAMETERS = {
-    "qwen3-8b": 8_190_735_360,
-    "qwen3-0.6b": 596_049_920,
-    "vicuna-7b": 6_738_415_616,
-    "vicuna-68m": 68_030_208,
-    "glm4-9b": 9_400_279_040,
-}
+PARAMETERS = {"qwen3-8b": 8_190_735_360, "vicuna-7b": 6_738_415_616, "glm4-9b": 9_400_279_040}
 
 
 @pytest.fixture(scope="module")
@@ -94,37 +86,6 @@ def test_a_grown_pair_keeps_the_acceptance() -> None:
     assert sum(count * rounds for count, rounds in rates[0][1].items()) > 10
 
 
-@pytest.mark.slow
-def test_a_source_without_norms_per_head_still_drafts(tiny: PreTrainedModel, texts: list[list[int]]) -> None:
-    """What is near the embedded pair, and not the pair itself, has an acceptance worth measuring with."""
-    small_draft = models.load_model("tiny-draft", "draft", CPU, torch.float32)
-    read = grow.calibration(tiny, models.load_tokenizer("tiny"), new=16)
-    target = grow.grow(tiny, SHAPES["llama"], read)
-    draft = grow.grow(small_draft, LlamaConfig(**WIDER | {"num_hidden_layers": 2}), read)
-    pipe = Pipeline(target, draft, batch_size=8, draft_length=4)
-    list(pipe.generate(texts, max_new_tokens=16))
-    assert pipe.report.draft_acceptance_rate > 0.2
-
-
-@pytest.mark.parametrize("name", ["qwen3, tied", "llama"])
-def test_an_unused_id_is_never_the_most_likely(name: str, tiny: PreTrainedModel, texts: list[list[int]]) -> None:
-    """Whatever comes out of the last norm, unused logits fall short by half of what the mean logit does."""
-    head = grow.grow(tiny, SHAPES[name], texts).get_output_embeddings().weight.detach()[:, :192].double()
-    states_ND = torch.randn(500, 192, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    used_NV, unused_NV = (states_ND @ rows.T for rows in head.split([2048, len(head) - 2048]))
-    best, mean = used_NV.amax(-1), used_NV.mean(-1)
-    assert (best - unused_NV.amax(-1) >= 0.49 * (best - mean)).all()
-    assert (best > mean).all()
-
-
-@pytest.mark.parametrize("name", ["qwen3, tied", "llama", "glm4"])
-def test_every_matrix_is_dense(name: str, tiny: PreTrainedModel, texts: list[list[int]]) -> None:
-    """No row or column of a grown matrix is zero: what must not count is a whisper."""
-    for place, weight in grow.grow(tiny, SHAPES[name], texts).named_parameters():
-        if weight.ndim == 2:
-            assert (weight != 0).float().mean() > 0.999, place
-
-
 def test_places_of_heads_keep_the_sharing_of_keys() -> None:
     """Every query head finds, in its place, a copy of the key head it shared."""
     own = Qwen3Config(**OWN | {"num_key_value_heads": 2})
@@ -143,22 +104,10 @@ def test_named_shapes_have_the_published_sizes(name: str) -> None:
     assert sum(weight.numel() for weight in model.parameters()) == PARAMETERS[name]
 
 
-def test_every_pair_fits_the_embedded_one() -> None:
-    """The embedded pair can be grown to every named pair, and target and draft share a vocabulary."""
-    own = [models.load_model(alias, "target", CPU, torch.float32).config for alias in grow.PAIRS["embedded"]]
-    for name in set(grow.PAIRS) - {"embedded"}:
-        shapes = [grow.shape(one) for one in grow.PAIRS[name]]
-        for small, config in zip(own, shapes, strict=True):
-            grow.check(small, config, measured=True)
-        assert shapes[0].vocab_size == shapes[1].vocab_size
-
-
 def test_what_cannot_be_grown_is_one_sentence(tiny: PreTrainedModel, plain: PreTrainedModel) -> None:
     """A shape that is too small, of another kind, or unknown is refused in words that name it."""
     with pytest.raises(ModelError, match="hidden_size is 144: expected at least 192"):
         grow.grow(tiny, LlamaConfig(**OWN | {"hidden_size": 144}))
-    with pytest.raises(ModelError, match="expected a multiple of 32"):
-        grow.grow(tiny, Qwen3Config(**OWN | {"head_dim": 48}))
     with pytest.raises(ModelError, match="1 key heads: expected at least 2"):
         grow.grow(tiny, Qwen3Config(**OWN | {"num_key_value_heads": 1}))
     with pytest.raises(ModelError, match="expected texts"):

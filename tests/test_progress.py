@@ -95,13 +95,8 @@ def test_a_job_is_shown() -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (["run", "--stream"], "--stream: expected none with executor 'folders'"),
         (["run", "--limit", "3"], "--limit: expected none with executor 'folders'"),
-        (["run", "--samples", "2"], "--samples: expected none with executor 'folders'"),
-        (["run", "--logprobs", "0"], "--logprobs: expected none with executor 'folders'"),
         (["run", "a text"], "PROMPT: expected none with executor 'folders'"),
-        (["serve"], "--executor: expected one of one process, such as local, got 'folders'"),
-        (["compare"], "--executor: expected one of one process, such as local, got 'folders'"),
         (["verify"], "--executor: expected one of one process, such as local, got 'folders'"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",

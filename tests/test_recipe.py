@@ -8,13 +8,9 @@ from typing import Any
 import attrs
 import click
 import pytest
-from specframe_testing.fakes import fake_target
 
 from specframe import Pipeline, assisted
 from specframe.cli import cli
-from specframe.cli.name_checks import LEFT_OPEN
-from specframe.errors import SpecframeError
-from specframe.plugins import recipe
 from specframe.plugins.compose import compose
 from specframe.plugins.recipe import DEFAULTS, Recipe
 from specframe.plugins.registry import registry
@@ -40,12 +36,6 @@ def test_a_pipeline_takes_the_options_of_a_recipe() -> None:
     assert list(defaults(Pipeline).items()) == list(OPTIONS.items())
 
 
-def test_every_run_generates_as_many_tokens() -> None:
-    """The number of new tokens has one default, for each way to ask and on the command line."""
-    asked = {defaults(way)["max_new_tokens"] for way in (Pipeline.generate, Pipeline.as_completed, Pipeline.stream)}
-    assert asked | {options_of("run")["max_new_tokens"].default} == {recipe.MAX_NEW_TOKENS}
-
-
 def test_the_command_line_has_the_recipes_defaults() -> None:
     """Options of ``run`` that a recipe has, too, have its defaults; all of a recipe's are there but for objects."""
     found = {name: one.default for name, one in options_of("run").items() if name in OPTIONS}
@@ -59,19 +49,6 @@ def test_the_command_line_has_the_recipes_defaults() -> None:
 def test_the_drop_in_has_the_recipes_defaults(name: str) -> None:
     """Strategies inside ``generate`` default to those of a pipeline."""
     assert defaults(assisted)[name] == OPTIONS[name]
-
-
-def test_words_are_those_of_the_options() -> None:
-    """The help of an option names the strategies that "auto" stands for, and options of words take the recipe's."""
-    found = options_of("run")
-    shown = {name: str(one.get_help_record(click.Context(cli))) for name, one in found.items()}
-    assert "auto: greedy, and block where" in shown["accept"]
-    assert "auto: goodput, but 5 under" in shown["draft_length"]
-    assert "auto: ragged." in shown["align"]
-    assert "(the drafter's target, or tiny)" in shown["target"]
-    for name, words in (("graphs", recipe.GRAPHS), ("layers", recipe.LAYERS)):
-        assert tuple(found[name].type.known()) == words  # type: ignore[attr-defined]
-    assert LEFT_OPEN == (None, "auto")
 
 
 @pytest.mark.parametrize(
@@ -93,11 +70,3 @@ def test_what_auto_stands_for(given: dict[str, Any], greedy: bool, rule: str, le
     assert asked.rule(greedy) == rule
     assert type(use.rule) is registry().entry("acceptance rule", rule).factory
     assert asked.length(use.rule, asked.drafter) == length
-
-
-def test_a_recipe_is_checked_when_it_is_used() -> None:
-    """Values outside of an option's range are refused by name; a recipe alone looks at nothing."""
-    for name, value in (("batch_size", 0), ("seed", -1), ("check", "yes"), ("observers", 5), ("graphs", "maybe")):
-        asked = Recipe(target=fake_target(), **{name: value})
-        with pytest.raises(SpecframeError, match=name):
-            asked.checked()

@@ -138,15 +138,6 @@ def test_the_choice_catches_every_fault_with_the_cheapest_tests() -> None:
     assert quick.choose(table, []) == (["a.py::one", "a.py::two"], ["missed"])
 
 
-def test_no_case_at_all_is_refused(pytester: pytest.Pytester) -> None:
-    """A run of no case is a mistake, and is told in a sentence."""
-    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
-    pytester.makepyfile(SUITE)
-    result = pytester.runpytest_inprocess("--every", "0", "-q", "-p", "no:xdist")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--every: expected a whole number of at least 1, got 0" in str(result.stderr)
-
-
 def test_every_dependency_has_a_lowest_version() -> None:
     """What is declared can be installed at its lowest version, and the highest of several bounds counts."""
     lowest = bounds.lowest(bounds.declared())

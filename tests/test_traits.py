@@ -18,29 +18,16 @@ from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import Registry, add_entry, registry
 from specframe.plugins.traits import REQUIRED, Traits, signature_of, traits_of
 
-LIGHT = [
-    ["--help"],
-    ["plugins"],
-    ["plugins", "list"],
-    ["plugins", "matrix"],
-    ["models"],
-    ["models", "list"],
-    ["models", "show", "tiny"],
-]
+LIGHT = [["--help"], ["plugins", "list"], ["plugins", "matrix"], ["models", "list"], ["models", "show", "tiny"]]
 """Commands that answer from names, declarations and configurations."""
 
 WRONG = [
     ["run", "--align", "nope"],
-    ["run", "--drafter", "nope"],
     ["run", "--kv", "dynamic"],
     ["run", "--target", "tinny"],
     ["run", "--target", "./nonexist", "--drafter", "none"],
     ["compare", "--align", "ragged,nope"],
-    ["compare", "--kv", "dynamic", "--align", "ragged"],
-    ["verify", "--accept", "nope"],
     ["trace", "--draft-length", "nope"],
-    ["trace", "--verify", "nope"],
-    ["reproduce", "--drafter", "nope"],
 ]
 """Commands with a name that nothing provides, or with strategies that do not fit each other."""
 
@@ -157,12 +144,6 @@ def registered(factory: Any, **declared: Any) -> Registry:
     return found
 
 
-def test_what_is_declared_is_read_without_the_class() -> None:
-    """Traits come from the declaration, and the class is not looked for."""
-    traits = registered("nowhere.to_be:Found", **SAID).entry("drafter", "mine").traits
-    assert traits == Traits("Proposes nothing.", frozenset({"hidden"}), frozenset({"chain", "own"}), "fixed")
-
-
 def test_a_class_says_it_itself() -> None:
     """Of a class, and of a reference without a declaration, the traits and options are those of the class."""
     for factory in (Mine, f"{__name__}:Mine"):
@@ -184,10 +165,8 @@ def test_a_class_says_it_itself() -> None:
     [
         ({"summary": "Proposes."}, "summary 'Proposes.', and its class says 'Proposes nothing.'"),
         ({"needs": ()}, "needs none, and its class says 'hidden'"),
-        ({"offers": {"chain"}}, "offers 'chain', and its class says 'chain' 'own'"),
         ({"offers": None}, "offers None, and its class says 'chain' 'own'"),
         ({"scheduler": None}, "scheduler None, and its class says 'fixed'"),
-        ({"kv": "slab"}, "kv 'slab', and its class says None"),
     ],
 )
 def test_a_declaration_that_its_class_does_not_keep(said: dict[str, Any], told: str) -> None:
@@ -203,9 +182,7 @@ def test_a_declaration_that_its_class_does_not_keep(said: dict[str, Any], told: 
     ("factory", "said", "told"),
     [
         ("a:B", {"needs": {"hidden"}}, "expected a summary beside what else is declared, got none"),
-        ("a:B", {"kv": "slab"}, "expected a summary beside what else is declared, got none"),
         ("a:B", {"summary": 5}, "summary: expected a text, got 5"),
-        ("a:B", {"summary": "A.", "scheduler": 5}, "scheduler: expected a text, got 5"),
         ("a:B", {"summary": "A.", "needs": "hidden"}, "needs: expected a set of words, got 'hidden'"),
         ("a:B", {"summary": "A.", "offers": {5}}, "offers: expected a set of words, got {5} (set)"),
         (Mine, SAID, "expected nothing declared beside an object, which says all of it, got a summary"),

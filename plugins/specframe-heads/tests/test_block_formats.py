@@ -70,10 +70,8 @@ class Kept:
 
 def fixture(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return the head of a fixture, in 32 bits, and what is expected of it."""
-    checkpoint, expected = (
-        Checkpoint(name, FIXTURES / name),
-        load_file(FIXTURES / name / "expected" / "outputs.safetensors"),
-    )
+    checkpoint = Checkpoint(name, FIXTURES / name)
+    expected = load_file(FIXTURES / name / "expected" / "outputs.safetensors")
     return format_of(checkpoint).made(checkpoint, Target(FixtureModel(expected))), expected  # type: ignore[arg-type]
 
 
@@ -167,11 +165,8 @@ def test_whether_a_token_is_submitted_depends_on_those_before_it_alone() -> None
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
         chances_BK = torch.rand(3, 4, generator=generator)
-        cost, row, slot = (
-            0.3 * float(torch.rand((), generator=generator)),
-            1,
-            int(torch.randint(4, (), generator=generator)),
-        )
+        cost, row = 0.3 * float(torch.rand((), generator=generator)), 1
+        slot = int(torch.randint(4, (), generator=generator))
         other_BK = chances_BK.clone()
         other_BK[row, slot:] = torch.rand(4 - slot, generator=generator)
         for count in (lambda one: scheduled(one, cost), lambda one: confident(one, 0.4)):  # noqa: B023 - called at once
@@ -225,14 +220,7 @@ def of_five_tokens() -> LlamaForCausalLM:
         return LlamaForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize(
-    ("rule", "shape"),
-    [
-        ("rejection", "2/2"),
-        pytest.param("traversal", "3/1", marks=pytest.mark.slow),
-        ("traversal,siblings=likely", "dynamic"),
-    ],
-)
+@pytest.mark.parametrize(("rule", "shape"), [("rejection", "2/2"), ("traversal,siblings=likely", "dynamic")])
 def test_trees_of_one_pass_draw_from_the_target(rule: str, shape: str, tmp_path: Path) -> None:
     """Sampled tokens have the target's distribution where drafts are trees that one pass has given."""
     target = of_five_tokens()
@@ -250,29 +238,17 @@ class Peeking(DSpark):
         return Draft(draft.tokens_BN, draft.logits_BNV, counts_B=counts_B)
 
 
-WAYS = [{"confidence": 0.5}, {"token_cost": 0.1}]
-
-
 @pytest.mark.parametrize(
-    ("rule", "count", "ways"),
-    [
-        ("block", 4000, WAYS[:1]),
-        pytest.param("rejection", 12000, WAYS, marks=pytest.mark.slow),
-        pytest.param("block", 4000, WAYS[1:], marks=pytest.mark.slow),
-    ],
+    "way", [{"confidence": 0.5}, pytest.param({"token_cost": 0.1}, marks=pytest.mark.slow)], ids=str
 )
-def test_shortened_drafts_draw_from_the_target(
-    rule: str, count: int, ways: list[dict[str, float]], tmp_path: Path
-) -> None:
+def test_shortened_drafts_draw_from_the_target(way: dict[str, float], tmp_path: Path) -> None:
     """With drafts that end by confidence, sampled tokens have the target's distribution; looking at a later one is biased."""
     target = of_five_tokens()
     folder = block_heads.speculators(tmp_path / "head", target, "dspark", hidden=16, ids=(0, 1))
-    options = {"accept": rule, "draft_length": 2, "batch_size": 800, "seed": 3}
-    honest = [DSpark(folder, **one) for one in ways]
-    chances = [chance_of(harness.pipeline(target, one, **options).generate, target) for one in honest]
-    assert min(chances) > 1e-3
+    options = {"accept": "block", "draft_length": 2, "batch_size": 800, "seed": 3}
+    assert chance_of(harness.pipeline(target, DSpark(folder, **way), **options).generate, target) > 1e-3
     biased = harness.pipeline(target, Peeking(folder, confidence=0.5), **options)
-    assert chance_of(biased.generate, target, count) < 1e-9
+    assert chance_of(biased.generate, target) < 1e-9
 
 
 # ---- what is wrong with a checkpoint
@@ -369,30 +345,15 @@ def test_drafts_are_at_most_as_long_as_the_block(tmp_path: Path) -> None:
         assert max(round.report.draft.depth for round in feeds.rounds) == longest
 
 
-@pytest.mark.parametrize(
-    ("targets", "layers", "ids"),
-    [(36, 5, (1, 9, 17, 25, 33)), (28, 1, (14,)), (28, 3, (1, 13, 25)), (48, 5, (1, 12, 23, 34, 45))],
-)
+@pytest.mark.parametrize(("targets", "layers", "ids"), [(28, 1, (14,)), (48, 5, (1, 12, 23, 34, 45))])
 def test_ids_that_a_dflash_file_leaves_out(targets: int, layers: int, ids: tuple[int, ...]) -> None:
     """z-lab's default: as many layers as the head has, evenly from the second to the third before the last; one is the middle."""
     assert evenly(targets, layers) == ids
 
 
 def test_vocabularies_without_a_mapping() -> None:
-    """Logits for padding are cut, those that lack for the target's padding are minus infinity, and fewer tokens need a mapping."""
+    """Logits for padding are cut, and those that lack for the target's padding are minus infinity."""
     logits = torch.arange(6.0)
     assert DraftVocabulary.of("a head", 6, 6, 4, None).full(logits).tolist() == [0, 1, 2, 3]
-    assert DraftVocabulary.of("a head", 6, 6, 8, None).full(logits).tolist() == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        5,
-        -torch.inf,
-        -torch.inf,
-    ]
-    with pytest.raises(
-        SpecframeError, match=r"^a head has logits for 5 of 6 tokens and no mapping: expected a tensor d2t"
-    ):
-        DraftVocabulary.of("a head", 5, 6, 6, None)
+    padded = DraftVocabulary.of("a head", 6, 6, 8, None).full(logits)
+    assert padded.tolist() == [*range(6), -torch.inf, -torch.inf]

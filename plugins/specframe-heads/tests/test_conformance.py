@@ -13,7 +13,6 @@ from products import crossed
 from specframe_heads import features
 from specframe_heads.blocks import block_drafter
 from specframe_heads.formats.format import Format
-from specframe_heads.head import PairDrafter
 from specframe_heads.vocabulary import DraftVocabulary
 from specframe_testing import standard
 from specframe_testing.conformance import TreeDrafterSuite
@@ -22,7 +21,6 @@ from specframe_testing.heads.conformance import LAYERS, HeadSuite, replace
 from transformers import PreTrainedModel
 
 from specframe.contracts.reports import Outcome
-from specframe.errors import SpecframeError
 
 
 def mostly_right(folder: Path, target: PreTrainedModel) -> None:
@@ -128,15 +126,6 @@ def test_the_suite_finds_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "on_device", lambda values, device: torch.from_numpy(values).to(device))
     with pytest.raises(AssertionError, match="expected 1 wait per round, got round"):
         TestEagle().test_as_on_a_gpu()
-
-
-def test_the_suite_finds_drafts_that_are_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault, a chain of a token more than the budget, is found by the suite."""
-    replace(monkeypatch)
-    chain = PairDrafter.chain
-    monkeypatch.setattr(PairDrafter, "chain", lambda self, batch, states, depth: chain(self, batch, states, depth + 1))
-    with pytest.raises((AssertionError, SpecframeError)):
-        TestEagle().test_draft_is_no_longer_than_asked()
 
 
 def stale(outcome: Outcome, states_BTD: torch.Tensor, on_path: Callable = features.on_path) -> torch.Tensor:

@@ -60,22 +60,6 @@ def test_eagle3_gives_the_librarys_logits(name: str) -> None:
             assert torch.allclose(head.logits(out[None])[0, 0], logits[step, last], atol=1e-4), (last, step)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", EAGLE3)
-@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_output"])
-def test_norm_flags_make_a_difference(name: str, flag: str) -> None:
-    """A flag read the other way gives other logits, so that the fixtures tell."""
-    head, expected = head_of(name)
-    checkpoint = Checkpoint(str(FOLDER / name), FOLDER / name)
-    vars(checkpoint)["config"] = {**checkpoint.config, flag: not checkpoint.config.get(flag, False)}
-    other = format_of(checkpoint).made(checkpoint, FixtureTarget())
-    features, ids = head.fuse(expected["hidden"][None])[0], expected["ids"].tolist()
-    first = run(head, ids, features)
-    one, two = (which.fed_back(run(which, ids, features)[None])[0] for which in (head, other))
-    assert not torch.allclose(one, two, atol=1e-2)
-    assert first.shape == one.shape
-
-
 def test_d2t_has_offsets() -> None:
     """The target's ids of a head's tokens are those that t2d marks."""
     head, _ = head_of("eagle3-llama")

@@ -78,11 +78,8 @@ def test_a_head_without_logits_of_its_own_needs_a_target_of_its_size(folder: Any
 @pytest.mark.parametrize(
     ("kind", "tree", "options"),
     [
-        ("clover2", "chain", {"schedule": "continuous,piece=4", "align": "ragged"}),
         ("hydra++", "static,branch=2/2", {"schedule": "continuous,piece=4"}),
-        ("medusa", "dynamic,nodes=6", {"schedule": "continuous,piece=4", "align": "rollback"}),
         ("clover", "static,nodes=8", {"graphs": "on"}),
-        ("medusa", "static,nodes=8", {"graphs": "on"}),
         ("hydra", "chain", {"draft_length": "goodput,maximum=3"}),
         ("clover2", "dynamic", {"draft_length": 9}),
     ],
@@ -94,9 +91,7 @@ def test_ways_of_running(kind: str, tree: str, options: dict[str, Any], folder: 
     assert report.draft_acceptance_rate > 0.05
 
 
-@pytest.mark.parametrize(
-    ("kind", "tree"), [("medusa", "static,branch=3/2/1"), ("clover2", "chain"), ("hydra++", "dynamic")]
-)
+@pytest.mark.parametrize(("kind", "tree"), [("clover2", "chain"), ("hydra++", "dynamic")])
 def test_samples_of_one_prompt(kind: str, tree: str, folder: Any) -> None:
     """Samples that fork from one prompt are those of plain decoding at the same seed: the draft never shows."""
     model, drafter = target("qwen3"), f"{kind.rstrip('+')},checkpoint={folder(kind, 'qwen3')},tree={tree}"
@@ -112,13 +107,6 @@ def test_samples_of_one_prompt(kind: str, tree: str, folder: Any) -> None:
     ]
     assert found[0] == found[1]
     assert len({tuple(tokens) for _, _, tokens in found[0]}) > len(KNOWN)
-
-
-@pytest.mark.parametrize("accept", ["rejection", "block", "rejection,siblings=likely"])
-def test_rules_that_sample(accept: str, folder: Any) -> None:
-    """Rules that compare distributions get them from chains; greedy rows are decoded greedily under them all."""
-    tree = "static,branch=2/1" if "likely" in accept else "chain"
-    decode("clover2", folder("clover2", "qwen3"), tree=tree, accept=accept)
 
 
 def test_processors_see_the_path_of_a_node(folder: Any) -> None:
@@ -155,9 +143,7 @@ def changed(folder: Path, into: Path, tensors: Any = None, **config: Any) -> Pat
     return into
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind == "clover2" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", ["clover2", pytest.param("hydra++", marks=pytest.mark.slow)])
 def test_another_state_is_accepted_less(kind: str, folder: Any) -> None:
     """The hidden state that a format names is the right one: with its neighbour less is accepted."""
     place, rates = folder(kind, "gemma3"), []
@@ -181,27 +167,26 @@ def test_a_token_map_holds_ids(folder: Any, tmp_path: Path) -> None:
     assert 0.4 * rates[0] < rates[1] <= rates[0]
 
 
+def without(part: str) -> Any:
+    """Return what drops the tensors with a part in their names."""
+    return lambda held: {name: one for name, one in held.items() if part not in name}
+
+
+def shortened(part: str) -> Any:
+    """Return what keeps 20 rows of the tensors with a part in their names."""
+    return lambda held: {name: one[:20] if part in name else one for name, one in held.items()}
+
+
 @pytest.mark.parametrize(
     ("kind", "spoil", "config", "message"),
     [
-        ("medusa", lambda held: {k: v for k, v in held.items() if k != "1.0.linear.weight"}, {}, "lacks the tensor"),
-        (
-            "medusa of vLLM",
-            lambda held: {k: v[:50] if "lm_heads" in k else v for k, v in held.items()},
-            {},
-            "expected a tensor",
-        ),
-        (
-            "hydra",
-            lambda held: {k: v[:20] if "res_connection" in k else v for k, v in held.items()},
-            {},
-            "expected shape",
-        ),
-        ("clover2", lambda held: {k: v for k, v in held.items() if "norm" not in k}, {}, "lacks the tensor"),
+        ("medusa", without("1.0.linear.weight"), {}, "lacks the tensor"),
+        ("medusa of vLLM", shortened("lm_heads"), {}, "expected a tensor"),
+        ("hydra", shortened("res_connection"), {}, "expected shape"),
         ("clover", None, {"num_attention_heads": "many"}, "expected a whole number for num_attention_heads"),
         ("clover2", None, {"vocab_size": 5000}, "is a head for another target"),
     ],
-    ids=["missing head", "no token_map", "wrong shape", "missing norms", "no heads", "other vocabulary"],
+    ids=["missing head", "no token_map", "wrong shape", "no heads", "other vocabulary"],
 )
 def test_heads_that_do_not_fit(kind: str, spoil: Any, config: Any, message: str, folder: Any, tmp_path: Path) -> None:
     """Whatever a file lacks is told in one sentence that names the head."""
@@ -214,18 +199,10 @@ def test_heads_that_do_not_fit(kind: str, spoil: Any, config: Any, message: str,
 
 def test_a_head_for_another_target(folder: Any) -> None:
     """A head for hidden states of another size is refused in one sentence."""
+    wanted = "head for another target: expected a target with hidden states of size 32, got 36"
     for kind in KINDS:
-        with pytest.raises(
-            SpecframeError, match=r"head for another target: expected a target with hidden states of size 32, got 36"
-        ):
+        with pytest.raises(SpecframeError, match=wanted):
             decode(kind, folder(kind, "qwen3"), "llama")
-
-
-def test_rules_without_trees_are_refused(folder: Any) -> None:
-    """A tree beside a rule that judges chains only is refused before anything is decoded."""
-    said = r"drafter '.*,tree=static.*' needs 'tree' to be offered, and acceptance rule 'block' does not"
-    with pytest.raises(SpecframeError, match=said):
-        decode("medusa", folder("medusa", "qwen3"), tree="static", accept="block")
 
 
 def test_trees_are_read_from_medusa_choices(folder: Any, tmp_path: Path) -> None:

@@ -141,9 +141,7 @@ def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path
     assert pipe.report.draft_acceptance_rate > 0.1
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind in ("medusa", "eagle3") else pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", ["medusa", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_training_in_mixed_precision(
     kind: str, target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +234,7 @@ def test_training_begins_with_a_trained_head(kind: str, target: Target, written:
     assert len(losses) == 5
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "medusa"])
+@pytest.mark.parametrize("kind", ["eagle3"])
 def test_a_trained_head_of_another_size_is_refused(
     kind: str, target: Target, written: list[Text], tmp_path: Path
 ) -> None:
@@ -346,20 +344,12 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("eagle9", "--target", "tiny", "--data", "x", "--out", "y"),
-            "expected one of clover2, dflash, eagle3, medusa",
-        ),
-        (("medusa", "--target", "tiny", "--out", "y"), "Missing option '--data'"),
-        (("medusa", "--target", "tiny", "--data", "x", "--out", "y", "--places", "0"), "--places"),
-        (("medusa", "--target", "tiny", "--data", "not-there", "--out", "OUT"), "--data: not-there cannot be read"),
-    ],
+    ("kind", "message"),
+    [("eagle9", "expected one of clover2, dflash, eagle3, medusa"), ("medusa", "--data: not-there cannot be read")],
 )
-def test_wrong_arguments(arguments: tuple[str, ...], message: str) -> None:
-    """A kind that there is not, a missing file of prompts and a number out of range are refused in one sentence."""
-    done = command(*arguments)
+def test_wrong_arguments(kind: str, message: str) -> None:
+    """A kind that there is not and a missing file of prompts are refused in one sentence."""
+    done = command(kind, "--target", "tiny", "--data", "not-there", "--out", "OUT")
     assert done.exit_code != 0
     assert message in f"{done.output}{done.exception}"
 

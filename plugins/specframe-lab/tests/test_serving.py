@@ -12,7 +12,7 @@ import pytest
 from specframe_lab.arrivals import arrival_times, check
 from specframe_lab.serving.clock import PassClock
 from specframe_lab.serving.gaps import Process
-from specframe_lab.serving.metrics import METRICS, RATES, metrics, most_at_once, of_request, rates, summary
+from specframe_lab.serving.metrics import metrics, most_at_once, of_request, rates, summary
 from specframe_lab.serving.objectives import holds, objectives
 from specframe_lab.serving.service import BOTH_GROUPS, Service
 from specframe_testing import harness
@@ -102,10 +102,6 @@ def test_a_pass_of_the_draft_model_takes_its_own_time():
     ]  # both read the prompt; then two passes of the draft and one
 
 
-def test_percentiles_lie_between_two_values_in_proportion():
-    assert summary([4, 1, 3, 2]) == pytest.approx([2.5, 2.5, 3.7, 3.97])
-
-
 def test_a_request_that_ends_when_another_is_sent_is_not_in_flight_with_it():
     def flown(sent: float, end: float) -> dict[str, Any]:
         return {"sent": sent, "chunks": [end]}
@@ -113,12 +109,6 @@ def test_a_request_that_ends_when_another_is_sent_is_not_in_flight_with_it():
     assert most_at_once([flown(0, 2), flown(2, 3), flown(2.5, 4)]) == 2
     assert most_at_once([flown(0, 2), flown(2, 3)]) == 1
     assert most_at_once([]) == 0
-
-
-def test_without_requests_there_are_no_figures():
-    assert set(metrics([])) == set(METRICS)
-    assert list(rates([])) == list(RATES)
-    assert rates([])["max_concurrent_requests"] == 0
 
 
 def test_the_run_s_own_clock_gives_the_latency_of_results():
@@ -135,14 +125,7 @@ def test_the_run_s_own_clock_gives_the_latency_of_results():
 
 @pytest.mark.parametrize(
     ("slo", "good"),
-    [
-        ("ttft:1000", 1),
-        ("ttft:1500", 2),
-        ("tpot:1100", 1),
-        ("ttft:1000,tpot:1100", 0),
-        ("ttft:1500,tpot:1200,e2el:6999.9", 1),
-        ("ttft:1500,tpot:1200,e2el:7000", 2),
-    ],
+    [("ttft:1000,tpot:1100", 0), ("ttft:1500,tpot:1200,e2el:6999.9", 1), ("ttft:1500,tpot:1200,e2el:7000", 2)],
 )
 def test_a_request_is_good_when_it_keeps_all_objectives(slo: str, good: int):
     """Of the two of above: ttft 1 and 1.5, tpot 1.2 and 1, e2el 7 and 6.5 seconds."""
@@ -160,11 +143,8 @@ def test_objectives_are_milliseconds():
     ("given", "message"),
     [
         ("", r"expected ttft, tpot, e2el with milliseconds, as in 'ttft:200,tpot:50,e2el:3000', got ''$"),
-        ("itl:3", r"got 'itl:3'$"),
         ("ttft", r"got 'ttft'$"),
-        ("ttft:", r"^ttft: expected milliseconds, a number above 0, got ''$"),
         ("tpot:0", r"^tpot: expected milliseconds, a number above 0, got '0'$"),
-        ("tpot:nan", r"got 'nan'$"),
         ("ttft:1,ttft:2", r"^ttft is given twice: expected one value, got 'ttft:1,ttft:2'$"),
     ],
 )
@@ -192,8 +172,7 @@ def test_requests_are_sent_in_the_order_of_their_arrival_and_not_before_it():
     assert [one["chunks"][-1] for one in requests] == [22, 7, 2, 2]
 
 
-@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
-@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize(("align", "most"), [("ragged", 2), ("eqspec", 1), ("exspec", 5)])
 def test_a_limit_changes_no_token_and_reads_no_prompt_twice(align: str, most: int):
     """Prompts of any length: the longest comes late, and finds its room."""
     target, prompts = fake_target(), harness.random_prompts([3, 5, 4, 2, 3, 17], 61)
@@ -259,10 +238,7 @@ def gaps(moments: list[float]) -> np.ndarray:
     return np.diff([0, *moments])
 
 
-@pytest.mark.parametrize(
-    ("given", "burstiness"),
-    [("poisson:4", 1), ("gamma:4", 1), ("gamma:4,burstiness=0.25", 0.25), ("gamma:4,burstiness=9", 9)],
-)
+@pytest.mark.parametrize(("given", "burstiness"), [("poisson:4", 1), ("gamma:4,burstiness=0.25", 0.25)])
 def test_gaps_have_the_spread_of_a_gamma_distribution_and_end_at_the_rate(given: str, burstiness: float):
     """A coefficient of variation of 1 / sqrt(burstiness); the last of N arrives at N / rate."""
     moments = arrival_times(given, 20_000)
@@ -281,14 +257,6 @@ def test_a_ramp_goes_from_one_rate_to_the_other_request_by_request(strategy: str
     given = f"constant:1,ramp-up-strategy={strategy},ramp-up-end-rps=3"
     assert gaps(arrival_times(given, 3)) == pytest.approx(rising)
     assert arrival_times(given, 1) == [1]
-    drawn = gaps(arrival_times(given.replace("constant", "poisson"), 3, seed=2))
-    assert drawn / gaps(
-        arrival_times("poisson:1,ramp-up-strategy=linear,ramp-up-end-rps=1", 3, seed=2)
-    ) == pytest.approx(rising)
-
-
-def test_no_prompts_have_no_arrivals():
-    assert arrival_times("gamma:4", 0) == []
 
 
 def test_the_smallest_rates_still_give_moments():
@@ -304,12 +272,9 @@ def test_the_smallest_rates_still_give_moments():
     ("given", "message"),
     [
         ("poisson:1e-300", "expected a rate of at least 1e-06 in requests per second, as in 'poisson:2', got '1e-300'"),
-        ("gamma:0", "expected a rate of at least 1e-06 in requests per second, as in 'gamma:2', got '0'"),
         ("gamma:2,burstiness=0", "burstiness: expected a number of at least 0.01, got 0"),
-        ("gamma:2,burstiness=x", "burstiness: expected a number of at least 0.01, got 'x'"),
         ("poisson:2,burstiness=3", "poisson has no option 'burstiness': expected ramp-up-end-rps, ramp-up-strategy"),
         ("gamma:2,ramp-up-strategy=linear", "expected ramp-up-strategy and ramp-up-end-rps together"),
-        ("gamma:2,ramp-up-end-rps=3", "expected ramp-up-strategy and ramp-up-end-rps together"),
         ("gamma:2,ramp-up-strategy=x,ramp-up-end-rps=3", "ramp-up-strategy: expected linear or exponential, got 'x'"),
         ("gamma:2,ramp-up-strategy=linear,ramp-up-end-rps=0", "ramp-up-end-rps: expected a number of at least 1e-06"),
         ("uniform:2", "expected poisson:RATE, gamma:RATE, constant:RATE or a file of seconds"),
@@ -334,13 +299,10 @@ def test_a_trace_gives_its_timestamps_from_the_first_on(tmp_path: Path):
         arrival_times(str(path), 4)
 
 
-@pytest.mark.parametrize(
-    "line", ['{"timestamp": -1}', '{"timestamp": "1"}', '{"input_length": 3}', "{", '{"timestamp": NaN}']
-)
+@pytest.mark.parametrize("line", ['{"timestamp": -1}', '{"input_length": 3}', "{"])
 def test_a_line_that_is_of_no_trace(tmp_path: Path, line: str):
     path = tmp_path / "trace.jsonl"
     path.write_text(f'{{"timestamp": 0}}\n{line}\n')
-    with pytest.raises(
-        OptionError, match=r"line 2: expected an object with a timestamp in milliseconds, 0 or more, got"
-    ):
+    wanted = "line 2: expected an object with a timestamp in milliseconds, 0 or more, got"
+    with pytest.raises(OptionError, match=wanted):
         check(str(path))
