@@ -122,28 +122,24 @@ POLICIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["explicit", "implicit", "goodput"])
-def test_policies_draw_from_the_target(policy: str, rule: str) -> None:
-    """Under each policy rows draft unequal numbers of tokens, and draw from the target."""
+@pytest.mark.parametrize(
+    ("rule", "policy", "branch"),
+    [
+        ("rejection", "explicit", None),
+        ("block", "implicit", None),
+        ("block", "goodput", None),
+        ("rejection", "explicit", TREE),
+        ("traversal", "goodput-tree", TREE),
+    ],
+)
+def test_policies_draw_from_the_target(rule: str, policy: str, branch: str | None) -> None:
+    """Under each policy rows draft unequal numbers of tokens, or nodes of a tree, and draw from the target."""
     lengths = Lengths()
-    options = {"drafter": DRAFT, "batch_size": 160, "draft_length": POLICIES[policy](), "observers": [lengths]}
-    assert judged(Cell(rule, "ragged", 4, "t1"), 1000, **options) > LEAST
-    assert len(lengths.seen) > 2
-    assert lengths.uneven
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["rejection", "traversal"])
-@pytest.mark.parametrize("policy", ["explicit", "goodput-tree"])
-def test_policies_of_trees_draw_from_the_target(policy: str, rule: str) -> None:
-    """Under policies that decide over trees rows draft unequal numbers of nodes, and draw from the target."""
-    lengths = Lengths()
-    drafter = ModelDrafter(branch=TREE)
+    drafter = ModelDrafter(branch=branch) if branch else DRAFT
     options = {"drafter": drafter, "batch_size": 160, "draft_length": POLICIES[policy](), "observers": [lengths]}
-    assert judged(Cell(rule, "ragged", 3, "t1"), 1000, **options) > LEAST
-    assert max(lengths.seen) > 3, "more nodes than levels"
+    assert judged(Cell(rule, "ragged", 3 if branch else 4, "t1"), 1000, **options) > LEAST
+    assert max(lengths.seen) > 3 if branch else len(lengths.seen) > 2, "of a tree more nodes than levels"
     assert lengths.uneven
 
 

@@ -128,13 +128,6 @@ def test_matrix() -> None:
     assert (table["exspec"]["kv dynamic"], table["exspec"]["kv slab"]) == ("default", "yes")
 
 
-def test_matrix_of_attention_backends() -> None:
-    """The matrix says, too, which attention backend reads what which KV backend hands out."""
-    names = registry().names("attention backend")
-    found = [line for line in rows(invoke("matrix").stdout) if line and line[0] in names]
-    assert found == [[name, *["yes"] * 4] for name in ("flex", "masked", "packed")]
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

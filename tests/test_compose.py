@@ -66,12 +66,6 @@ def test_ragged_on_dynamic_names_slab():
     assert "\n" not in message
 
 
-def test_refused_before_a_model_is_looked_for():
-    """Composition fails first: nothing is loaded for what cannot work."""
-    with pytest.raises(CompositionError):
-        harness.Pipeline(target="/no/such/model", drafter="none", align="ragged", kv="dynamic")
-
-
 def test_nothing_fits_an_alignment_with_needs_of_its_own():
     """An alignment that needs what no backend offers is refused, saying that none is installed."""
     needy = registry().make("alignment", "ragged")
@@ -122,11 +116,6 @@ def test_the_rule_of_a_run_that_samples_is_named() -> None:
         use.sampling(registry(), Recipe())
 
 
-def test_options_reach_the_strategy():
-    """Options behind a name reach the strategy that is made."""
-    assert composed(schedule="same-length,window=11").scheduler.rows(4) == 11
-
-
 @pytest.mark.parametrize("given", [3, " 3", "fixed,length=3"])
 def test_draft_length_by_number_or_name(given):
     """A draft length is a number, written as such or in words, or a policy."""
@@ -149,12 +138,6 @@ def test_drafter_of_a_pipeline():
     assert [name_of(pipe.composition.drafter) for pipe in made[:2]] == ["model", "none"]
     assert made[0].draft_model is draft
     assert made[2].composition.drafter is scripted
-
-
-def test_drafter_without_its_model():
-    """The drafter for models says what it lacks when there is none."""
-    with pytest.raises(CompositionError, match="needs a draft language model"):
-        list(harness.Pipeline(target=fakes.fake_target(), drafter="model").generate([[1]]))
 
 
 def test_no_draft_model_is_known_for_a_loaded_target():

@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import itertools
-import os
 import re
 import shlex
-import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,36 +74,6 @@ def test_python_blocks_run(page: Path, workshop: Path) -> None:
         if not put(block, workshop):
             importlib.invalidate_caches()
             exec(compile(block, f"{name(page)}, block {number}", "exec"), namespace)
-
-
-def test_plugin_example_registers(workshop: Path) -> None:
-    """The package in docs/plugins.md registers its drafter through the entry point that it declares."""
-    page = ROOT / "docs/plugins.md"
-    assert all(put(block, workshop) for block in blocks(page, "toml"))
-    for block in blocks(page, "python"):
-        put(block, workshop)
-    project = tomllib.loads((workshop / "pyproject.toml").read_text())["project"]
-    registry = plugins.Registry()
-    for module in project["entry-points"]["specframe"].values():
-        plugins.offer(registry, importlib.import_module(module), project["name"])
-    assert registry.make("drafter", "repeat,span=2").span == 2
-    with pytest.raises(plugins.OptionError, match="span: expected a whole number of at least 1"):
-        registry.make("drafter", "repeat,span=0")
-
-
-@pytest.mark.slow
-def test_plugin_example_conforms(workshop: Path) -> None:
-    """The tests in docs/plugins.md pass."""
-    for block in blocks(ROOT / "docs/plugins.md", "python"):
-        put(block, workshop)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(workshop / "src"), *sys.path]),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.parametrize("line", sorted(set(commands())))

@@ -21,43 +21,20 @@ FAST = {"README.md", "docs/output.md", "plugins/specframe-std/README.md"}
 """Pages whose commands take a few seconds."""
 
 SMALL = {
-    "RUN_MAX_NEW_TOKENS": "4",
-    "COMPARE_LIMIT": "2",
-    "COMPARE_MAX_NEW_TOKENS": "3",
-    "COMPARE_REPEATS": "1",
-    "COMPARE_WARM_UP": "0",
-    "VERIFY_LIMIT": "2",
-    "VERIFY_MAX_NEW_TOKENS": "4",
-    "PLAN_PROMPT_TOKENS": "16",
-    "PLAN_MAX_NEW_TOKENS": "4",
-    "PLAN_BATCH_SIZE": "1,2",
-    "PLAN_DRAFT_LENGTH": "2",
-    "TRACE_LIMIT": "2",
-    "TRACE_MAX_NEW_TOKENS": "4",
-    "REPRODUCE_LIMIT": "2",
-    "REPRODUCE_MATCH_BATCH_SIZES": "1",
-    "REPRODUCE_ARRIVAL_BATCH_SIZES": "2",
-    "REPRODUCE_BATCH_SIZES": "1,2",
-    "REPRODUCE_MATCH_TOKENS": "3",
-    "REPRODUCE_MAX_NEW_TOKENS": "4",
-    "REPRODUCE_REPEATS": "1",
-    "HEADS_TRAIN_STEPS": "2",
-    "HEADS_TRAIN_MAX_NEW_TOKENS": "8",
-}
+    "RUN_MAX_NEW_TOKENS": "4", "COMPARE_LIMIT": "2", "COMPARE_MAX_NEW_TOKENS": "3", "COMPARE_REPEATS": "1",
+    "COMPARE_WARM_UP": "0", "VERIFY_LIMIT": "2", "VERIFY_MAX_NEW_TOKENS": "4", "PLAN_PROMPT_TOKENS": "16",
+    "PLAN_MAX_NEW_TOKENS": "4", "PLAN_BATCH_SIZE": "1,2", "PLAN_DRAFT_LENGTH": "2", "TRACE_LIMIT": "2",
+    "TRACE_MAX_NEW_TOKENS": "4", "REPRODUCE_LIMIT": "2", "REPRODUCE_MATCH_BATCH_SIZES": "1",
+    "REPRODUCE_ARRIVAL_BATCH_SIZES": "2", "REPRODUCE_BATCH_SIZES": "1,2", "REPRODUCE_MATCH_TOKENS": "3",
+    "REPRODUCE_MAX_NEW_TOKENS": "4", "REPRODUCE_REPEATS": "1", "HEADS_TRAIN_STEPS": "2", "HEADS_TRAIN_MAX_NEW_TOKENS": "8",
+}  # fmt: skip
 """Variables that make commands short where the page does not say how many; what it says stands."""
 
 STAND_INS = {
-    "cuda": "cpu",
-    "float16": "float32",
-    "bfloat16": "float32",
-    "qwen3-8b": "tiny",
-    "qwen3-0.6b": "tiny-draft",
-    "llama": "tiny",
-    "llama-small": "tiny-draft",
-    "torchao-int8-weight-only": "none,use-safetensors=true",
-    "DIR": "TARGET",
+    "cuda": "cpu", "float16": "float32", "bfloat16": "float32", "qwen3-8b": "tiny", "qwen3-0.6b": "tiny-draft",
+    "llama": "tiny", "llama-small": "tiny-draft", "torchao-int8-weight-only": "none,use-safetensors=true", "DIR": "TARGET",
     "SMALL_DIR": "DRAFTER",
-}
+}  # fmt: skip
 """Values of commands that no machine of the tests has, and those in their place. TARGET and DRAFTER are folders of saved models."""
 
 ELSEWHERE = {

@@ -94,17 +94,6 @@ def test_what_drafts_do_not_go_with_is_decoded_plainly(why):
     assert_plain(PLAIN[why], why)
 
 
-def test_outputs_of_a_prompt_read_in_chunks():
-    """With outputs of a prompt that is read in chunks, a call gives the tokens and the hidden states of ``generate``."""
-    outputs = {"prefill_chunk_size": 5, "return_dict_in_generate": True, "output_hidden_states": True}
-    with pytest.warns(SpecframeWarning, match="prefill_chunk_size along with return_dict_in_generate"):
-        got = generated(MODEL, DRAFT, lambda: {**padded(), **outputs})
-    expected = generated(MODEL, DRAFT, lambda: {**padded(), **outputs}, custom=False)
-    assert torch.equal(got.sequences, expected.sequences)
-    for ours, theirs in zip(got.hidden_states, expected.hidden_states, strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-
-
 @pytest.mark.parametrize("name", ["gemma3"])
 def test_embeddings_and_ids(name):
     """Prompts given as embeddings give their continuation alone, and with ids beside them the ids, too, in each architecture."""
@@ -186,14 +175,6 @@ def test_processors_that_count_calls_or_compare_rows(why):
     """A processor that has to be called once per token, with all rows, is: it does what it does in ``generate``."""
     tokens = assert_plain(lambda: {**padded(), "logits_processor": LogitsProcessorList([IN_ORDER[why]()])}, why)
     assert not torch.equal(tokens, generated(MODEL, DRAFT, padded)), "the processor does nothing"
-
-
-def test_the_trial_leaves_no_trace():
-    """Processors are tried on copies: those that were given are called by ``generate``'s loop alone."""
-    processor = Counting()
-    with pytest.warns(SpecframeWarning, match="Counting"):
-        generated(MODEL, DRAFT, lambda: {**padded(), "logits_processor": LogitsProcessorList([processor])})
-    assert processor.calls == NEW
 
 
 class Lazy(LogitsProcessor):

@@ -101,29 +101,22 @@ def sequence(value: Any) -> bool | None:
 PIPELINE: dict[str, Takes] = {
     "target": or_none(kind(str, Path, torch.nn.Module)),
     "drafter": lambda v: None if v is None or isinstance(v, str | Path | torch.nn.Module) else False,
-    "align": strategy("ragged", "eqspec", "exspec"),
-    "schedule": or_none(strategy("continuous", "fixed")),
-    "accept": strategy("auto", "greedy", "block", "gumbel"),
-    "verify": strategy("chain"),
-    "kv": or_none(strategy("slab", "dynamic")),
-    "batch_size": whole(1),
+    "align": strategy("ragged", "eqspec", "exspec"), "schedule": or_none(strategy("continuous", "fixed")),
+    "accept": strategy("auto", "greedy", "block", "gumbel"), "verify": strategy("chain"),
+    "kv": or_none(strategy("slab", "dynamic")), "batch_size": whole(1),
     "draft_length": lambda v: None if isinstance(v, str) else whole(1, 63)(v),
     "device": lambda v: None if isinstance(v, torch.device) else word("auto", "cpu")(v),
-    "dtype": lambda v: None if isinstance(v, torch.dtype) else word("auto", "float32")(v),
-    "seed": whole(0, 2**64 - 1),
+    "dtype": lambda v: None if isinstance(v, torch.dtype) else word("auto", "float32")(v), "seed": whole(0, 2**64 - 1),
     "tokenizer": lambda v: None if v is None or v is TOKENIZER else False,
     "observers": lambda v: isinstance(v, list | tuple | set | frozenset | range) and len(v) == 0,
-    "check": lambda v: isinstance(v, bool),
-    "attention": word("auto", "masked", "packed", "flex"),
-    "graphs": word("auto", "on", "off"),
-    "layers": word("eager", "compiled", "auto"),
-    "generation_config": or_none(word("auto", "none")),
-    "executor": strategy("local"),
+    "check": lambda v: isinstance(v, bool), "attention": word("auto", "masked", "packed", "flex"),
+    "graphs": word("auto", "on", "off"), "layers": word("eager", "compiled", "auto"),
+    "generation_config": or_none(word("auto", "none")), "executor": strategy("local"),
     "bitwise": lambda v: isinstance(v, bool),
     "load_options": or_none(lambda v: v == "none" if isinstance(v, str) else isinstance(v, dict) and not v),
     "constraint": or_none(lambda v: False),
     "memory": or_none(lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 < v < 10**15),
-}
+}  # fmt: skip
 """Which values the arguments of a pipeline take (the docstring of Pipeline)."""
 
 ASKED: dict[str, Takes] = {
@@ -136,25 +129,16 @@ ASKED: dict[str, Takes] = {
 """Which values a run takes."""
 
 SAMPLING: dict[str, Takes] = {
-    "temperature": or_none(number(0)),
-    "top_k": or_none(whole(0)),
-    "top_p": or_none(number(0, 1, above=True)),
-    "min_p": or_none(number(0, 1)),
-    "typical_p": or_none(number(0, 1, above=True)),
-    "repetition_penalty": or_none(number(0, above=True)),
-    "presence_penalty": or_none(number()),
-    "min_new_tokens": or_none(whole(0)),
-    "bad_words_ids": or_none(kind(list, tuple)),
-    "suppress_tokens": or_none(kind(list, tuple)),
-    "forced_eos": or_none(lambda v: isinstance(v, bool)),
+    "temperature": or_none(number(0)), "top_k": or_none(whole(0)), "top_p": or_none(number(0, 1, above=True)),
+    "min_p": or_none(number(0, 1)), "typical_p": or_none(number(0, 1, above=True)),
+    "repetition_penalty": or_none(number(0, above=True)), "presence_penalty": or_none(number()),
+    "min_new_tokens": or_none(whole(0)), "bad_words_ids": or_none(kind(list, tuple)),
+    "suppress_tokens": or_none(kind(list, tuple)), "forced_eos": or_none(lambda v: isinstance(v, bool)),
     "processors": kind(list, tuple),
     "stop": or_none(lambda v: v != "" if isinstance(v, str) else None if isinstance(v, list | tuple) else False),
-    "criteria": kind(list, tuple),
-    "max_new_tokens": or_none(whole(1)),
-    "max_time": or_none(number(0, above=True)),
-    "logprobs": or_none(whole(0)),
-    "samples": whole(1, 10_000),
-}
+    "criteria": kind(list, tuple), "max_new_tokens": or_none(whole(1)), "max_time": or_none(number(0, above=True)),
+    "logprobs": or_none(whole(0)), "samples": whole(1, 10_000),
+}  # fmt: skip
 """Which values the parameters of a request take (docs/generation.md)."""
 
 ASSISTED: dict[str, Takes] = {

@@ -39,27 +39,20 @@ STRANGE: tuple[Any, ...] = (
 """Values of JSON that stand where something else is expected."""
 
 PARAMETERS: dict[str, Callable[[Any], bool]] = {
-    "temperature": lambda v: is_number(v, 0),
-    "top_k": lambda v: is_whole(v, 0),
-    "top_p": lambda v: is_number(v, 0, 1) and v > 0,
-    "min_p": lambda v: is_number(v, 0, 1),
-    "typical_p": lambda v: is_number(v, 0, 1) and v > 0,
-    "repetition_penalty": lambda v: is_number(v, 0) and v > 0,
-    "presence_penalty": lambda v: is_number(v),
-    "min_new_tokens": lambda v: is_whole(v, 0),
+    "temperature": lambda v: is_number(v, 0), "top_k": lambda v: is_whole(v, 0),
+    "top_p": lambda v: is_number(v, 0, 1) and v > 0, "min_p": lambda v: is_number(v, 0, 1),
+    "typical_p": lambda v: is_number(v, 0, 1) and v > 0, "repetition_penalty": lambda v: is_number(v, 0) and v > 0,
+    "presence_penalty": lambda v: is_number(v), "min_new_tokens": lambda v: is_whole(v, 0),
     "bad_words_ids": lambda v: (
         isinstance(v, list) and all(isinstance(w, list) and len(w) > 0 and all(map(is_id, w)) for w in v)
     ),
-    "suppress_tokens": lambda v: isinstance(v, list) and all(map(is_id, v)),
-    "forced_eos": lambda v: isinstance(v, bool),
+    "suppress_tokens": lambda v: isinstance(v, list) and all(map(is_id, v)), "forced_eos": lambda v: isinstance(v, bool),
     "stop": lambda v: (
         (isinstance(v, str) and v != "") or (isinstance(v, list) and all(isinstance(t, str) and t != "" for t in v))
     ),
-    "max_new_tokens": lambda v: is_whole(v, 1),
-    "max_time": lambda v: is_number(v, 0) and v > 0,
-    "logprobs": lambda v: is_whole(v, 0),
-    "samples": lambda v: is_whole(v, 1) and v <= 10_000,
-}
+    "max_new_tokens": lambda v: is_whole(v, 1), "max_time": lambda v: is_number(v, 0) and v > 0,
+    "logprobs": lambda v: is_whole(v, 0), "samples": lambda v: is_whole(v, 1) and v <= 10_000,
+}  # fmt: skip
 """Which values the parameters of a request take (docs/generation.md); null is none given, but for ``samples``."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Glm4Config, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import Glm4Config, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from specframe import Pipeline
 from specframe.errors import ModelError, UnknownNameError
@@ -35,7 +35,6 @@ SHAPES = {
         **UNTIED | {"num_key_value_heads": 2, "head_dim": 128}, partial_rotary_factor=0.5, attention_bias=True
     ),
 }
-PARAMETERS = {"qwen3-8b": 8_190_735_360, "vicuna-7b": 6_738_415_616, "glm4-9b": 9_400_279_040}
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +93,6 @@ def test_places_of_heads_keep_the_sharing_of_keys() -> None:
         queries, shown = grow.head_places(own, config)
         assert len(set(queries)) == 6
         assert [shown[query // (heads // keys)] for query in queries] == [0, 0, 0, 1, 1, 1]
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_named_shapes_have_the_published_sizes(name: str) -> None:
-    """A named shape has as many parameters as the published model."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(grow.shape(name))
-    assert sum(weight.numel() for weight in model.parameters()) == PARAMETERS[name]
 
 
 def test_what_cannot_be_grown_is_one_sentence(tiny: PreTrainedModel, plain: PreTrainedModel) -> None:

@@ -101,6 +101,7 @@ def test_the_checkpoint_of_a_head_says_what_runs_it(sign: str, tmp_path: Path, m
 def test_a_missing_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command of the lab is one sentence and status 2, whatever is asked of it, and the help says how to get it."""
     alone(monkeypatch)
+    monkeypatch.setattr("specframe.cli.is_installed", missing_packages.is_installed)
     done = CliRunner().invoke(cli, ["trace", "--nope"], prog_name="specframe")
     told = "Error: command 'trace' is part of specframe-lab, which is not installed: pip install specframe-lab\n"
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", told)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import datetime
 import graphlib
 import re
 from collections.abc import Iterator, Mapping
@@ -138,36 +137,3 @@ def test_circles_are_found():
     modules = {**MADE_UP, "specframe.high.other": "from specframe.high import part"}
     assert set(circle(arrows(modules, {}))) == {"specframe.high.part", "specframe.high.other"}
     assert circle(arrows(MADE_UP, {})) == []
-
-
-def unsigned(folder: Path) -> list[str]:
-    """Return the trials whose README.md lacks an owner or a removal date, and the files beside the trials."""
-    entries = [path for path in sorted(folder.iterdir()) if path.name not in ("README.md", "__pycache__")]
-    return [path.name for path in entries if not signed(path / "README.md")]
-
-
-def signed(readme: Path) -> bool:
-    """Return whether a file has the lines ``Owner: NAME`` and ``Remove by: YYYY-MM-DD``."""
-    lines = readme.read_text(encoding="utf-8").splitlines() if readme.is_file() else []
-    found = dict(re.findall(r"^(Owner|Remove by): +(\S.*?) *$", "\n".join(lines), re.M))
-    try:
-        datetime.date.fromisoformat(found["Remove by"])
-        return "Owner" in found
-    except (KeyError, ValueError):
-        return False
-
-
-def test_experiments_have_an_owner_and_a_removal_date(tmp_path):
-    """Every folder of ``experiments/`` says whose it is and when it goes; a folder that does not is found."""
-    if (ROOT / "experiments").is_dir():
-        assert unsigned(ROOT / "experiments") == []
-    for name, text in {
-        "good": "# A trial\n\nOwner: Ada\nRemove by: 2030-01-31\n",
-        "no-owner": "Remove by: 2030-01-31\n",
-        "no-date": "Owner: Ada\n",
-        "bad-date": "Owner: Ada\nRemove by: soon\n",
-    }.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "README.md").write_text(text)
-    (tmp_path / "no-readme").mkdir()
-    assert unsigned(tmp_path) == ["bad-date", "no-date", "no-owner", "no-readme"]

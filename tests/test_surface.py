@@ -22,19 +22,9 @@ from specframe.plugins.registry import OWN, registry
 from specframe.text.sampling import Sampling
 
 PIPELINE = {
-    "target": None,
-    "drafter": "auto",
-    "align": "auto",
-    "schedule": None,
-    "accept": "auto",
-    "verify": "auto",
-    "kv": None,
-    "batch_size": 8,
-    "draft_length": "auto",
-    "device": "auto",
-    "dtype": "auto",
-    "seed": 0,
-}
+    "target": None, "drafter": "auto", "align": "auto", "schedule": None, "accept": "auto", "verify": "auto", "kv": None,
+    "batch_size": 8, "draft_length": "auto", "device": "auto", "dtype": "auto", "seed": 0,
+}  # fmt: skip
 
 
 def isolated(code: str, **environment: str) -> str:

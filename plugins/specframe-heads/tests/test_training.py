@@ -141,39 +141,6 @@ def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path
     assert pipe.report.draft_acceptance_rate > 0.1
 
 
-@pytest.mark.parametrize("kind", ["medusa", pytest.param("eagle3", marks=pytest.mark.slow)])
-def test_training_in_mixed_precision(
-    kind: str, target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lessons are in bfloat16, the trained weights stay in float32, and the loss falls as in float32."""
-    head, losses, dtypes = made(kind, target), list[float](), set[torch.dtype]()
-    reader = Reader(target.model, head.layers)
-    with torch.no_grad():
-        before = float(head.loss(reader.read(written), 3))
-    loss = head.loss
-
-    def noted(lesson: Lesson, places: int) -> torch.Tensor:
-        assert lesson.logits_BTV.dtype == torch.bfloat16
-        return loss(lesson, places)
-
-    def told(step: int, smooth: float) -> None:
-        losses.append(smooth)
-        dtypes.update(one.dtype for one in head.parameters() if one.requires_grad)
-
-    monkeypatch.setattr(head, "loss", noted)
-    loop.train(head, written, loop.Plan(20, 60, rate=5e-3, bf16=True), tmp_path, told)
-    monkeypatch.setattr(head, "loss", loss)
-    assert dtypes == {torch.float32}
-    with torch.no_grad():
-        assert float(head.loss(reader.read(written), 3)) < before
-    plain = list[float]()
-    loop.train(
-        made(kind, target), written, loop.Plan(20, 60, rate=5e-3), tmp_path / "plain", lambda _, one: plain.append(one)
-    )
-    assert losses == pytest.approx(plain, rel=0.02)
-    assert losses != plain
-
-
 @torch.no_grad()
 def test_blocks_see_nothing_after_their_anchor(target: Target, written: list[Text]) -> None:
     """The logits of a block do not change with the features of its anchor and of what follows it; they do with those before."""
@@ -232,16 +199,6 @@ def test_training_begins_with_a_trained_head(kind: str, target: Target, written:
     assert head.places_at(0.0) == 3
     loop.train(head, written, loop.Plan(5, 60), tmp_path / "more", lambda step, loss: losses.append(loss))
     assert len(losses) == 5
-
-
-@pytest.mark.parametrize("kind", ["eagle3"])
-def test_a_trained_head_of_another_size_is_refused(
-    kind: str, target: Target, written: list[Text], tmp_path: Path
-) -> None:
-    """Training cannot begin with a head that has another number of layers."""
-    loop.train(made(kind, target), written, loop.Plan(1, 60), tmp_path)
-    with pytest.raises(ValueError, match=r"expected a head with .* of shape "):
-        loop.begin(learner(kind, target=target, places=3, layers=3), tmp_path)
 
 
 def test_continuations_are_kept(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,11 +319,3 @@ def test_heads_of_the_embedded_target_are_asked_for_rightly(kind: str, tmp_path:
     given = [kind, "--target", "tiny", *files, *train_heads.COMMON, *train_heads.KINDS[kind]]
     options = train.make_context("train", given).params
     require(kind, [name for name, option in (("ids", "vocabulary"), ("layers", "layers")) if options[option]])
-
-
-def test_an_unknown_head_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A head that there is not is one sentence, before anything is written."""
-    with pytest.raises(SystemExit):
-        train_heads.main(["--work", str(tmp_path / "work"), "eagle9"])
-    assert "unknown head eagle9: expected one of eagle3, medusa, clover2, dflash" in capsys.readouterr().err
-    assert not (tmp_path / "work").exists()

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from specframe_lab.arrivals import arrival_times, check
 from specframe_lab.serving.clock import PassClock
-from specframe_lab.serving.gaps import Process
 from specframe_lab.serving.metrics import metrics, most_at_once, of_request, rates, summary
 from specframe_lab.serving.objectives import holds, objectives
-from specframe_lab.serving.service import BOTH_GROUPS, Service
+from specframe_lab.serving.service import Service
 from specframe_testing import harness
 from specframe_testing.fakes import always_right, fake_draft, fake_target
 
@@ -111,15 +110,6 @@ def test_a_request_that_ends_when_another_is_sent_is_not_in_flight_with_it():
     assert most_at_once([]) == 0
 
 
-def test_the_run_s_own_clock_gives_the_latency_of_results():
-    """To the last digit: it is the same clock, read at the same moments."""
-    service = Service(Local())
-    pipe = harness.pipeline(fake_target(eos=60), batch_size=2, executor=service)
-    results = list(pipe.generate([*PAIR, [5]], 4, arrivals=[0, 0, 0.01]))
-    found = column(service.moments.lines(), "e2el_including_client_queue")
-    assert found == [result.latency for result in results]
-
-
 # ---- objectives ------------------------------------------------------------------------------------------------------
 
 
@@ -166,12 +156,6 @@ def test_a_request_waits_for_those_in_flight_to_end():
     assert rates(requests)["max_concurrent_requests"] == 1
 
 
-def test_requests_are_sent_in_the_order_of_their_arrival_and_not_before_it():
-    requests = served([[1], [2], [3], [4]], 2, [20, 5, 0, 0], most=2)
-    assert [one["sent"] for one in requests] == [20, 5, 0, 0]
-    assert [one["chunks"][-1] for one in requests] == [22, 7, 2, 2]
-
-
 @pytest.mark.parametrize(("align", "most"), [("ragged", 2), ("eqspec", 1), ("exspec", 5)])
 def test_a_limit_changes_no_token_and_reads_no_prompt_twice(align: str, most: int):
     """Prompts of any length: the longest comes late, and finds its room."""
@@ -209,28 +193,6 @@ def test_requests_can_be_aborted_whether_they_were_sent_or_not():
     assert requests[2, 0].chunks == [2, 3, 4]
 
 
-def test_a_clock_that_ran_away_is_told():
-    """The engine would wait for requests that are held back only where it decodes two groups of prompts in turn."""
-
-    class Stuck:
-        idle, peak_kv_bytes, state_bytes, remote = False, 0, 0, 0
-
-        def __init__(self, clock: PassClock) -> None:
-            self.clock = clock
-
-        def step(self) -> None:
-            self.clock.jump(math.inf)
-
-    class Opens(Local):
-        def open(self, recipe, parts, observers, clock):
-            return Stuck(clock)
-
-    engine = Service(Opens(), 1, PassClock).open(None, None, [], PassClock())
-    with pytest.raises(OptionError) as caught:
-        engine.step()
-    assert str(caught.value) == BOTH_GROUPS
-
-
 # ---- arrivals --------------------------------------------------------------------------------------------------------
 
 
@@ -257,15 +219,6 @@ def test_a_ramp_goes_from_one_rate_to_the_other_request_by_request(strategy: str
     given = f"constant:1,ramp-up-strategy={strategy},ramp-up-end-rps=3"
     assert gaps(arrival_times(given, 3)) == pytest.approx(rising)
     assert arrival_times(given, 1) == [1]
-
-
-def test_the_smallest_rates_still_give_moments():
-    """Every one finite and in order."""
-    for given in ("gamma:1e-6,burstiness=0.01", "gamma:1e300,burstiness=0.01", "poisson:1e-6"):
-        moments = arrival_times(given, 50)
-        assert np.isfinite(moments).all(), given
-        assert (gaps(moments) >= 0).all(), given
-    assert Process(2.0).moments(4) == arrival_times("poisson:2", 4)
 
 
 @pytest.mark.parametrize(

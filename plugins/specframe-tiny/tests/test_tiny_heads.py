@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from click.testing import CliRunner
 from specframe_testing import harness
 from specframe_testing.constraints import Even, OneByOne
 from specframe_tiny import FOLDER, HEADS, train
 from tokenizers import Tokenizer
 
 from specframe import Pipeline
-from specframe.cli import cli
 from specframe.contracts.reports import RoundReport
 from specframe.models import pairs
 from specframe.observe.watch import Watcher
@@ -120,26 +117,3 @@ def test_a_head_reaches_the_cards_figure(kind: str, target: Any) -> None:
     pipe = harness.pipeline(target, chain, batch_size=16, draft_length=4)
     list(pipe.generate(held_out(16, 96), max_new_tokens=48))
     assert pipe.report.mean_acceptance_length > LEAST * figures["mean_acceptance_length"]
-
-
-@pytest.mark.parametrize("kind", THERE[:1])
-def test_the_command_runs_with_a_head(kind: str, tmp_path: Path) -> None:
-    """``specframe run --drafter tiny-KIND`` writes the token ids of plain decoding."""
-    found = []
-    for number, drafter in enumerate(("none", f"tiny-{kind}")):
-        file = tmp_path / f"{number}.jsonl"
-        line = ["run", "import os", "def f(x):", "--drafter", drafter, "--max-new-tokens", "12", "--output", str(file)]
-        done = CliRunner().invoke(cli, line)
-        assert done.exit_code == 0, done.output
-        found.append([json.loads(row)["token_ids"] for row in file.read_text(encoding="utf-8").splitlines()])
-    assert len(found[0]) == 2
-    assert found[0] == found[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", THERE)
-def test_the_doctor_finds_a_head_sound(kind: str) -> None:
-    """``specframe models check tiny-KIND`` takes the alias's target and finds nothing wrong."""
-    done = CliRunner().invoke(cli, ["models", "check", f"tiny-{kind}"])
-    assert done.exit_code == 0, done.output
-    assert re.search(r"mean acceptance length of 4 drafted in \d+ rounds: as read", done.output), done.output
