@@ -88,7 +88,7 @@ def calls(
     """Return what is done once per forward, and once per layer."""
     if way == "masked":
         made, module = masks(placement, [None], query.dtype)[None], torch.nn.Module()
-        return lambda: masks(placement, [None], query.dtype), lambda: attend(module, query, key, value, made)
+        return lambda: masks(placement, [None], query.dtype), lambda: attend(module, query, key, value, made)[0]
     plan = WAYS[way].plan(placement)
     assert plan is not None
     prepare = (lambda: block_mask(placement, None)) if way == "flex" else (lambda: WAYS[way].plan(placement))
@@ -98,6 +98,12 @@ def calls(
 def half_full(rows: int, fed: int, slots: int, device: torch.device) -> Placement:
     """Return rows of evenly spread lengths, half of the slots on average, whose last tokens are fed."""
     used_B = torch.linspace(slots / 4, 3 * slots / 4, rows, device=device).long().clamp(min=fed)
+    return filled(used_B, fed, slots)
+
+
+def filled(used_B: torch.Tensor, fed: int, slots: int) -> Placement:
+    """Return rows of these lengths, whose last tokens are fed."""
+    device = used_B.device
     order_BT = used_B[:, None] - fed + torch.arange(fed, device=device)
     return Placement(order_BT, order_BT, order_BT, torch.arange(slots, device=device)[None], in_order=True)
 

@@ -162,6 +162,7 @@ def bench(
     for cell in cells:
         cell.release()
     result = {
+        "command": shlex.join(["python", "benchmarks/bench.py", *without_output(sys.argv[1:])]),
         **surroundings(device, dtype),
         "settings": {name: value for name, value in settings.items() if name != "output"},
         "parameters": {role: model.num_parameters() for role, model in (("target", target), ("draft", draft))},
@@ -187,7 +188,6 @@ def surroundings(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Return what a figure depends on besides the code."""
     cuda = device.type == "cuda"
     return {
-        "command": shlex.join(["python", "benchmarks/bench.py", *without_output(sys.argv[1:])]),
         "device": torch.cuda.get_device_name(device)
         if cuda
         else f"{platform.machine()}, {torch.get_num_threads()} thread(s)",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.reports import RoundReport
+from specframe.devices import kinds
 from specframe.observe.counts import RunReport
 from specframe.observe.watch import Watcher
 
@@ -60,17 +62,32 @@ def token_bytes(model: PreTrainedModel) -> int:
 
 def copy_bandwidth(device: torch.device, repeats: int = 7) -> float:
     """Return bytes per second, read and written together, of copying a tensor far larger than the caches: the median."""
-    cuda = device.type == "cuda"
-    source = torch.ones((1 << 31) if cuda else (1 << 28), dtype=torch.uint8, device=device)
+    source = large(device)
     target = torch.empty_like(source)
+    return 2 * source.numel() / median_seconds(lambda: target.copy_(source), device, repeats)
+
+
+def read_bandwidth(device: torch.device, repeats: int = 7) -> float:
+    """Return bytes per second of adding up a tensor far larger than the caches, which reads and hardly writes: the median."""
+    source = large(device)
+    numbers = source.view(torch.float32)
+    return source.numel() / median_seconds(numbers.sum, device, repeats)
+
+
+def large(device: torch.device) -> torch.Tensor:
+    """Return a tensor far larger than a device's caches."""
+    return torch.ones((1 << 31) if device.type == "cuda" else (1 << 28), dtype=torch.uint8, device=device)
+
+
+def median_seconds(call: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """Return the median seconds of a call, the device's work included; two calls before are not timed."""
     seconds = []
     for _ in range(repeats + 2):
         started = time.perf_counter()
-        target.copy_(source)
-        if cuda:
-            torch.cuda.synchronize()
+        call()
+        kinds.of(device).synchronise(device)
         seconds.append(time.perf_counter() - started)
-    return 2 * source.numel() / statistics.median(seconds[2:])
+    return statistics.median(seconds[2:])
 
 
 def decoding_seconds(report: RunReport) -> float:

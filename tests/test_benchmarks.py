@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import json
 import os
 import re
@@ -24,9 +25,14 @@ from specframe.models import loading as models
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import budgeted
 import checkout
 import contenders
+import gpu_cells
+import gpu_fast
 import gpu_suite
+import graph_times
+import kills
 import measure
 import traffic
 import uneven
@@ -195,6 +201,158 @@ def test_a_killed_run_is_completed(tmp_path: Path) -> None:
     found = json.loads(output.read_text())["workers,count=2"]["cycles"]
     assert [run["status"] for cycle in found["driver"] for run in cycle["runs"] if run["killed"]] == [-9]
     assert all(cycle["complete"] and not cycle["faults"] for cycle in found["driver"])
+
+
+class Clocked:
+    """A worker whose cells take given seconds of a clock, or fail."""
+
+    def __init__(self) -> None:
+        self.now, self.limits = 100.0, dict[str, float]()
+
+    def ask(self, cell: budgeted.Cell, seconds: float) -> budgeted.Row:
+        self.limits[cell.name] = seconds
+        self.now += min(cell.options["takes"], seconds)
+        return {"outcome": "measured" if cell.options["takes"] <= seconds else "failed", "figures": []}
+
+
+def budget_of(*cells: tuple[str, str, float, float]) -> tuple[list[budgeted.Row], list[tuple[str, int]], Clocked]:
+    """Return the rows of cells (section, name, expected and real seconds) within 100 seconds, what was kept, and the worker."""
+    worker, kept = Clocked(), list[tuple[str, int]]()
+    asked = [budgeted.Cell(section, name, "", {"takes": takes}, about) for section, name, about, takes in cells]
+    rows = budgeted.measured(
+        asked,
+        {"first": 30, "second": 30},
+        100,
+        worker.ask,
+        lambda rows, row: kept.append((row["cell"], len(rows))),
+        lambda: worker.now,
+    )
+    return rows, kept, worker
+
+
+def test_cells_keep_to_their_sections_share_and_to_the_budget() -> None:
+    """What would not fit is told and taken up at the end where time is left; a cell's limit is its section's end and some slack."""
+    rows, kept, worker = budget_of(
+        ("first", "a", 20, 10),
+        ("first", "b", 45, 40),
+        ("second", "c", 20, 20),
+        ("second", "d", 90, 1),
+        ("second", "e", 9, 9),
+    )
+    told = {row["cell"]: row["outcome"] for row in rows}
+    assert told == {"a": "measured", "b": "measured", "c": "measured", "d": "skipped", "e": "measured"}
+    assert [name for name, _ in kept] == ["a", "b", "c", "d", "e", "b", "d"]
+    assert [count for _, count in kept] == [1, 2, 3, 4, 5, 5, 5], "all rows are written as each cell ends"
+    assert rows[3]["reason"] == "21 s were left, and it takes about 90"
+    assert worker.limits == {"a": 60, "c": 100 - 10, "e": 100 - 30, "b": 100 - 39}
+    assert rows[1]["seconds"] == 40
+    assert "reason" not in rows[1]
+    rows, _, worker = budget_of(("first", "slow", 20, 300), ("second", "next", 20, 300))
+    assert [row["seconds"] for row in rows] == [60, 40]
+    assert worker.now <= 200, "the budget is kept whatever cells do"
+
+
+CELLS = """
+import os, time, warnings
+from budgeted import AbsentError
+class Cells:
+    def __init__(self, word): self.word, self.healthy = word, True
+    def recover(self): return self.healthy
+    def fine(self): return [{"word": self.word, "process": os.getpid()}]
+    def missing(self): raise AbsentError("no such device")
+    def broken(self): raise ValueError("one line\\nand another")
+    def lost(self): self.healthy = False; raise RuntimeError("illegal access")
+    def crash(self): os._exit(7)
+    def hang(self): time.sleep(60)
+"""
+
+
+def test_a_cell_that_ends_its_process_is_a_line_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error is told and the process goes on; after a lost device, a crash or a cell that hangs another process does."""
+    (tmp_path / "some_cells.py").write_text(CELLS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    worker = budgeted.Worker("some_cells", "Cells", {"word": "set"})
+    names = ("fine", "missing", "broken", "fine", "lost", "fine", "crash", "hang", "fine")
+    try:
+        rows = [worker.ask(budgeted.Cell("", name, name, {}, 1), 1 if name == "hang" else 60) for name in names]
+    finally:
+        worker.close()
+    told = [row.get("reason", row["outcome"]) for row in rows]
+    assert told == [
+        "measured",
+        "no such device",
+        "ValueError: one line",
+        "measured",
+        "RuntimeError: illegal access",
+        "measured",
+        "its process ended with status 7",
+        "it took longer than 1 s, so its process was ended",
+        "measured",
+    ]
+    assert rows[2]["trace"][-2:] == ["ValueError: one line", "and another"]
+    first, same, second, third = (row["figures"][0] for row in rows if "figures" in row)
+    assert first == same
+    assert first["word"] == "set"
+    assert len({first["process"], second["process"], third["process"]}) == 3
+    worker = budgeted.Worker("some_cells", "Cells", {})
+    assert worker.ask(budgeted.Cell("", "fine", "fine", {}, 1), 60)["reason"].startswith("TypeError: Cells.__init__()")
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_cells_of_a_gpu_can_be_called(small: bool) -> None:
+    """Every cell names a measurement and its arguments; those that wait for a later version say so; sections are in their order."""
+    found = gpu_fast.cells(small)
+    for one in found:
+        inspect.signature(getattr(gpu_cells.GpuCells, one.measure)).bind(None, **one.options)
+    assert list(dict.fromkeys(one.section for one in found)) == list(gpu_fast.SHARES)
+    assert {one.options["way"] for one in found if one.absent} == {"regions", "deferred"}
+    assert len({(one.section, one.name) for one in found}) == len(found)
+
+
+def test_kernels_are_counted_for_one_call() -> None:
+    """The number and the time of kernels are those of one of several calls; where none were seen there are no figures."""
+    found = graph_times.summary([("one", 300.0), ("other", 100.0), ("one", 500.0), ("other", 100.0)], 2)
+    assert found == {"kernels": 2, "kernels_ms": pytest.approx(0.5), "most": {"one": 0.4, "other": 0.1}}
+    assert graph_times.summary([], 2)["kernels_ms"] is None
+    ones = torch.ones(8)
+    assert graph_times.profiled(lambda: ones.add(1).mul(2), torch.device("cpu"))["kernels"] == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_the_cells_of_a_gpu_run_on_the_simulated_device(tmp_path: Path) -> None:
+    """Everything that exists is measured, small, and all that is not says why."""
+    output = tmp_path / "cells.json"
+    command = [sys.executable, str(BENCHMARKS / "gpu_fast.py"), "--small", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=700, env=os.environ)
+    rows = json.loads(output.read_text())["cells"]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert {row["reason"] for row in rows if row["outcome"] == "skipped"} == {
+        "not built",
+        "there is no compiler for sim",
+        "there is no Triton, or no CUDA",
+        "sim has no kernel for it",
+    }
+    measured = [row["section"] for row in rows if row["outcome"] == "measured"]
+    assert set(measured) == set(gpu_fast.SHARES)
+    assert all(one["nodes"] > 200 for row in rows if row["section"] == "forwards" for one in row.get("figures", []))
+
+
+def test_what_is_wrong_after_a_kill() -> None:
+    """What is lost, comes twice, has other ids or stays is a fault, and so is a traceback; what is complete has none."""
+    expected = {0: [1, 2], 1: [3]}
+    runs: list[dict[str, Any]] = [{"status": -9, "killed": {"written": 1}}, {"status": 0, "killed": {}}]
+    fine = {"runs": runs, "told": ["Error: it has ended"], "stay": 0, "complete": True}
+    assert kills.faults(fine, [(1, [3]), (0, [1, 2])], expected) == []
+    assert kills.faults(fine, [(0, [1, 2])], expected) == ["lost"]
+    assert kills.faults(fine, [(0, [1, 2]), (1, [3]), (1, [3])], expected) == ["twice"]
+    assert kills.faults(fine, [(0, [1, 2]), (1, [4])], expected) == ["other ids"]
+    wrong = {"runs": [{"status": "hangs", "killed": {}}], "told": ["Traceback (most"], "stay": 1, "complete": False}
+    assert kills.faults(wrong, [*expected.items()], expected) == [
+        *("not completed", "ends badly by itself", "hangs", "traceback", "processes stay")
+    ]
 
 
 def test_the_gpu_suite_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
