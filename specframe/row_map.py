@@ -16,6 +16,15 @@ JOINING = State.READING, State.STARTING
 """The states of a batch that does not decode yet."""
 
 
+ASTRAY = "rows were being moved"
+"""The note of errors that came while rows were moved: the map has the new places, and tensors may have the old ones."""
+
+
+def astray(error: BaseException) -> bool:
+    """Return whether any sequence's row may hold what another's held, because an error came while rows were moved."""
+    return ASTRAY in getattr(error, "__notes__", ())
+
+
 @attrs.frozen
 class Moves:
     """Rows to copy: row ``destinations[i]`` takes what row ``sources[i]`` held. All copies happen at once."""
@@ -28,13 +37,17 @@ class Moves:
     """Rows now held by a sequence that had none and start as copies of their parent's row, as far as the prompt goes."""
 
     def apply(self, *tensors: torch.Tensor, axis: int = 0) -> None:
-        """Move rows of device tensors along ``axis``."""
+        """Move rows of device tensors along ``axis``. An error leaves rows :func:`astray`: some tensors have moved, others not."""
         if not self.sources:
             return
-        for device, group in by_device(tensors).items():
-            destinations, sources = on_device([self.destinations, self.sources], device)
-            for tensor in group:
-                tensor.index_copy_(axis, destinations, tensor.index_select(axis, sources))
+        try:
+            for device, group in by_device(tensors).items():
+                destinations, sources = on_device([self.destinations, self.sources], device)
+                for tensor in group:
+                    tensor.index_copy_(axis, destinations, tensor.index_select(axis, sources))
+        except RuntimeError as error:
+            error.add_note(ASTRAY)
+            raise
 
     def apply_host(self, *arrays: np.ndarray) -> None:
         """Move rows of host arrays along their first axis."""

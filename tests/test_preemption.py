@@ -16,6 +16,7 @@ from specframe_testing import fakes, harness, states, zoo
 from specframe_testing.heads import checkpoints as heads
 from specframe_testing.paged import Gathering, PagedStore, Pages
 
+from specframe import row_map
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Draft, Scores
 from specframe.contracts.requests import Request
@@ -24,6 +25,7 @@ from specframe.engine import engine as engine_module
 from specframe.engine import memory_limits
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
+from specframe.forward.states import RowStates
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
@@ -314,3 +316,82 @@ def test_every_layout_goes_on(align: str, kind: str, after: bool, monkeypatch: p
         with pytest.warns(RuntimeWarning) as caught:
             harness.check(pipe, asked)
     assert len(told(list(caught))) > 1
+
+
+OTHERS = "same-length,window=6,patience=2"
+"""A scheduler whose next batch has other rows than the one that memory ran out with."""
+
+
+MANY = harness.requests(harness.random_prompts([5, 8, 5, 3, 9, 12, 3, 5], 61), [9, 7, 12, 8, 14, 6, 9, 11])
+
+
+@pytest.mark.filterwarnings("ignore:the device's memory ran out")
+@pytest.mark.parametrize(
+    ("draft", "align", "member", "late"),
+    [
+        ("states", "ragged", "_note", True),
+        ("states", "eqspec", "begin", True),
+        ("states", "exspec", "state", False),
+        ("keys", "eqspec", "_note", True),
+    ],
+)
+def test_what_was_fed_goes_with_its_batch(
+    draft: str, align: str, member: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory runs out after a model with states was fed, the next batch takes in nothing of it, whoever its rows are."""
+    usual, calls, at = getattr(RowStates, member), list[int](), 0
+
+    def called(store: RowStates, *given: Any) -> Any:
+        calls.append(1)
+        found = usual(store, *given) if late or len(calls) != at else None
+        if len(calls) == at:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found
+
+    monkeypatch.setattr(RowStates, member, called)
+    with states.known():
+        target = states.fake_state_target()
+        model = states.fake_state_draft(target) if draft == "states" else fakes.fake_draft(fakes.fake_target())
+        how: dict[str, Any] = {"kv": "paged,block=2", "align": align, "schedule": OTHERS, "batch_size": 3}
+        pipe = harness.pipeline(target, model, draft_length=3, **how)
+        for at in (9, 29, 30):
+            calls.clear()
+            harness.check(pipe, MANY)
+            assert len(calls) > at
+
+
+class Lacking:
+    """A tensor that there is no memory to move rows of."""
+
+    index_copy_ = None
+
+    def index_select(self, *given: Any) -> Any:
+        """Run out of memory."""
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.filterwarnings("ignore:the device's memory ran out")
+@pytest.mark.parametrize(
+    ("drafted", "kv", "schedule"),
+    [(True, "paged,block=2", OTHERS), (False, "paged,block=2", "continuous"), (False, "slab", OTHERS)],
+)
+def test_rows_that_were_being_moved(drafted: bool, kv: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that runs out while rows are moved, of tokens, states or keys, costs no row its own, be it of the round or not."""
+    usual, calls, at = row_map.by_device, list[int](), 0
+
+    def by_device(tensors: Any) -> dict[Any, list[Any]]:
+        calls.append(1)
+        found = usual(tensors)
+        return (
+            {one: [*group[: len(group) // 2], Lacking()] for one, group in found.items()} if len(calls) == at else found
+        )
+
+    monkeypatch.setattr(row_map, "by_device", by_device)
+    with states.known():
+        target = states.fake_state_target()
+        draft = states.fake_state_draft(target) if drafted else None
+        pipe = harness.pipeline(target, draft, kv=kv, schedule=schedule, batch_size=3, draft_length=3)
+        for at in (1, 3, 8):
+            calls.clear()
+            harness.check(pipe, MANY)
+            assert calls

@@ -142,6 +142,9 @@ class StateStore(Protocol):
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Take in, of the tokens fed since the last call, those that stand, and forget the others; on the device, without a wait.
 
+        Nothing is taken in of what was fed to rows that have all ended since, whichever batch is given: a round that ran out of
+        memory counts for nothing.
+
         Raises:
             ContractError: a row is to keep fewer tokens than its state holds.
         """

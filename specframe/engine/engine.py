@@ -43,6 +43,7 @@ from specframe.plugins.compose import Composition
 from specframe.plugins.recipe import Recipe, is_auto
 from specframe.plugins.registry import registry
 from specframe.probes.invariants import Checks
+from specframe.row_map import astray
 
 
 def single_rank() -> contextlib.AbstractContextManager[Callable[[], None]]:
@@ -245,7 +246,7 @@ class Engine:
     def _fail(self, pool: Pool, error: BaseException, report: RoundReport | None) -> None:
         """Go on with fewer rows if memory ran out, else release all and raise the error, after the report if there is one."""
         lacking = isinstance(error, RuntimeError) and out_of_memory(error)
-        if lacking and report is None and self._give_way(pool):
+        if lacking and report is None and self._give_way(pool, astray(error)):
             return
         self._shut()
         if isinstance(error, RuntimeError) and lacking:
@@ -258,8 +259,8 @@ class Engine:
             raise error
         self._late = error
 
-    def _give_way(self, pool: Pool) -> bool:
-        """Have the youngest sequence give way where that frees memory; return whether it has.
+    def _give_way(self, pool: Pool, all_rows: bool) -> bool:
+        """Have the youngest sequence give way where that frees memory, and all be read again if asked; return whether it has.
 
         Ranks have no part in it: they do not know at which of them memory ran out, and when.
         """
@@ -267,7 +268,7 @@ class Engine:
         if not opened or not share_memory(opened.use) or self._joint is not single_rank or len(pool.live) < 2:
             return False
         self._limits.give_way(len(pool.live), sum(map(pool.length, pool.live)))
-        key, left = pool.give_way().request.key, self._limits.live
+        key, left = pool.give_way(all_rows).request.key, self._limits.live
         self._recover(
             f"request {key} gives its memory back to {left} others, and is read again when one of them has ended"
         )

@@ -98,12 +98,15 @@ class Pool:
         """
         self._give_back([one for one in self.live if sequence in (one, parent_to_copy(one))])
 
-    def give_way(self) -> Sequence:
+    def give_way(self, all_rows: bool = False) -> Sequence:
         """Preempt the youngest sequence, for lack of memory, and return it.
 
         Those of the round under way are preempted, too: the caches may have taken in a part of it. They may begin again at once.
+
+        Args:
+            all_rows: preempt every sequence: caches do not know any more which row is whose.
         """
-        youngest, begun = self.live[-1], [one for one in self.live if one in self._under_way]
+        youngest, begun = self.live[-1], [one for one in self.live if all_rows or one in self._under_way]
         for sequence in (youngest, *reversed(begun)):
             if sequence in self.live:
                 self.preempt(sequence)
@@ -287,10 +290,10 @@ class Pool:
         for sequence in new:
             sequence.state = State.STARTING if starts else State.READING
         held = self._held
-        astray = sequences[0].state is State.DECODING and held.first > 0
-        if new or astray or differ(sequences, held.batch) or differ(reading, held.beside):
+        apart = sequences[0].state is State.DECODING and held.first > 0
+        self._under_way = [*sequences, *reading]  # what fails from here on may have moved their rows
+        if new or apart or differ(sequences, held.batch) or differ(reading, held.beside):
             held.arrange(sequences, reading)
-        self._under_way = [*held.batch, *held.beside]
         for sequence in self.live:
             sequence.waited += 1
         for sequence in self._under_way:

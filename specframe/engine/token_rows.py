@@ -62,22 +62,26 @@ class TokenRows:
         """Make these sequences the batch, in the order that moves the fewest rows, with others in the rows after them."""
         self.batch = self._row_map.order(sequences)
         self.beside = self._row_map.order(beside, len(sequences))
-        moves = self._row_map.arrange([*self.batch, *self.beside])
-        moves.apply(self.tokens_RS, self.lengths_R, self.streams_R)
+        moves, arranged = self._row_map.arrange([*self.batch, *self.beside]), [*self.batch, *self.beside]
         moves.apply_host(self.tokens, self.lengths, self.limits)
-        self._write_prompts(moves.fresh + moves.forked)
-
-    def _write_prompts(self, rows: list[int]) -> None:
-        """Write the prompts of sequences with a new row, which is empty or a copy of the parent's row."""
-        if not rows:
-            return
-        arranged = [*self.batch, *self.beside]
+        rows = moves.fresh + moves.forked
         held = [arranged[row - self.first] for row in rows]
+        self._write_prompts(rows, held)
+        moves.apply(self.tokens_RS, self.lengths_R, self.streams_R)  # last: the host has the tokens if memory runs out
+        self._send(rows, held)
+
+    def _write_prompts(self, rows: list[int], held: list[Sequence]) -> None:
+        """Write the prompts of sequences with a new row, which is empty or a copy of the parent's row, on the host."""
         for row, sequence in zip(rows, held, strict=True):
             ids = sequence.start_ids
             self.tokens[row, : len(ids)] = ids
             self.lengths[row] = len(ids)
             self.limits[row] = sequence.limit
+
+    def _send(self, rows: list[int], held: list[Sequence]) -> None:
+        """Copy the rows of these sequences to the device."""
+        if not rows:
+            return
         streams = [sequence.request.stream for sequence in held]
         written = np.column_stack([rows, self.lengths[rows], streams, self.tokens[rows]])
         written_NX = on_device(written, self.tokens_RS.device)  # all in one copy

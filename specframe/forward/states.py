@@ -213,8 +213,7 @@ class RowStates:
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Bring the rows of ``sequences`` side by side."""
-        if self._fed and all(sequence.gone for sequence in self._arranged):
-            self.forget()  # of a round that counts for nothing
+        self._forget_spoilt()
         self._arranged = sequences
         moves = self._row_map.arrange(sequences)
         self._rows = slice(self._row_map.first, self._row_map.first + len(sequences))
@@ -330,8 +329,14 @@ class RowStates:
             fed.after.clear()
         self._fed.clear()
 
+    def _forget_spoilt(self) -> None:
+        """Let go of what was fed to rows that have all ended since: their round counts for nothing."""
+        if self._fed and all(sequence.gone for sequence in self._arranged):
+            self.forget()
+
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Take in the tokens that stand."""
+        self._forget_spoilt()  # before the first batch of others is arranged
         if not self._fed:
             return
         for fed in self._fed:
