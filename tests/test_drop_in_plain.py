@@ -73,11 +73,6 @@ PLAIN = {
         "do_sample": True,
     },
     "more tokens than the model's context holds": lambda: {**padded(), "max_new_tokens": 147},
-    "criteria of your own without an eos id": lambda: {
-        **padded(),
-        "eos_token_id": None,
-        "stopping_criteria": StoppingCriteriaList([Sums()]),
-    },
 }
 
 
@@ -163,10 +158,32 @@ class Matcher(LogitsProcessor):
         return scores.masked_fill(torch.stack(allowed), float("-inf"))
 
 
+class PerRow(LogitsProcessor):
+    """A user's processor made for so many rows: a strength and an own list of tokens for each."""
+
+    def __init__(self, rows=8):
+        self.strengths, self.tokens = torch.linspace(1, 30, rows)[:, None], [[3 * row, 50 + row] for row in range(rows)]
+
+    def __call__(self, input_ids, scores):
+        scores = scores - self.strengths * (torch.arange(scores.shape[1]) % 3 == input_ids.sum(-1, keepdim=True) % 3)
+        for row, tokens in enumerate(self.tokens):
+            scores[row, tokens] = -9.0
+        return scores
+
+
+class Pruning(PerRow):
+    """One that shortens a row's list as it goes."""
+
+    def __call__(self, input_ids, scores):
+        self.tokens[0] = self.tokens[0][1:] or [7]
+        return super().__call__(input_ids, scores)
+
+
 IN_ORDER = {
     "Counting, which changes from call to call": Counting,
     "Comparing, which compares rows": Comparing,
     "Matcher, which raises AssertionError when it is called for one row alone, or twice": Matcher,
+    "Pruning, which changes from call to call": Pruning,
 }
 
 
@@ -191,6 +208,7 @@ class Lazy(LogitsProcessor):
 
 FREE = {
     "a processor that remembers nothing but constants": lambda: {"logits_processor": LogitsProcessorList([Lazy()])},
+    "a processor made for so many rows": lambda: {"logits_processor": LogitsProcessorList([PerRow()])},
     "a criterion": lambda: {"stopping_criteria": StoppingCriteriaList([Sums()])},
     "an older criterion": lambda: {
         "input_ids": padded()["input_ids"][4:5],

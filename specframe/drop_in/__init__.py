@@ -13,6 +13,7 @@ from specframe.drop_in.call import Call
 from specframe.drop_in.call_rows import requests_of
 from specframe.drop_in.outputs import StepOutputs, output
 from specframe.drop_in.pipeline_cache import Kept, check
+from specframe.drop_in.step_criteria import StepCriteria
 from specframe.drop_in.streams import Sink, sink_of
 from specframe.drop_in.undrafted_calls import decode_plainly, obstacles
 from specframe.forward.evaluation_mode import evaluation_mode
@@ -103,9 +104,10 @@ def decode_drafted(call: Call, pipe: Pipeline, sink: Sink | None) -> torch.Tenso
     if call.config.do_sample:
         pipe.requests.require_sampling("do_sample=True")
         pipe.seed = int(torch.randint(2**62, ()))
-    requests = requests_of(pipe, call)
-    pipe.batch_size = len(requests)
     kept = StepOutputs(call.config)
-    watching = [kept] if sink is None else [kept, sink]
+    steps = StepCriteria(call, kept, sink) if call.in_steps else None
+    requests = requests_of(pipe, call, steps)
+    pipe.batch_size = len(requests)
+    watching = [one for one in (kept, steps or sink) if one is not None]
     results = sorted(pipe.decode(requests, observers=watching), key=lambda result: result.index)
-    return output(call, results, kept)
+    return output(call, steps.cut(results) if steps else results, kept)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from transformers import MaxTimeCriteria
 from transformers import generation as hf
 
 from specframe.errors import OptionError
+from specframe.text.processor_trial import ROW_BY_ROW, splits
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -47,6 +49,16 @@ class Call:
         return [row[len(row) - count :] for row, count in zip(self.input_ids.tolist(), counts, strict=True)]
 
     @property
+    def trial_inputs(self) -> tuple[torch.Tensor, int]:
+        """The ids and the size of the vocabulary that processors are tried with."""
+        return self.input_ids.to(self.model.device), int(self.model.config.get_text_config().vocab_size)
+
+    @functools.cached_property
+    def split(self) -> list[bool]:
+        """Whether each processor holds something for each row, so that a part of it has to be called for each."""
+        return [splits(one, *self.trial_inputs) for one in self.processors]
+
+    @property
     def pad(self) -> int:
         """The id that follows a row's end."""
         return 0 if self.config._pad_token_tensor is None else int(self.config._pad_token_tensor)
@@ -56,6 +68,17 @@ class Call:
         """Most tokens generated for each row."""
         lengths = [one.max_length for one in self.criteria if isinstance(one, hf.MaxLengthCriteria)]
         return min([self.config.max_length, *lengths]) - self.input_ids.shape[1]
+
+    @property
+    def ends_rows(self) -> bool:
+        """Whether each row ends on its own. Without eos ids ``generate`` goes on with all rows until all have ended."""
+        return any(hasattr(one, "eos_token_id") for one in self.criteria)
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether the criteria have to be called once per step, with all rows. Otherwise each depends on one row's ids alone."""
+        whole = (hf.MaxLengthCriteria, MaxTimeCriteria)
+        return any(type(one) not in ROW_BY_ROW or not (self.ends_rows or type(one) in whole) for one in self.criteria)
 
     def require_decoding(self) -> None:
         """Raise :class:`OptionError` naming the options that are not supported, such as beam search."""

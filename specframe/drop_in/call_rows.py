@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from transformers import generation as hf
 
-from specframe.contracts.requests import Request
+from specframe.contracts.requests import Request, StopCheck
 from specframe.drop_in.call import Call
+from specframe.drop_in.step_criteria import StepCriteria
 from specframe.pipeline import Pipeline
 from specframe.text.processor_formulas import plan_of
+from specframe.text.processor_trial import split
 from specframe.text.stopping import Criteria
 
 
@@ -35,22 +37,32 @@ def for_row(processor: Any, row: int, rows: int) -> Any:
     return one
 
 
-def requests_of(pipe: Pipeline, call: Call) -> list[Request]:
-    """Return a request for each row of the call, with the row's processors and criteria."""
+def requests_of(pipe: Pipeline, call: Call, steps: StepCriteria | None) -> list[Request]:
+    """Return a request for each row of the call, with the row's processors and criteria.
+
+    Args:
+        pipe: the pipeline.
+        call: the call.
+        steps: the call's criteria, if they have to be called once per step; None if they are called for each row by itself.
+    """
     width, device, prompts = call.input_ids.shape[1], pipe.target_model.device, call.prompts
     stops: set[int] = set()
     others = []
     for one in call.criteria:
-        if isinstance(one, hf.EosTokenCriteria):
+        if type(one) is hf.EosTokenCriteria:  # a subclass may not end a row at each of its ids
             stops.update(one.eos_token_id.tolist())
         elif not isinstance(one, hf.MaxLengthCriteria):
             others.append(one)
     requests = []
     for index, ids in enumerate(prompts):
         lead = tuple(call.input_ids[index, : width - len(ids)].tolist())
-        own = [for_row(processor, index, len(call)) for processor in call.processors]
+        own = [
+            split(one, index, len(call)) if splits else for_row(one, index, len(call))
+            for one, splits in zip(call.processors, call.split, strict=True)
+        ]
         plan = plan_of(own, greedy=not call.config.do_sample, lead=lead)
-        checks = (Criteria(others, lead, device),) if others else ()
+        checks: tuple[StopCheck, ...] = (Criteria(others, lead, device),) if others else ()
+        checks = (steps.check(index),) if steps else checks
         requests.append(
             Request(index, pipe.encode(ids), call.new, frozenset(stops), plan, stream=index, stop_checks=checks)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,21 +38,35 @@ class StepOutputs(Watcher):
                 values_TV = with_room(
                     lambda given_TV: given_TV.to(torch.float32, copy=True), given_BTV[row, : report.gained[row]]
                 )
-                self._kept[kind][sequence.request.index].append(values_TV)
+                self._kept[kind][sequence.request.index].extend(values_TV.split(1))
 
-    def steps(self, kind: str, rows: int, count: int) -> tuple[torch.Tensor, ...] | None:
-        """Return one (B, V) tensor for each of ``count`` generated tokens; None if ``generate`` was not asked for them."""
-        if kind not in self._kinds:
+    def keeps(self, kind: str) -> bool:
+        """Return whether ``generate`` was asked for "scores" or "logits"."""
+        return kind in self._kinds
+
+    def at(self, kind: str, step: int, ended: Collection[int]) -> torch.Tensor:
+        """Return the values of all rows at a step, (B, V); 0 for rows that have ended."""
+        rows = [self._kept[kind][row] for row in sorted(self._kept[kind])]
+        blank_1V = torch.zeros_like(rows[0][0])
+        return concatenate([blank_1V if row in ended else values[step] for row, values in enumerate(rows)])
+
+    def steps(self, kind: str, lengths: list[int]) -> tuple[torch.Tensor, ...] | None:
+        """Return one (B, V) tensor for each generated token, or None if ``generate`` was not asked for them.
+
+        Args:
+            kind: "scores" or "logits".
+            lengths: number of each row's tokens. After a row's last token its values are 0.
+        """
+        if not self.keeps(kind):
             return None
-        values = [concatenate(self._kept[kind][row]) for row in range(rows)]
-        padded = torch.nn.utils.rnn.pad_sequence(values)
-        return tuple(padded[:count].unbind(0))
+        values = [concatenate(self._kept[kind][row][:length]) for row, length in enumerate(lengths)]
+        return tuple(torch.nn.utils.rnn.pad_sequence(values).unbind(0))
 
 
 def output(call: Call, results: list[Result], kept: StepOutputs) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Return the result of ``generate``: prompts and continuations, padded on the right."""
-    longest = max(len(result.token_ids) for result in results)
-    new_BN = call.input_ids.new_full((len(results), longest), call.pad)
+    lengths = [len(result.token_ids) for result in results]
+    new_BN = call.input_ids.new_full((len(results), max(lengths)), call.pad)
     for row, result in enumerate(results):
         new_BN[row, : len(result.token_ids)] = torch.tensor(result.token_ids)
     sequences = torch.cat([call.input_ids, new_BN], dim=1)
@@ -60,7 +75,7 @@ def output(call: Call, results: list[Result], kept: StepOutputs) -> torch.Tensor
         return sequences
     return GenerateDecoderOnlyOutput(
         sequences=sequences,  # type: ignore[arg-type]
-        scores=kept.steps("scores", len(results), longest),  # type: ignore[arg-type]
-        logits=kept.steps("logits", len(results), longest),  # type: ignore[arg-type]
+        scores=kept.steps("scores", lengths),  # type: ignore[arg-type]
+        logits=kept.steps("logits", lengths),  # type: ignore[arg-type]
         **told,
     )

@@ -45,15 +45,14 @@ def obstacles(call: Call) -> list[str]:
         "rotary factors that change with the longest row": lambda: changes_factors(call),
         "output_attentions along with a static cache": lambda: call.config.output_attentions and static(cache),
         "prefill_chunk_size along with return_dict_in_generate": lambda: returns_the_last_chunk(call),
-        "criteria of your own without an eos id": lambda: goes_on_after_the_end(call),
     }
     for name, holds in checks.items():  # each check assumes that the checks before it do not hold
         if not found and holds():
             found.append(name)
     if found:
         return found
-    vocabulary = int(call.model.config.get_text_config().vocab_size)
-    return unfit(call.processors, call.criteria, call.input_ids.to(call.model.device), vocabulary)
+    whole = [one for one, splits in zip(call.processors, call.split, strict=True) if not splits]
+    return unfit(whole, (), *call.trial_inputs)
 
 
 def is_empty(value: Any) -> bool:
@@ -125,13 +124,6 @@ def changes_factors(call: Call) -> bool:
 def returns_the_last_chunk(call: Call) -> bool:
     """Return whether a prompt is read in chunks and outputs are returned: ``generate`` returns only the last chunk's outputs."""
     return bool(call.config.prefill_chunk_size and call.config.return_dict_in_generate)
-
-
-def goes_on_after_the_end(call: Call) -> bool:
-    """Return whether ``generate`` would continue ended rows until all rows have ended, as it does without an eos id."""
-    ends = any(isinstance(one, hf.EosTokenCriteria) for one in call.criteria)
-    own = any(not isinstance(one, hf.MaxLengthCriteria | hf.MaxTimeCriteria) for one in call.criteria)
-    return len(call) > 1 and own and not ends
 
 
 def decode_plainly(call: Call, why: list[str], sink: Sink | None) -> torch.Tensor | GenerateDecoderOnlyOutput:

@@ -54,10 +54,8 @@ def unfit(processors: Iterable[Any], criteria: Iterable[Any], ids_BS: torch.Tens
         ids_BS: the prompts, (B, S).
         vocabulary: number of token ids that have a score.
     """
-    drawn_BV = torch.randn(len(ids_BS), vocabulary, generator=torch.Generator().manual_seed(0))
-    scores_BV = drawn_BV.to(ids_BS.device)
     ways: list[tuple[Any, Callable[..., Any]]] = [
-        (processors, lambda one, ids_BS, rows: one(ids_BS[rows], scores_BV[rows].clone())),
+        (processors, shown_scores(ids_BS, vocabulary)),
         (criteria, lambda one, ids_BS, rows: one(ids_BS[rows], None)),
     ]
     found = []
@@ -66,6 +64,13 @@ def unfit(processors: Iterable[Any], criteria: Iterable[Any], ids_BS: torch.Tens
             if type(one) not in ROW_BY_ROW and (why := fault(one, show, ids_BS, vocabulary)):
                 found.append(f"{class_name(one)}, which {why}")
     return found
+
+
+def shown_scores(ids_BS: torch.Tensor, vocabulary: int) -> Callable[[Any, torch.Tensor, slice], Any]:
+    """Return a function that calls a processor with some rows of prefixes, and with the same scores each time."""
+    drawn_BV = torch.randn(len(ids_BS), vocabulary, generator=torch.Generator().manual_seed(0))
+    scores_BV = drawn_BV.to(ids_BS.device)
+    return lambda one, ids_BS, rows: one(ids_BS[rows], scores_BV[rows].clone())
 
 
 def warn_of_unfit(
@@ -85,26 +90,55 @@ def warn_of_unfit(
         )
 
 
+def splits(processor: Any, ids_BS: torch.Tensor, vocabulary: int) -> bool:
+    """Return whether a processor that cannot be called for one row alone can be, once it is :func:`split` by rows."""
+    rows, shown = len(ids_BS), shown_scores(ids_BS, vocabulary)
+    if type(processor) in ROW_BY_ROW or rows == 1 or not of_rows(processor, rows):
+        return False
+    if fault(processor, shown, ids_BS, vocabulary) is None:
+        return False
+    return fault(processor, shown, ids_BS, vocabulary, by_rows=True) is None
+
+
+def split(one: Any, row: int, rows: int) -> Any:
+    """Return a copy of an object that holds one row's entry of each list, tuple and tensor with ``rows`` entries."""
+    part = copy.copy(one)
+    vars_of(part).update({name: held[row : row + 1] for name, held in of_rows(one, rows).items()})
+    return part
+
+
+def of_rows(one: Any, rows: int) -> dict[str, Any]:
+    """Return the attributes of an object that have an entry for each of ``rows`` rows."""
+    sized = {name: held for name, held in vars_of(one).items() if isinstance(held, list | tuple | torch.Tensor)}
+    return {name: held for name, held in sized.items() if getattr(held, "ndim", 1) and len(held) == rows}
+
+
 def fault(
-    one: Any, show: Callable[[Any, torch.Tensor, slice], Any], ids_BS: torch.Tensor, vocabulary: int
+    one: Any,
+    show: Callable[[Any, torch.Tensor, slice], Any],
+    ids_BS: torch.Tensor,
+    vocabulary: int,
+    by_rows: bool = False,
 ) -> str | None:
     """Return why an object cannot be called for one row and one position at a time; None if no reason shows.
 
     A copy is called with two prefixes, the prompt and the prompt with one token more: with all rows, with each row alone, and with
-    all rows again. Its answers for a prefix have to be the same each time, and so has what it holds after both.
+    all rows again. Its answers for a prefix have to be the same each time, and so has what it holds after both. With ``by_rows``
+    each row alone is shown to the object's part for this row.
     """
     devices = [ids_BS.device] if kinds.of(ids_BS.device).generators else []
-    prefixes = ids_BS, longer(ids_BS, vocabulary)
+    prefixes, rows = (ids_BS, longer(ids_BS, vocabulary)), len(ids_BS)
     with torch.random.fork_rng(devices=devices):
         try:
             twin = copy_of(one)
             first = [show(twin, shown_BS, ALL) for shown_BS in prefixes]
-            held = State(vars_of(twin)).written
-            alone = [[show(twin, shown_BS, slice(n, n + 1)) for n in range(len(ids_BS))] for shown_BS in prefixes]
+            parts = [split(copy_of(one), n, rows) if by_rows else twin for n in range(rows)]
+            held = State([*map(vars_of, [twin, *parts])]).written
+            alone = [[show(parts[n], shown_BS, slice(n, n + 1)) for n in range(rows)] for shown_BS in prefixes]
             again = [show(twin, shown_BS, ALL) for shown_BS in prefixes]
-            if State(vars_of(twin)).written != held or not all(map(same, first, again)):
+            if State([*map(vars_of, [twin, *parts])]).written != held or not all(map(same, first, again)):
                 return "changes from call to call"
-            if len(ids_BS) > 1 and not all(map(same, first, map(join_answers, alone))):
+            if rows > 1 and not all(map(same, first, map(join_answers, alone))):
                 return "compares rows"
         except Exception as error:  # a user's object may raise any error when it is called differently
             return f"raises {type(error).__name__} when it is called for one row alone, or twice"
