@@ -335,12 +335,25 @@ class Pipeline:
             self._busy = False
 
     def close(self) -> None:
-        """Release the memory that is kept between runs; the pipeline may be used further.
-
-        Call it when adapters of a model are switched, too: what a KV backend has cached of prompts was computed without them.
-        """
+        """Release the memory that is kept between runs; the pipeline may be used further."""
         if "parts" in vars(self):
             self.parts.stores.clear()
+
+    def weights_changed(self) -> None:
+        """Forget what a KV backend has kept of prompts, since a model computes otherwise now.
+
+        Weights, buffers, adapters and hooks are looked at when a run begins, and need no call. What is not seen is what is no
+        parameter, buffer or plain setting of a module: weights that were moved to the host or a disk, or code that was changed.
+
+        Raises:
+            OptionError: a run is under way, whose rows were begun with the weights as they were.
+        """
+        if self._busy:
+            raise OptionError(
+                "weights_changed: expected a pipeline that is idle, got one that is still decoding prompts"
+            )
+        if "parts" in vars(self):
+            self.parts.stores.forget_prompts()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""

@@ -226,6 +226,14 @@ def test_a_round_is_taken_over_when_all_ranks_stand() -> None:
     assert executor.steps >= executor.stood
 
 
+def test_ranks_keep_nothing_of_prompts_between_runs() -> None:
+    """No rank sees what was written to another's part of the weights, and all have to begin a prompt at the same token."""
+    pipe = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=4, kv="paged,block=1,share=on", executor=Ranked())
+    for _ in range(2):
+        harness.check(pipe, harness.requests(PROMPTS[:1], 6))
+        assert pipe.report.prefix_hit_tokens == 0
+
+
 def test_a_fault_of_another_rank_is_raised() -> None:
     """What a rank raises in a step ends the run here, in its own words."""
     executor = Ranked(2, ModelError("rank 1: its disk is full"))

@@ -21,6 +21,7 @@ from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.errors import ContractError, SpecframeWarning
 from specframe.forward import recorded_forwards
+from specframe.forward.model_state import settings
 from specframe.text.sampling import Sampling
 
 ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [12, 9, 14, 7], {7})
@@ -164,6 +165,14 @@ def test_weights_elsewhere() -> None:
     pipe.target_model.shifts_V = pipe.target_model.shifts_V.clone()
     gc.collect()
     assert recorded(lambda: [harness.check(pipe, ASKED) for _ in range(2)])
+
+
+def test_weights_replaced_through_data() -> None:
+    """A recording reads a parameter's memory, which is another one where its data was replaced."""
+    module = torch.nn.Linear(2, 2)
+    before, held = settings(module), module.weight.data
+    module.weight.data = held.clone()
+    assert settings(module) != before
 
 
 def pre_hook(called: list[int], *_: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from specframe_testing.paged import Gathering, Pages
 from specframe.caches.slab import Slab
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
-from specframe.errors import ContractError
+from specframe.errors import ContractError, OptionError
 from specframe.forward.open_stores import OpenStore, Stores
 from specframe.pipeline import Pipeline
+from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -172,8 +174,8 @@ def test_checked_runs_open_their_own() -> None:
     assert len(kv.opened) == 8, "the ledgers' and the caches'"
 
 
-def test_weights_that_were_written_to_and_other_rotary_factors() -> None:
-    """What was cached with other weights, or with other rotary factors, suits nobody."""
+def test_other_rotary_factors() -> None:
+    """What was cached with other rotary factors suits nobody; rows that keep nothing suit a model whose weights have changed."""
     run = harness.open_run(zoo.build("llama", seed=5), 2, 20)
     model, kv, stores = run.runner, run.kv, Stores()
     opened = OpenStore(model, kv, 2, 20, run.target.store)
@@ -185,13 +187,8 @@ def test_weights_that_were_written_to_and_other_rotary_factors() -> None:
     assert stores.room(model, kv, 1, 9, group=True) == (1, 9)
     assert stores.take(model, kv, 2, 20) is None, "nothing is held beside what is opened"
     stores.keep([opened], group=False)
-    with torch.no_grad():
-        next(iter(model.module.parameters())).add_(0)
-    assert stores.room(model, kv, 1, 9, group=False) == (1, 9)
-    stores.keep([OpenStore(model, kv, 2, 20, run.target.store)], group=False)
-    one = next(iter(model.module.parameters()))
-    one.data = one.data.clone()
-    assert stores.room(model, kv, 1, 9, group=False) == (1, 9), "torch counts no write where the memory is another"
+    noise(model.module)
+    assert stores.room(model, kv, 1, 9, group=False) == (2, 20)
 
 
 # ---- prefixes ----------------------------------------------------------------------------------------------------------
@@ -228,3 +225,76 @@ def test_pages_of_earlier_runs_are_given_up_for_others() -> None:
     pipe = harness.pipeline(target, None, kv=Pages(pages=14, lasting=True), **how)
     for seed in range(4):
         harness.check(pipe, harness.requests(harness.random_prompts([9, 12, 5], zoo.VOCABULARY, seed=seed), 8))
+
+
+# ---- weights that were written to ----------------------------------------------------------------------------------------
+
+
+def noise(model: Any) -> None:
+    """Write to all weights as an optimiser does, so that torch counts no write."""
+    for one in model.parameters():
+        one.data.add_(0.05 * torch.randn(one.shape, generator=torch.Generator().manual_seed(1)))
+
+
+def copy(model: Any) -> None:
+    """Copy the weights of another model."""
+    for one, other in zip(model.parameters(), zoo.build("llama", seed=8).parameters(), strict=True):
+        one.data.copy_(other)
+
+
+def one_row(model: Any) -> None:
+    """Write to what is embedded for one token."""
+    model.get_input_embeddings().weight.data[COMMON[2]] += 1.0
+
+
+def two_rows(model: Any) -> None:
+    """Have two tokens change places: the sum of all numbers stays what it was."""
+    rows = model.get_input_embeddings().weight.data
+    rows[[COMMON[1], COMMON[2]]] = rows[[COMMON[2], COMMON[1]]]
+
+
+def buffer(model: Any) -> None:
+    """Write to a number that is no parameter."""
+    model.model.rotary_emb.inv_freq.data.mul_(0.5)
+
+
+def setting(model: Any) -> None:
+    """Have a module compute otherwise, as an adapter that is switched does."""
+    model.model.layers[0].self_attn.scaling *= 3
+
+
+WRITES: list[Callable[[Any], None]] = [noise, copy, one_row, two_rows, buffer, setting]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda one: one.__name__)
+def test_what_was_cached_with_other_weights_is_read_again(write: Callable[[Any], None]) -> None:
+    """After any write between two runs tokens are those of the weights as they are; without one nothing is read again."""
+    assert COMMON[1] != COMMON[2]
+    target = zoo.build("llama")
+    prompts = [[*COMMON, 5, 6], [*COMMON, 7]]
+    pipe = harness.pipeline(target, kv="paged,block=4,share=on", batch_size=2, draft_length=3, drafter="prompt-lookup")
+    before = [list(one.token_ids) for one in pipe.generate(prompts, 8)]
+    assert [one.token_ids for one in pipe.generate(prompts, 8)] == before
+    assert pipe.report.prefix_hit_tokens == 2 * 12
+    write(target)
+    found = [one.token_ids for one in pipe.generate(prompts, 8)]
+    assert found == [reference_decode(target, prompt, 8, {zoo.EOS}) for prompt in prompts]
+    assert pipe.report.prefix_hit_tokens == 12, "the second waits for the first"
+    assert found == [one.token_ids for one in pipe.generate(prompts, 8)]
+    assert pipe.report.prefix_hit_tokens == 2 * 12
+
+
+def test_whoever_knows_of_a_change_says_so() -> None:
+    """What is no weight and no setting is not looked at: its change has prompts read again where the user tells of it."""
+    target, factor = zoo.build("llama"), [1.0]
+    target.model.layers[0].mlp.register_forward_hook(lambda module, given, found: found * factor[0])
+    pipe = harness.pipeline(target, kv="paged,block=4,share=on", draft_length=3, drafter="prompt-lookup")
+    running = pipe.as_completed([COMMON, COMMON], 8)
+    next(running)
+    with pytest.raises(OptionError, match="weights_changed: expected a pipeline that is idle, got one that is still"):
+        pipe.weights_changed()
+    running.close()
+    factor[0] = -3.0
+    pipe.weights_changed()
+    assert [one.token_ids for one in pipe.generate([COMMON], 8)] == [reference_decode(target, COMMON, 8, {zoo.EOS})]
+    assert pipe.report.prefix_hit_tokens == 0

@@ -349,6 +349,8 @@ class Engine:
         recipe, parts = self._recipe, self._parts
         start = self._checks.run if self._checks else Run
         bounded = recipe.memory is not None
+        if self._joint is not single_rank:
+            parts.stores.forget_prompts()  # no rank sees what was written to another's part of the weights
         rows, capacity = parts.stores.room(
             parts.runner, use.kv, pool.rows, pool.capacity, self._groups.current, bounded
         )

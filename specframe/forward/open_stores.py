@@ -11,7 +11,7 @@ from specframe.contracts.cache import KVBackend, KVShape, KVStore, PooledStore
 from specframe.contracts.model import Model
 from specframe.contracts.states import PrefixStates, StateStore
 from specframe.forward.kept_graphs import StoreGraphs
-from specframe.forward.model_state import weights
+from specframe.forward.model_state import ModelState
 from specframe.value_checks import unwrap_guards
 
 
@@ -29,7 +29,8 @@ class OpenStore:
     graphs: StoreGraphs = attrs.field(init=False)
     """Forwards that are recorded over this store."""
     _shapes: list[KVShape] = attrs.field(init=False)
-    _weights: list[tuple[tuple[int, int], int]] = attrs.field(init=False)
+    _state: ModelState | None = attrs.field()
+    """The model as it was when this was opened, or None if nothing of prompts is kept: a run then reads what it has written."""
 
     @graphs.default
     def _nothing_recorded(self) -> StoreGraphs:
@@ -39,14 +40,24 @@ class OpenStore:
     def _of_the_model(self) -> list[KVShape]:
         return self.model.kv_shapes
 
-    @_weights.default
-    def _as_they_are(self) -> list[tuple[tuple[int, int], int]]:
-        return weights(self.model)
+    @_state.default
+    def _as_it_is(self) -> ModelState | None:
+        return ModelState.of(self.model.module) if {"prefix", "paged"} & self.kv.offers else None
 
     def suits(self, model: Model, kv: KVBackend) -> bool:
         """Return whether this was opened for a model as it is now, by this backend."""
         same = self.model is unwrap_guards(model) and self.kv is unwrap_guards(kv)
-        return same and self._shapes == model.kv_shapes and self._weights == weights(model)
+        return same and self._shapes == model.kv_shapes
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether something of prompts may be kept for later ones."""
+        return self._state is not None
+
+    @property
+    def outdated(self) -> bool:
+        """Whether something may be kept of prompts that the model as it is now would not compute."""
+        return self._state is not None and not self._state.equals(ModelState.of(self.model.module))
 
     def sized(self, rows: int, capacity: int) -> OpenStore:
         """Return this one for a run of so many rows and slots: a store whose rows share memory serves any."""
@@ -66,7 +77,8 @@ class OpenStore:
 class Stores:
     """The stores of the last run, for the next one that they suit. A run takes them out: no two have the same.
 
-    What a store has cached of prompts is right for the model as it was, so one whose weights were written to since suits nobody.
+    What a store has kept of prompts is right for the model as it was. Where a model was changed since, those of drafts go with it:
+    a head's keys come of the target's hidden states.
     """
 
     def __init__(self) -> None:
@@ -85,6 +97,8 @@ class Stores:
             group: of rotary factors, see :meth:`specframe.contracts.model.Model.group`; keys of another mean nothing.
             exact: whether there is no memory for more rows or slots than the run needs.
         """
+        if any(one.outdated for one in self._kept):
+            self.clear()
         target = next((one for one in self._kept if one.suits(model, kv)), None)
         if exact and target is not None and (target.rows, target.capacity) != (rows, capacity):
             target = None
@@ -106,6 +120,10 @@ class Stores:
     def keep(self, opened: Iterable[OpenStore], group: bool) -> None:
         """Keep the stores of a run that has ended, in the place of all others."""
         self._kept, self._group = list(opened), group
+
+    def forget_prompts(self) -> None:
+        """Let go of the stores that may have kept something of prompts."""
+        self._kept = [one for one in self._kept if not one.keeps_prompts]
 
     def clear(self) -> None:
         """Let go of all stores."""

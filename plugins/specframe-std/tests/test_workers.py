@@ -20,7 +20,7 @@ from specframe_std.executors.workers.dispatcher import DispatchingEngine
 from specframe_std.executors.workers.executor import Workers
 from specframe_std.executors.workers.jobs import Job, report_of
 from specframe_std.executors.workers.messages import Abort, Broken, Ended, Ready, Round
-from specframe_testing import fakes, harness
+from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import ExecutorSuite
 from specframe_testing.constraints import DigitSum
 from workers_objects import After, Failing, Raising, Tiring, Twigs
@@ -32,6 +32,7 @@ from specframe.engine.arrivals import HandClock
 from specframe.errors import ContractError, InvariantError, OptionError, SpecframeWarning, UnknownNameError
 from specframe.observe.watch import Watch, Watcher
 from specframe.pipeline import Pipeline
+from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -204,6 +205,21 @@ def test_an_interrupted_run_leaves_the_workers_free(pipes: tuple[Pipeline, Pipel
     """After a run that nobody finishes, the next one gives its own results."""
     assert next(pipes[0].as_completed(PROMPTS, 40)).token_ids
     assert facts(pipes[0].generate(PROMPTS[::-1], 9)) == facts(pipes[1].generate(PROMPTS[::-1], 9))
+
+
+def test_workers_get_the_weights_as_they_are(local: Workers) -> None:
+    """A loaded model that was written to between two runs is copied to the workers again."""
+    target = zoo.build("llama")
+    pipe = harness.pipeline(target, executor=local, batch_size=2, draft_length=3, drafter="prompt-lookup")
+    prompts, copies = harness.random_prompts((6, 9), zoo.VOCABULARY), list[int]()
+    for seed in (0, 0, 8):
+        for one, other in zip(target.parameters(), zoo.build("llama", seed=seed).parameters(), strict=True):
+            one.data.copy_(other)
+        found = [one.token_ids for one in pipe.generate(prompts, 8)]
+        assert found == [reference_decode(target, prompt, 8, {zoo.EOS}) for prompt in prompts]
+        assert local._processes
+        copies.append(local._processes._recipes)
+    assert copies[0] == copies[1], "they were not written to"
 
 
 def test_workers_have_one_run_at_a_time(local: Workers) -> None:

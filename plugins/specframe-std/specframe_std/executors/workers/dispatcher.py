@@ -95,7 +95,7 @@ class DispatchingEngine:
         rows = parts.composition.scheduler.rows(recipe.batch_size)
         self._window = rows + (rows + 1) // 2
         try:
-            self._run = processes.begin(parts)
+            self._run = processes.begin(recipe, parts)
             self._workers = [Assignment(process) for process in processes.processes]
             self.remote = rows * (len(self._workers) + processes.missing)
             for worker in self._workers:

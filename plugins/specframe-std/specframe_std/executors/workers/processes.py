@@ -18,6 +18,8 @@ import attrs
 
 from specframe.engine.parts import Parts
 from specframe.errors import ModelError
+from specframe.forward.model_state import ModelState
+from specframe.models.pairs import is_module
 from specframe_std.executors.workers import messages as m
 from specframe_std.executors.workers.worker import main
 
@@ -79,14 +81,21 @@ class WorkerProcesses:
         """Number of the run that the workers are at; 0: none."""
         self._runs = self._recipes = 0
         self._parts: weakref.ref[Parts] | None = None
+        self._sent: list[ModelState] = []
+        """The models that the workers have copies of, as they were when these were made."""
         self._speaking: deque[WorkerProcess] = deque()
         """Workers of which each has a message, or has died."""
         self._over = weakref.finalize(self, end_processes, self.processes)
 
-    def begin(self, parts: Parts) -> int:
-        """Have the workers up that a run with these parts begins with, and return the run's number."""
-        if self._parts is None or self._parts() is not parts:
-            self._parts, self._recipes = weakref.ref(parts), self._recipes + 1
+    def begin(self, recipe: Recipe, parts: Parts) -> int:
+        """Have the workers up that a run with these parts begins with, and return the run's number.
+
+        Loaded models that have changed since workers were sent their copies are sent again.
+        """
+        loaded = [ModelState.of(one) for one in (recipe.target, recipe.drafter) if is_module(one)]
+        known = self._parts is not None and self._parts() is parts
+        if not (known and all(map(ModelState.equals, loaded, self._sent))):
+            self._parts, self._recipes, self._sent = weakref.ref(parts), self._recipes + 1, loaded
         while len(self.processes) < self._first:
             self.add()
         self._runs += 1
