@@ -197,13 +197,14 @@ class Pipeline:
         """Decode prompts and yield their results in the order asked, several samples of one prompt one after the other.
 
         Args:
-            prompts: strings, or lists of token ids.
+            prompts: texts, lists of token ids or lists of messages; one of these alone is one prompt.
             max_new_tokens: tokens generated per prompt unless it stops before.
             asked: ``arrivals``, ``sort`` and ``sampling`` of :class:`specframe.engine.requests.Asked`.
 
         Raises:
-            OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores. A prompt
-                that cannot be decoded is none: its result has ``finish_reason`` "error", and the others go on.
+            OptionError: a value outside of what an argument accepts, what cannot be a prompt, or a temperature that the acceptance
+                rule ignores. A prompt that cannot be decoded is none: its result has ``finish_reason`` "error", the others go on,
+                and at the end of the run a warning says how many they were.
             SpecframeError: what a strategy has done wrong, after the results that were complete by then: it is the answer to all
                 other prompts.
         """
@@ -217,8 +218,9 @@ class Pipeline:
         """Answer chats and yield the answers in the order asked, as :meth:`generate` does.
 
         Args:
-            chats: lists of messages, each a mapping with a role and a content; a text is one message of the user. They go through
-                the chat template of the target's tokenizer, up to where the answer begins. Token ids are taken as they are.
+            chats: lists of messages, each a mapping with a role and a content; a text is one message of the user. One such list
+                alone is one chat. They go through the chat template of the target's tokenizer, up to where the answer begins.
+                Token ids are taken as they are.
             max_new_tokens, asked: those of :meth:`generate`.
 
         Raises:
@@ -277,9 +279,12 @@ class Pipeline:
             observers: told about this run beside those of the pipeline.
         """
         with self._begun(observers) as engine:
-            yield from self._results.taken(engine, requests, failed)
-            for report in rounds(engine):
-                yield from map(self._results.of, report.finished)
+            try:
+                yield from self._results.taken(engine, requests, failed)
+                for report in rounds(engine):
+                    yield from map(self._results.of, report.finished)
+            finally:
+                self._results.warn_of_errors(stacklevel=3)  # who asks for results in order
 
     def decode_fed(self, asked: Iterable[Rows[Request | Result]]) -> Iterator[Result]:
         """Decode requests that are read while others are decoded, and yield each result when it is complete.
@@ -312,11 +317,14 @@ class Pipeline:
 
     def _stream(self, requests: Rows[Request], failed: Rows[Result]) -> Iterator[Chunk]:
         with self._begun() as engine:
-            for result in self._results.taken(engine, requests, failed):
-                yield Chunk(result.index, result.sample, "", [], result)
-            chunks = Chunks(self._results)
-            for report in rounds(engine):
-                yield from chunks.of(report)
+            try:
+                for result in self._results.taken(engine, requests, failed):
+                    yield Chunk(result.index, result.sample, "", [], result)
+                chunks = Chunks(self._results)
+                for report in rounds(engine):
+                    yield from chunks.of(report)
+            finally:
+                self._results.warn_of_errors(stacklevel=2)
 
     @contextlib.contextmanager
     def _begun(self, observers: Iterable[Observer] = ()) -> Iterator[Engine]:

@@ -120,7 +120,7 @@ PIPELINE: dict[str, Takes] = {
 """Which values the arguments of a pipeline take (the docstring of Pipeline)."""
 
 ASKED: dict[str, Takes] = {
-    "prompts": sequence,
+    "prompts": lambda value: True if isinstance(value, str) else sequence(value),
     "max_new_tokens": whole(1),
     "arrivals": or_none(sequence),
     "sort": lambda v: isinstance(v, bool),

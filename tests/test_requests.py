@@ -1,8 +1,9 @@
-"""Prompts given to a pipeline: what is none fails alone, or is refused where it stands for all of them."""
+"""Prompts given to a pipeline: one alone is taken, what can be none is refused, and what cannot be decoded fails alone."""
 
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -23,40 +24,86 @@ def pipeline() -> Pipeline:
     return Pipeline(target, fakes.fake_draft(target), draft_length=2, tokenizer=TOKENIZER)
 
 
-NO_LISTS = ["001;", b"001;", {"001;": 1}, {"001;"}, 5, 1.5, None, True, [3, 4], np.array([3, 4]), torch.tensor([3, 4])]
+METHODS = ["generate", "as_completed", "stream"]
+CHAT = [{"role": "user", "content": "001;"}, {"role": "assistant", "content": "002;"}]
 
 
-@pytest.mark.parametrize("method", ["generate", "as_completed", "stream"])
-@pytest.mark.parametrize("prompts", NO_LISTS, ids=repr)
-def test_prompts_that_are_no_list_are_refused(prompts: Any, method: str) -> None:
-    """One text, one list of token ids, bytes, a mapping, a set or a number is refused on the call, in a sentence."""
-    expected = "prompts: expected a list of prompts, each a text, a list of token ids or a list of messages, got "
-    with pytest.raises(OptionError, match=re.escape(expected)):
-        getattr(pipeline(), method)(prompts, 3)
+def ends(pipe: Pipeline, method: str, prompts: Any, new: int = 4) -> list[Any]:
+    """Return the results that a method gives."""
+    found = list(getattr(pipe, method)(prompts, new))
+    return [one.result for one in found if one.result] if method == "stream" else found
 
 
+@pytest.mark.parametrize("method", [*METHODS, "chat"])
+@pytest.mark.parametrize("prompt", ["001;", (7, 8), np.array([7, 8]), torch.tensor([7, 8]), CHAT, tuple(CHAT)], ids=repr)
+def test_one_prompt_alone_is_one_prompt(prompt: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text, token ids or the messages of a chat that are no list of prompts have the tokens of a list of that one."""
+    monkeypatch.setattr("specframe.text.chat.render", lambda messages, tokenizer: [len(messages), 9])
+    monkeypatch.setattr("specframe.engine.encoding.render", lambda messages, tokenizer: [len(messages), 9])
+    monkeypatch.setattr(TOKENIZER, "chat_template", "any", raising=False)
+    alone, listed = (ends(pipeline(), method, given) for given in (prompt, [prompt]))
+    assert [one.token_ids for one in alone] == [one.token_ids for one in listed]
+    assert len(alone[0].token_ids) == 4
+
+
+NO_LISTS = [b"001;", bytearray(b"001;"), {"001;": 1}, {"001;"}, 5, 1.5, None, True]
 NO_PROMPTS = {
-    "a bare id": (5, "expected a text, a list of token ids or a list of messages, got 5"),
-    "nothing": (None, "expected a text, a list of token ids or a list of messages, got None"),
-    "bytes": (b"001;", "expected a text, a list of token ids or a list of messages, got b'001;'"),
-    "a mapping": ({1: 2}, "expected a text, a list of token ids or a list of messages, got {1: 2}"),
-    "a set": ({1}, "expected a text, a list of token ids or a list of messages, got {1}"),
+    "a bare id": (5, "got 5"),
+    "nothing": (None, "got None"),
+    "bytes": (b"001;", "got b'001;'"),
+    "an array of bytes": (bytearray(b"001;"), "got bytearray(b'001;') (bytearray)"),
+    "a mapping": ({"prompt": "001;"}, "got {'prompt': '001;'}"),
+    "a message beside a text": (CHAT[0], "got {'role': 'user', 'content': '001;'}"),
+    "a set": ({1}, "got {1}"),
     "a fraction": ([3, 1.5], "the prompt holds 1.5: expected token ids"),
     "a boolean": ([True], "the prompt holds True: expected token ids"),
     "an array of fractions": (np.array([1.0]), "the prompt holds 1.0: expected token ids"),
     "a tensor of booleans": (torch.tensor([True]), "the prompt holds True: expected token ids"),
     "rows": (torch.ones(2, 2, dtype=torch.long), "the prompt holds [1, 1]: expected token ids"),
     "texts": (["001;"], "the prompt holds '001;': expected token ids"),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("prompts", NO_LISTS, ids=repr)
+def test_what_is_neither_a_prompt_nor_a_list_is_refused(prompts: Any, method: str) -> None:
+    """Bytes, a mapping, a set, a number or nothing is refused on the call, in a sentence."""
+    kinds = "each a text, a list of token ids or a list of messages"
+    with pytest.raises(OptionError, match=re.escape(f"prompts: expected a prompt or a list of them, {kinds}, got ")):
+        getattr(pipeline(), method)(prompts, 3)
+
+
+@pytest.mark.parametrize("name", NO_PROMPTS)
+def test_what_can_be_no_prompt_is_refused_on_the_call(name: str) -> None:
+    """Nothing is decoded where a list has an entry of another type, and the sentence has its number."""
+    prompt, why = NO_PROMPTS[name]
+    for prompts in (["001;", prompt], iter(["001;", prompt])):
+        with pytest.raises(OptionError, match=r"prompts: number 1 cannot be a prompt: .*" + re.escape(why)):
+            pipeline().generate(prompts, 4)
+
+
+UNREADABLE = {
     "no tokens": ([], "the prompt is empty"),
     "half a pair": ("\ud83d 001;", "expected text, got half of a surrogate pair"),
     "an unknown id": ([61], "the prompt holds token id 61: expected ids from 0 to 60"),
 }
 
 
-@pytest.mark.parametrize("name", NO_PROMPTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_errors_are_told_once(method: str) -> None:
+    """One warning says how many results are errors and why the first is; without errors there is none."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ends(pipeline(), method, ["001;", [], [61], [7, 8]])
+        ends(pipeline(), method, ["001;"])
+    (warning,) = told
+    assert str(warning.message) == "results with an error: 2; the first is that of prompt 1: the prompt is empty: expected at least one token"
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
 def test_a_prompt_that_cannot_be_decoded_fails_alone(name: str) -> None:
     """Its result says why, and those beside it have the tokens they would have without it."""
-    prompt, why = NO_PROMPTS[name]
+    prompt, why = UNREADABLE[name]
     alone = [result.token_ids for result in pipeline().generate(["001;002;", [7, 8]], 4)]
     pipe = pipeline()
     first, failed, last = pipe.generate(["001;002;", prompt, [7, 8]], 4)

@@ -23,27 +23,40 @@ tokens where it is cut may change with what follows, but not half of them."""
 Prompt = str | Rows[int] | Rows[Mapping[str, Any]]
 """A text, token ids, or the messages of a chat."""
 
+KINDS = "a text, a list of token ids or a list of messages"
+NO_LISTS = (bytes, bytearray, Mapping, Set)
+"""Types with entries that are no list of prompts or token ids: bytes would be taken for ids."""
+
 
 def as_list(prompts: Any) -> list[Any]:
-    """Return prompts as a list; each of them is looked at later.
+    """Return prompts as a list; one text, one list of token ids and the messages of one chat are a list of one prompt.
 
     Raises:
-        OptionError: what is given is one prompt, or has no order.
+        OptionError: something cannot be a prompt, or what is given has no order.
     """
-    expected = "expected a list of prompts, each a text, a list of token ids or a list of messages"
-    held = None if isinstance(prompts, str | bytes | Mapping | Set) else entries(prompts)
-    asked = held or []
-    if held is None or (asked and all(map(is_token_id, asked))):
-        hint = ": put it in a list" if isinstance(prompts, str) or asked else ""
-        raise OptionError(f"prompts: {expected}, got {literal(prompts)}{hint}")
-    return asked
+    held = None if isinstance(prompts, NO_LISTS) else [prompts] if isinstance(prompts, str) else entries(prompts)
+    if held is None:
+        raise OptionError(f"prompts: expected a prompt or a list of them, each {KINDS}, got {literal(prompts)}")
+    if held and (all(map(is_token_id, held)) or all(map(is_message, held))):
+        held = [held]
+    for place, prompt in enumerate(held):
+        try:
+            held[place] = token_ids(prompt) if is_ids(prompt) else prompt
+        except PromptError as error:
+            raise OptionError(f"prompts: number {place} cannot be a prompt: {error}") from None
+    return held
+
+
+def is_message(value: Any) -> bool:
+    """Return whether a value is a message of a chat, and not an entry of a data set, say."""
+    return isinstance(value, Mapping) and "role" in value
 
 
 def token_ids(prompt: Any) -> list[int]:
     """Return a prompt's token ids as plain numbers; raise :class:`PromptError` unless it is a list of whole numbers."""
-    held = None if isinstance(prompt, bytes | Mapping | Set) else entries(plain(prompt))
+    held = None if isinstance(prompt, NO_LISTS) else entries(plain(prompt))
     if held is None:
-        raise PromptError(f"expected a text, a list of token ids or a list of messages, got {literal(prompt)}")
+        raise PromptError(f"expected {KINDS}, got {literal(prompt)}")
     ids = [plain(token) for token in held]
     if wrong := [token for token in ids if not is_token_id(token)]:
         raise PromptError(f"the prompt holds {literal(wrong[0])}: expected token ids, which are whole numbers")
@@ -57,7 +70,7 @@ def plain(value: Any) -> Any:
 
 def is_token_id(value: Any) -> bool:
     """Return whether a value, or the one that a tensor without dimensions holds, is a whole number."""
-    return isinstance(plain(value), int) and not isinstance(plain(value), bool)
+    return type(value) is int or (isinstance(plain(value), int) and not isinstance(plain(value), bool))
 
 
 def is_ids(prompt: Prompt) -> bool:

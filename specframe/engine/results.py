@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Request, Result, SequenceMetrics
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
-from specframe.errors import PromptError
+from specframe.errors import PromptError, SpecframeWarning
 from specframe.observe.counts import Counts, RunReport, run_report
 from specframe.observe.logprobs import Logprobs
 from specframe.observe.stopwatch import Stopwatch
@@ -42,6 +43,8 @@ class Results:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, device: torch.device) -> None:
         self.tokenizer, self.clock, self.errors = tokenizer, Stopwatch(device), 0
         self._counts, self._logprobs = Counts(device), Logprobs()
+        self._first: Result | None = None
+        """The first result that is an error."""
 
     @property
     def observers(self) -> list[Observer]:
@@ -58,9 +61,8 @@ class Results:
         assert sequence.finish_reason is not None
         undecided = NO_SCORES if request.plan.own else NO_LOGITS
         error = (sequence.error or undecided) if sequence.finish_reason == "error" else None
-        self.errors += error is not None
         logprobs, top_logprobs = self._logprobs.take(sequence)
-        return Result(
+        result = Result(
             request.index,
             text_before(self.tokenizer, sequence.token_ids, stop_strings(request.stop_checks)),
             sequence.token_ids,
@@ -73,6 +75,9 @@ class Results:
             logprobs=logprobs,
             top_logprobs=top_logprobs,
         )
+        if error is not None:
+            self._count([result])
+        return result
 
     def failed(self, request: Request, error: Exception) -> Result:
         """Return the result of a request that cannot be decoded."""
@@ -87,8 +92,18 @@ class Results:
                 engine.add(request)
             except PromptError as error:
                 refused.append(self.failed(request, error))
-        self.errors = len(failed) + len(refused)
+        self._count([*failed, *refused])
         return [*failed, *refused]
+
+    def _count(self, failed: Rows[Result]) -> None:
+        self.errors += len(failed)
+        self._first = self._first or next(iter(failed), None)
+
+    def warn_of_errors(self, stacklevel: int) -> None:
+        """Warn of the results that are errors, in one sentence; ``stacklevel``: as that of ``warnings.warn``, from the caller on."""
+        if self._first is not None:
+            told = f"results with an error: {self.errors}; the first is that of prompt {self._first.index}: {self._first.error}"
+            warnings.warn(told, SpecframeWarning, stacklevel=stacklevel + 1)
 
 
 def in_order(completed: Iterator[Result], keys: Iterable[tuple[int, int]]) -> Iterator[Result]:
