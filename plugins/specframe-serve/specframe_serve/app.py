@@ -55,14 +55,17 @@ class Server:
         name: the name under which the target is served.
         limits: limits of the server.
         key: the API key; None: nobody is asked for one.
+        seed: what the random numbers of requests without a seed follow from; None: they are others in every server.
     """
 
-    def __init__(self, pipe: Pipeline, name: str, limits: Limited, key: str | None = None) -> None:
+    def __init__(
+        self, pipe: Pipeline, name: str, limits: Limited, key: str | None = None, seed: int | None = None
+    ) -> None:
         self._pipe, self._name, self._limits, self._key = pipe, name, limits, key
         self._context = pipe.parts.runner.context
         self.metrics, self.live = Metrics(name), Live(None if key else pipe.tokenizer)
         room = min(self._context, (limits.prompt_tokens or limits.new_tokens) + limits.new_tokens)
-        self.service = Service(pipe, room, limits.waiting, [self.metrics, self.live])
+        self.service = Service(pipe, room, limits.waiting, [self.metrics, self.live], seed)
 
     def app(self) -> FastAPI:
         """Return the application."""

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import Number, Text, WholeNumber
@@ -70,7 +71,8 @@ def serve(
     bound = listening(host, port)
     with bound:
         warn_of_open_door(bound.getsockname()[0], api_key)
-        run(bound, served_model_name, api_key, limits, grace, options)
+        chosen = ctx.get_parameter_source("seed") is not ParameterSource.DEFAULT
+        run(bound, served_model_name, api_key, limits, grace, options, options["seed"] if chosen else None)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -104,8 +106,9 @@ def run(
     limits: tuple[Any, ...],
     grace: float,
     options: dict[str, Any],
+    seed: int | None,
 ) -> None:
-    """Load the models and serve until interrupted."""
+    """Load the models and serve until interrupted; ``seed``: the one that was asked for."""
     from specframe import Pipeline
     from specframe_serve.app import Limited, Server
     from specframe_serve.listener import Listener
@@ -115,7 +118,7 @@ def run(
     if options["accept"] == "auto":
         options["accept"] = SAMPLING_RULE
     pipe = Pipeline(**options)
-    server = Server(pipe, name or called(options), Limited(*limits), key)
+    server = Server(pipe, name or called(options), Limited(*limits), key, seed)
     host, port = bound.getsockname()[:2]
     click.echo(f"serving at http://{f'[{host}]' if ':' in host else host}:{port}", err=True)
     Listener(server, grace).run(sockets=[bound])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import secrets
 import threading
 import time
 from collections import deque
@@ -23,7 +25,10 @@ from specframe.errors import sentence
 from specframe.text.sampling import Sampling
 
 SEEDS = 2**32
-"""Streams of random numbers that requests may choose from by their seed; a stream's further samples have numbers above these."""
+"""Seeds that are the numbers of streams of random numbers; the further samples of a seed have numbers above these, below 2**46."""
+
+LARGE, UNSEEDED = 2**62, -(2**62)
+"""Where the streams of larger seeds begin, and those of jobs without a seed: neither meets a seed's below :data:`SEEDS`."""
 
 STOPS = "the server stops"
 """The error of jobs that a stop ends, and of those that come after it."""
@@ -45,7 +50,7 @@ class Job:
     send: Send
     """Called with every chunk. The last chunk of each sample holds its result, whose ``index`` is always 0."""
     seed: int | None = None
-    """Number of the stream of random numbers: prompt number ``seed`` of a run draws the same. None: a stream of its own."""
+    """Seed of the random numbers: prompt number ``seed`` of a run draws the same, below 2**32; None: a stream of its own."""
     speculate: bool = True
     """Whether tokens may be drafted for it."""
     ignore_eos: bool = False
@@ -71,10 +76,14 @@ class Service:
         tokens: length of the longest sequence that the caches have room for from the start; a longer one makes them grow.
         waiting: sequences that may wait for a row; more are refused.
         observers: told about every round, in the service's thread.
+        seed: what the streams of jobs without a seed follow from; None: they are others in every service.
     """
 
-    def __init__(self, pipe: Pipeline, tokens: int, waiting: int, observers: list[Observer]) -> None:
+    def __init__(
+        self, pipe: Pipeline, tokens: int, waiting: int, observers: list[Observer], seed: int | None = None
+    ) -> None:
         self._pipe, self._observers = pipe, observers
+        self._seed = secrets.randbits(64) if seed is None else seed
         self._tokens = tokens
         self.most = pipe.batch_size + waiting
         """Sequences that may be decoded or wait at once."""
@@ -228,16 +237,21 @@ class Service:
 
     def _named(self, request: Request, number: int, job: Job) -> Request:
         """Return a request under its job's number, arrived now, with its own stream of random numbers."""
-        first = number if job.seed is None else job.seed
         stops = frozenset[int]() if job.ignore_eos else request.stop_token_ids
         return attrs.evolve(
             request,
             index=number,
-            stream=first % SEEDS + (request.sample << 32),
+            stream=self._stream(number, job) + (request.sample << 32),
             arrival=self._results.clock.now,
             speculate=job.speculate,
             stop_token_ids=stops,
         )
+
+    def _stream(self, number: int, job: Job) -> int:
+        """Return the number of a job's stream of random numbers."""
+        if job.seed is None:
+            return UNSEEDED + hashed(f"{self._seed} {number}")
+        return job.seed if job.seed < SEEDS else LARGE + hashed(str(job.seed))
 
     def _send(self, chunk: Chunk) -> None:
         """Give a chunk to its client, but for one whose sample has ended before."""
@@ -292,3 +306,8 @@ class Service:
             self._jobs |= self._coming
             self._coming.clear()
         self._fail(STOPS)
+
+
+def hashed(text: str) -> int:
+    """Return a number of 61 bits that follows from a text: with those of samples above it a stream's number has 63."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 3

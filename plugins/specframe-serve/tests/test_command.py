@@ -35,7 +35,7 @@ def test_limits_arrive_where_they_belong(asked):
     given = [f"--max-{name}={value}" for name, value in limits.items()]
     outcome = CliRunner().invoke(cli, ["serve", "--port", "0", "--grace", "2.5", *given])
     assert outcome.exit_code == 0, outcome.output
-    _, _, _, limits, grace, _ = asked
+    _, _, _, limits, grace, _, _ = asked
     expected = Limited(body=2, prompt_tokens=3, new_tokens=4, request_tokens=5, waiting=6)
     assert (Limited(*limits), grace) == (expected, 2.5)
 
@@ -46,3 +46,11 @@ def test_a_negative_grace_is_refused(asked):
     assert outcome.exit_code == 2
     assert "--grace: expected a number of at least 0" in outcome.stderr
     assert not asked
+
+
+@pytest.mark.parametrize(("given", "seed"), [((), None), (("--seed", "0"), 0), (("--seed", "7"), 7)])
+def test_the_servers_seed_is_the_one_asked_for(asked, given, seed):
+    """Without the option requests without a seed follow from nothing; the option's default is no such choice."""
+    outcome = CliRunner().invoke(cli, ["serve", "--port", "0", *given])
+    assert outcome.exit_code == 0, outcome.output
+    assert asked[-1] == seed

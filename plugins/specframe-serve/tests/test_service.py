@@ -62,6 +62,8 @@ class FailingEngine:
         self.inner, self._faults = inner, faults
         self.keys: list[Any] = []
         """Of the requests that it was given."""
+        self.streams: list[int] = []
+        """Their streams of random numbers."""
 
     @property
     def idle(self) -> bool:
@@ -72,6 +74,7 @@ class FailingEngine:
     def add(self, request: Any) -> None:
         self._faults.call("add")
         self.keys.append(request.key)
+        self.streams.append(request.stream)
         self.inner.add(request)
 
     def make_room(self, tokens: int) -> None:
@@ -105,9 +108,9 @@ class Forgetful(Faults):
 class Client:
     """Receives the chunks of one job."""
 
-    def __init__(self, samples: int = 1, prompt: Any = PROMPT, new: int = NEW) -> None:
+    def __init__(self, samples: int = 1, prompt: Any = PROMPT, new: int = NEW, seed: int | None = None) -> None:
         self.chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
-        self.job = Job(prompt, Sampling(samples=samples), new, self.chunks.put, ignore_eos=True)
+        self.job = Job(prompt, Sampling(samples=samples), new, self.chunks.put, seed, ignore_eos=True)
 
     def result(self) -> Result:
         """Return the next result; fail where none comes."""
@@ -121,8 +124,9 @@ def serving() -> Iterator[Callable[..., Service]]:
     """A function that returns a started service with rows for two sequences, which ends after the test."""
     with contextlib.ExitStack() as services:
 
-        def start(executor: Any = "local", waiting: int = 8, observers: Any = ()) -> Service:
-            service = Service(harness.pipeline(TARGET, executor=executor, batch_size=2), 32, waiting, [*observers])
+        def start(executor: Any = "local", waiting: int = 8, observers: Any = (), seed: int | None = None) -> Service:
+            pipe = harness.pipeline(TARGET, executor=executor, batch_size=2)
+            service = Service(pipe, 32, waiting, [*observers], seed)
             service.start()
             services.callback(service.close)
             return service
@@ -305,3 +309,24 @@ def test_an_observers_error_after_the_last_result_does_not_reach_the_next_job(se
     service = serving(observers=[Loud()])
     assert decodes(service)
     assert decodes(service)
+
+
+def test_no_two_jobs_draw_the_same_unless_they_have_one_seed(serving):
+    """A stream is a job's own in all servers where it has no seed, and follows from the seed alone where it has one."""
+    seeds = [None, None, 0, 1, 2**32, 2**32 + 1, 2**63, 10**30]
+
+    def streams(own: int | None) -> list[int]:
+        faults = Faults()
+        service = serving(faults, seed=own)
+        for seed in seeds:
+            client = Client(samples=2, new=1, seed=seed)
+            service.submit([client.job])
+            assert not [one.error for one in (client.result(), client.result()) if one.error]
+        return faults.engines[0].streams
+
+    first, second, *chosen = streams(None), streams(None), streams(7), streams(7), streams(8)
+    assert first[4:8] == [0, 1 << 32, 1, 1 + (1 << 32)]
+    assert {tuple(one[4:]) for one in (first, second, *chosen)} == {tuple(first[4:])}
+    assert chosen[0] == chosen[1]
+    unseeded = [stream for one in (first, second, *chosen[1:]) for stream in one[:4]]
+    assert len({*unseeded, *first[4:]}) == 4 * 4 + 12
