@@ -39,7 +39,7 @@ class Pipeline:
     """Batched speculative decoding with one strategy per role.
 
     Args:
-        target: the model whose output is wanted: an alias, a directory, a hub id or a loaded model. None: the target that
+        target: the model whose output is wanted: an alias, a directory, a hub id or a loaded model. "auto": the target that
             ``drafter`` drafts for, or else the default of a plugin.
         drafter: a draft model (as ``target``), or a drafter's name with options (``name,key=value``), or an object; None or
             "none" for plain decoding. "auto": the model that drafts for ``target``.
@@ -82,7 +82,7 @@ class Pipeline:
 
     def __init__(
         self,
-        target: str | PreTrainedModel | None = DEFAULTS.target,
+        target: str | PreTrainedModel = DEFAULTS.target,
         drafter: str | PreTrainedModel | Drafter | None = DEFAULTS.drafter,
         align: Any = DEFAULTS.align,
         schedule: Any = DEFAULTS.schedule,
@@ -199,12 +199,14 @@ class Pipeline:
         Args:
             prompts: texts, lists of token ids or lists of messages; one of these alone is one prompt.
             max_new_tokens: tokens generated per prompt unless it stops before.
-            asked: ``arrivals``, ``sort`` and ``sampling`` of :class:`specframe.engine.requests.Asked`.
+            asked: ``arrivals``, ``sort`` and ``sampling`` of :class:`specframe.engine.requests.Asked`, and the parameters of
+                :class:`specframe.Sampling` by their names, which win over those of ``sampling``.
 
         Raises:
             OptionError: a value outside of what an argument accepts, what cannot be a prompt, or a temperature that the acceptance
                 rule ignores. A prompt that cannot be decoded is none: its result has ``finish_reason`` "error", the others go on,
                 and at the end of the run a warning says how many they were.
+            UnknownNameError: an argument that there is not.
             SpecframeError: what a strategy has done wrong, after the results that were complete by then: it is the answer to all
                 other prompts.
         """

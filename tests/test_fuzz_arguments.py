@@ -99,7 +99,7 @@ def sequence(value: Any) -> bool | None:
 
 
 PIPELINE: dict[str, Takes] = {
-    "target": or_none(kind(str, Path, torch.nn.Module)),
+    "target": kind(str, Path, torch.nn.Module),
     "drafter": lambda v: None if v is None or isinstance(v, str | Path | torch.nn.Module) else False,
     "align": strategy("ragged", "eqspec", "exspec"), "schedule": or_none(strategy("continuous", "fixed")),
     "accept": strategy("auto", "greedy", "block", "gumbel"), "verify": strategy("chain"),

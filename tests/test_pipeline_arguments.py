@@ -17,6 +17,7 @@ from specframe.engine.requests import Asked
 from specframe.errors import SpecframeError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
+from specframe.text.sampling import Parameters
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -47,7 +48,7 @@ ARRAY = np.array([1, 2])
 """Compares with a text entry by entry."""
 
 WRONG: dict[str, tuple[Any, ...]] = {
-    "target": (5, 1.5, [TARGET], {}, type(TARGET)),
+    "target": (None, 5, 1.5, [TARGET], {}, type(TARGET)),
     "drafter": (5, 1.5, [], {}, type(DRAFT), b"tiny"),
     "align": (None, 5, [], {}, "", ARRAY),
     "schedule": (5, [], {}, False, ""),
@@ -100,7 +101,7 @@ def test_every_argument_is_in_a_table() -> None:
     """No argument of the pipeline or of what it is asked for is left out here."""
     assert set(WRONG) == set(inspect.signature(Pipeline).parameters)
     assert set(inspect.signature(Pipeline.generate).parameters) == {"self", "prompts", "max_new_tokens", "asked"}
-    assert set(ASKED) == {"max_new_tokens", *Asked.__annotations__}
+    assert set(ASKED) == {"max_new_tokens", *set(Asked.__annotations__) - set(Parameters.__annotations__)}
 
 
 @pytest.mark.parametrize(("name", "value"), cases(WRONG))

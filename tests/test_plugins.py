@@ -169,7 +169,7 @@ def test_a_misspelt_drafter_is_answered_with_drafters_and_models():
     with pytest.raises(
         UnknownNameError, match=r"^unknown drafter or model 'prompt-lokup': .*tiny.*did you mean 'prompt-lookup'\?$"
     ):
-        choose(None, "prompt-lokup")
+        choose("auto", "prompt-lokup")
 
 
 def test_a_saved_model_beside_a_project_is_a_model(tmp_path, monkeypatch):

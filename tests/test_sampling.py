@@ -30,6 +30,24 @@ def small(seed: int) -> LlamaForCausalLM:
 TARGET, DRAFT = small(1), small(2)
 
 
+@pytest.mark.parametrize("method", ["generate", "as_completed", "stream"])
+def test_parameters_may_be_keywords(method):
+    """Parameters by their names are those of a ``Sampling``, win over one that is given, and are checked as its are."""
+    pipe, prompts = Pipeline(TARGET, DRAFT, draft_length=2), [[1], [2, 3]]
+
+    def ids(**asked):
+        found = list(getattr(pipe, method)(prompts, 6, **asked))
+        results = [one.result for one in found if one.result] if method == "stream" else found
+        return {(one.index, one.sample): one.token_ids for one in results}
+
+    warm = ids(sampling=Sampling(temperature=1.0, samples=2))
+    assert ids(temperature=1.0, samples=2) == warm != ids(samples=2)
+    assert ids(sampling=Sampling(temperature=1.0), samples=2) == warm
+    assert ids(sampling=[Sampling(samples=2), Sampling(temperature=2.0)], temperature=1.0, samples=2) == warm
+    with pytest.raises(OptionError, match="temperature: expected a number of at least 0, got 'hot'"):
+        ids(temperature="hot")
+
+
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_sequence_does_not_depend_on_its_neighbours(rule):
     """At a fixed draft length the same seed gives the same tokens whatever the batch size, scheduler and alignment."""

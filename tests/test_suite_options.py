@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import bounds
-import quick
 import pytest
+import quick
 
 pytest_plugins = ["pytester"]
 

@@ -12,17 +12,19 @@ from pathlib import Path
 
 import attrs
 import pytest
+from specframe_testing import fakes
 
 import specframe
 from specframe.contracts.requests import Chunk, Request, Result, SequenceMetrics
 from specframe.engine.requests import Asked, Requests
+from specframe.errors import UnknownNameError
 from specframe.observe.counts import RunReport
 from specframe.plugins.entries import OTHERS, ROLES
 from specframe.plugins.registry import OWN, registry
 from specframe.text.sampling import Sampling
 
 PIPELINE = {
-    "target": None, "drafter": "auto", "align": "auto", "schedule": None, "accept": "auto", "verify": "auto", "kv": None,
+    "target": "auto", "drafter": "auto", "align": "auto", "schedule": None, "accept": "auto", "verify": "auto", "kv": None,
     "batch_size": 8, "draft_length": "auto", "device": "auto", "dtype": "auto", "seed": 0,
 }  # fmt: skip
 
@@ -66,7 +68,19 @@ def test_generate_signature(method):
     made = inspect.signature(Requests.make).parameters.values()
     by_keyword = {p.name: p.default for p in made if p.kind is p.KEYWORD_ONLY}
     assert by_keyword == {"arrivals": None, "sort": False, "sampling": None}
-    assert set(by_keyword) == set(Asked.__annotations__)
+    parameters = {field.name for field in attrs.fields(Sampling)} - {"max_new_tokens"}
+    assert {*by_keyword, *parameters} == set(Asked.__annotations__)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("smapling", "sampling"), ("temprature", "temperature"), ("max_tokens", "max_new_tokens")]
+)
+@pytest.mark.parametrize("method", ["generate", "as_completed", "stream", "chat"])
+def test_what_is_not_asked_for_by_a_keyword_is_refused(method, name, near, monkeypatch):
+    """A keyword that no method of a pipeline has is an error at the call, with the nearest name."""
+    monkeypatch.setattr("specframe.pipeline.require_template", lambda tokenizer: None)
+    with pytest.raises(UnknownNameError, match=f"unknown argument '{name}': .*; did you mean '{near}'"):
+        getattr(specframe.Pipeline(fakes.fake_target(), None), method)([[1]], **{name: None})
 
 
 FIELDS = {

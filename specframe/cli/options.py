@@ -98,6 +98,7 @@ MODELS = (
         metavar="T",
         type=Model(),
         cls=Open,
+        default=DEFAULTS.target,
         show_default="the drafter's target, or {target}",
         help="Model whose output is wanted: an alias, a directory or a hub id.",
     ),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
-from typing import Any, TypedDict
+from typing import Any, Unpack
+
+import attrs
 
 from specframe.contracts.requests import Request, Result, SequenceMetrics, StopCheck
 from specframe.engine.arrivals import checked_arrivals
 from specframe.engine.encoding import Prompt, as_list, encode_prompt, is_ids, require_ids, token_ids
 from specframe.engine.parts import Parts
-from specframe.errors import ModelError, OptionError, PromptError, SpecframeWarning, literal
+from specframe.errors import ModelError, OptionError, PromptError, SpecframeWarning, UnknownNameError, literal
 from specframe.models.loading import stop_token_ids
 from specframe.plugins.arguments import seconds
 from specframe.plugins.compose import able
@@ -19,7 +21,7 @@ from specframe.plugins.recipe import MAX_NEW_TOKENS, Recipe, is_auto
 from specframe.plugins.registry import registry
 from specframe.text.generation import Settings, not_done, of_checkpoint
 from specframe.text.processor_trial import warn_of_unfit
-from specframe.text.sampling import Sampling
+from specframe.text.sampling import Parameters, Sampling
 from specframe.text.stopping import Criteria, StopStrings
 from specframe.value_checks import entries, flag, whole
 
@@ -27,7 +29,7 @@ Samplings = Sampling | Iterable[Sampling] | None
 """Sampling parameters of all prompts, or one for each; None: those of the generation config."""
 
 
-class Asked(TypedDict, total=False):
+class Asked(Parameters, total=False):
     """What is asked for beside the prompts, by keyword; the defaults are those of :meth:`Requests.make`."""
 
     arrivals: Iterable[float] | None
@@ -59,16 +61,20 @@ class Requests:
         arrivals: Iterable[float] | None = None,
         sort: bool = False,
         sampling: Samplings = None,
+        **parameters: Unpack[Parameters],
     ) -> tuple[list[Request], list[Result]]:
         """Return a request per continuation asked for, and the results of the prompts that cannot be decoded.
 
         The arguments are those of :meth:`specframe.Pipeline.generate`.
         """
+        for name in parameters:
+            if name not in Asked.__annotations__:
+                raise UnknownNameError("argument", name, [*Asked.__annotations__, "max_new_tokens"])
         whole("max_new_tokens", max_new_tokens, 1)
         prompts = as_list(given)
         moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(seconds(arrivals), len(prompts))
         self.warn_of_settings()
-        asked = one_each(sampling, len(prompts))
+        asked = one_each(sampling, len(prompts), parameters)
         requests: list[Request] = []
         failed: list[Result] = []
         for index, how in enumerate(self.settings(asked, max_new_tokens)):
@@ -196,14 +202,14 @@ class Requests:
         return tuple(checks)
 
 
-def one_each(given: Any, count: int) -> list[Sampling]:
-    """Return the sampling parameters of each of ``count`` prompts."""
+def one_each(given: Any, count: int, parameters: Mapping[str, Any]) -> list[Sampling]:
+    """Return the sampling parameters of each of ``count`` prompts; ``parameters`` win."""
     if given is None or isinstance(given, Sampling):
-        return [given or Sampling()] * count
+        return [attrs.evolve(given or Sampling(), **parameters)] * count
     samplings = entries(given) or []
     if isinstance(given, Mapping | str) or not all(isinstance(one, Sampling) for one in samplings):
         samplings = []
     if isinstance(given, Mapping | str) or len(samplings) != count:
         got = len(samplings) if samplings else literal(given)
         raise OptionError(f"sampling: expected one for all or one for each of {count} prompts, got {got}")
-    return samplings
+    return [attrs.evolve(one, **parameters) for one in samplings] if parameters else samplings

@@ -100,7 +100,7 @@ class Results:
         self._first = self._first or next(iter(failed), None)
 
     def warn_of_errors(self, stacklevel: int) -> None:
-        """Warn of the results that are errors, in one sentence; ``stacklevel``: as that of ``warnings.warn``, from the caller on."""
+        """Warn of the results that are errors; ``stacklevel``: as that of ``warnings.warn``, from the caller on."""
         if self._first is not None:
             told = f"results with an error: {self.errors}; the first is that of prompt {self._first.index}: {self._first.error}"
             warnings.warn(told, SpecframeWarning, stacklevel=stacklevel + 1)

@@ -31,7 +31,7 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     """Return the target, the drafter strategy, and the draft model or None.
 
     Args:
-        target: an alias, a directory, a hub id or a loaded model; None: the target paired with ``drafter``, or the default target.
+        target: an alias, a directory, a hub id or a loaded model; "auto": that paired with ``drafter``, or the default one.
         drafter: a model as for ``target``, a drafter's name with options, or a drafter object; None or "none": plain decoding;
             "auto": the draft model paired with ``target``. A model may have the options of the default drafter for draft models,
             which without a model has the paired one.
@@ -42,7 +42,7 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
         ModelError: "auto" was given and the target's directory is missing.
     """
     target, drafter = as_text(target), as_text(drafter)
-    if target is None:
+    if isinstance(target, str) and target == "auto":
         paired = paired_target(drafter.partition(",")[0]) if isinstance(drafter, str) else None
         target = paired or registry().default("target")
     check_target(target)

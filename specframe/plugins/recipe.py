@@ -44,7 +44,7 @@ GENERATION_CONFIG = ("auto", "none")
 class Recipe:
     """Every option of a run, as :class:`specframe.Pipeline` takes it. Strategies are names or objects."""
 
-    target: Any = None
+    target: Any = "auto"
     drafter: Any = "auto"
     align: Any = "auto"
     schedule: Any = None

@@ -6,8 +6,8 @@ Transformers' own logits processors shape the logits, at every position of a blo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypedDict
 
 import attrs
 import torch
@@ -158,6 +158,28 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether no temperature above 0 is given."""
         return not self.temperature
+
+
+class Parameters(TypedDict, total=False):
+    """The parameters of :class:`Sampling` as keyword arguments, for who checks types; ``max_new_tokens`` is one already."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    min_new_tokens: int | None
+    bad_words_ids: Iterable[Iterable[int]] | None
+    suppress_tokens: Iterable[int] | None
+    forced_eos: bool | None
+    processors: Iterable[Any]
+    stop: str | Iterable[str] | None
+    criteria: Iterable[Any]
+    max_time: float | None
+    logprobs: int | None
+    samples: int
 
 
 def shape(

@@ -27,7 +27,7 @@ class LoadedModels:
 
     def target(self, cell: Cell) -> PreTrainedModel:
         """Return a cell's target."""
-        name, _, _ = choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))
+        name, _, _ = choose(cell.get("target", DEFAULTS.target), cell.get("drafter", DEFAULTS.drafter))
         return self._model(name, "target", cell)
 
     def pipeline(self, cell: Cell, observers: Iterable[Observer] = ()) -> Pipeline:
@@ -36,7 +36,7 @@ class LoadedModels:
         Generation configs are left aside: what is compared is the models' own greedy decoding, or sampling at one temperature.
         """
         given = cell.get("drafter", DEFAULTS.drafter)
-        name, drafter, draft_model = choose(cell.get("target"), given)
+        name, drafter, draft_model = choose(cell.get("target", DEFAULTS.target), given)
         alone = draft_model is not None and drafter == by_model()  # a drafter with options loads its model itself
         drafter = self._model(draft_model, "draft", cell) if alone else chosen_name(given, drafter, draft_model)
         if name not in self._tokenizers:

@@ -225,7 +225,7 @@ def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
     places = {
         repr(
             [
-                choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))[0],
+                choose(cell.get("target", DEFAULTS.target), cell.get("drafter", DEFAULTS.drafter))[0],
                 cell.get("device"),
                 cell.get("dtype"),
                 cell.get("bitwise"),

@@ -301,7 +301,7 @@ def test_a_head_of_the_embedded_target() -> None:
 @pytest.mark.parametrize("given", ["first,of=suffix|tiny-draft", "first,of=prompt-lookup|tiny-draft,match=2"])
 def test_it_is_named_as_it_was_asked_for(given: str) -> None:
     """Listings and comparisons name it, and not the draft model of one of its parts, which would be another drafter."""
-    _, strategy, draft = choose(None, given)
+    _, strategy, draft = choose("auto", given)
     assert draft == "tiny-draft"
     assert chosen_name(given, strategy, draft) == given
     assert choose("tiny", chosen_name(given, strategy, draft)) == ("tiny", strategy, draft)

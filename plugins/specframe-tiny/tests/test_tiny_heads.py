@@ -53,7 +53,7 @@ def test_the_draft_model_is_still_the_default() -> None:
     """ "auto" takes the embedded draft model, whatever heads there are, and a head alone takes the embedded target."""
     assert pairs.paired_drafter("tiny") == "tiny-draft"
     assert pairs.choose("tiny", "auto")[1:] == ("model", "tiny-draft")
-    assert pairs.choose(None, "tiny-draft")[0] == "tiny"
+    assert pairs.choose("auto", "tiny-draft")[0] == "tiny"
 
 
 @pytest.mark.parametrize("kind", THERE)
@@ -69,7 +69,7 @@ def test_a_heads_files(kind: str) -> None:
         assert config["speculators_model_type"] == kind
         assert config["speculators_config"]["verifier"]["name_or_path"] == "tiny"
     assert "/" not in text
-    assert pairs.choose(None, f"tiny-{kind}")[:2] == ("tiny", f"{DRAFTERS.get(kind, kind)},checkpoint={folder}")
+    assert pairs.choose("auto", f"tiny-{kind}")[:2] == ("tiny", f"{DRAFTERS.get(kind, kind)},checkpoint={folder}")
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def cases_of(cells: list[Cell], named: list[str], names: Names, decoding: Cell) 
 def explicit(cell: Cell) -> Cell:
     """Return a cell with everything named that was left to another choice."""
     given = cell.get("drafter", DEFAULTS["drafter"])
-    target, drafter, draft_model = choose(cell.get("target"), given)
+    target, drafter, draft_model = choose(cell.get("target", DEFAULTS["target"]), given)
     cell = {**DEFAULTS, **PLAIN, **cell}
     full = recipe.Recipe(**{option: cell[option] for option in NAMED}).named(registry())
     cell |= {option: getattr(full, option) for option in NAMED}

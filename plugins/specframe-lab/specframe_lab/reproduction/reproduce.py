@@ -134,7 +134,7 @@ def plan(
 
 def cases(part: str, pair: Cell, sizes: Sequence[int]) -> list[Case]:
     """Return a part's cases, plain decoding first; transformers' own at batch size 1 only, and with a draft model only."""
-    _, _, draft_model = choose(pair.get("target"), pair.get("drafter", DEFAULTS.drafter))
+    _, _, draft_model = choose(pair.get("target", DEFAULTS.target), pair.get("drafter", DEFAULTS.drafter))
     found = []
     for scheme, options in SCHEMES[part].items():
         for size in sizes:
