@@ -86,7 +86,7 @@ def test_prompts_from_arguments(pair: list[str]) -> None:
         float(line.split()[2]) for line in result.stdout.partition("stage ")[2].splitlines()[1:] if line.count(".") == 2
     ]
     assert sum(shares) == pytest.approx(1, abs=0.01)
-    assert result.stdout.splitlines()[-1].startswith("this combination is lossless: target ")
+    assert result.stdout.splitlines()[-1].startswith("this combination is declared lossless: target ")
     assert "align ragged, schedule continuous, kv slab, draft length goodput, batch size 8" in result.stdout
 
 
@@ -101,6 +101,34 @@ def test_the_gain_is_told_in_words(pair: list[str]) -> None:
     assert f" {24 / figures['target_forwards']:.1f} with one pass of the target; " in told
     assert told.endswith("; for the time of plain decoding run the same with --drafter none")
     assert not any(f"\n{figure} " in result.stdout for figure in FIGURES)
+
+
+@pytest.mark.parametrize(("speed", "words"), [(0.0437, "0.044"), (1.26, "1.3"), (9.96, "10"), (1234.5, "1,234")])
+def test_a_slow_model_has_a_rate(speed: float, words: str) -> None:
+    """Below 10 tokens a second the line has two significant digits, and never 0 for what was decoded."""
+    figures = {"sequences": 1, "tokens": 12, "seconds": 12 / speed, "tokens_per_second": speed, "target_forwards": 12}
+    told = run_report.summary(figures | {"num_accepted_draft_tokens": 0, "num_draft_tokens": 0})
+    assert f" s ({words} a second): " in told
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lossless", "bitwise", "caveat"),
+    [
+        ("float16", True, False, True),
+        ("bfloat16", True, False, True),
+        ("float32", True, False, False),
+        ("float16", True, True, False),
+        ("float16", False, False, False),
+    ],
+)
+def test_lossless_is_what_strategies_declare(dtype: str, lossless: bool, bitwise: bool, caveat: bool) -> None:
+    """The last line of a run repeats a claim as one; in half precision it says that ties may fall otherwise, but for bitwise."""
+    said = {"target": "t", "device": "cpu", "dtype": dtype, "generation_config": "", "bitwise": bitwise}
+    told = run_report.verdict({"lossless": lossless, **said})
+    assert told.startswith(
+        f"this combination is {'declared lossless' if lossless else 'NOT lossless'}: target t, on cpu in "
+    )
+    assert ("two logits may tie" in told) == caveat
 
 
 def test_worker_processes_are_offered_where_they_pay(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +457,7 @@ def test_results_on_standard_output(pair: list[str]) -> None:
     assert result.exit_code == 1
     assert [json.loads(line) for line in sorted(result.stdout.splitlines())] == records()
     assert "[3] error: the prompt is empty" in result.stderr
-    assert "this combination is lossless" in result.stderr
+    assert "this combination is declared lossless" in result.stderr
     assert MANY[0] not in result.stderr
     assert not Path("-").exists()
     streamed = run(*options, "--output", "-", "--stream")

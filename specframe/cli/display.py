@@ -15,7 +15,7 @@ from rich.text import Text
 
 from specframe.cli.progress import progress_bar
 from specframe.cli.results import Record
-from specframe.cli.tables import show_table
+from specframe.cli.tables import per_second, show_table
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk
 from specframe.observe.watch import Watcher
@@ -91,7 +91,7 @@ class Display(Watcher):
         self._accepted += int(report.accepted.sum())
         speed = self._tokens / (time.perf_counter() - self._started)
         rate = f", acceptance {self._accepted / self._drafted:.2f}" if self._drafted else ""
-        self._bar.update(self._task, figures=f"{speed:,.0f} tokens/s{rate}")
+        self._bar.update(self._task, figures=f"{per_second(speed)} tokens/s{rate}")
 
     def piece(self, chunk: Chunk, prompt: Prompt) -> None:
         """Show a new piece of a continuation, when its turn has come."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from specframe.cli.tables import per_second
 from specframe.files import MARK
 from specframe.plugins.recipe import PLAIN
 
@@ -20,6 +21,12 @@ Facts = dict[str, Any]
 LONG_RUN = 60.0
 """Seconds of a run from which worker processes pay on a CPU: to begin two takes 10 to 20 s, and they decode 1.2 to 1.8 times the
 tokens of one process with as many threads."""
+
+HALF = ("float16", "bfloat16")
+"""Precisions in which two logits of a model are often equal, so that a batch of another shape takes the other token."""
+
+TIES = "in {dtype} two logits may tie, and a tie may fall otherwise than one sequence at a time: specframe verify tells such ties"
+"""What a combination that is declared lossless does not promise in half precision."""
 
 
 @attrs.frozen
@@ -38,7 +45,7 @@ class Outcome:
 
 
 def combination(pipe: Pipeline, options: Facts, greedy: bool, inherited: Facts) -> Facts:
-    """Return the names of models and strategies, and whether their combination is lossless.
+    """Return the names of models and strategies, and whether their combination is declared lossless.
 
     Args:
         greedy: whether no prompt has a temperature.
@@ -59,10 +66,11 @@ def combination(pipe: Pipeline, options: Facts, greedy: bool, inherited: Facts) 
         "kv": options["kv"] or use.alignment.kv,
     }
     roles = ("target", "drafter", "verify", "accept", "align", "schedule", "kv", "draft_length", "batch_size")
-    place = {"device": str(pipe.device), "dtype": str(pipe.target_model.dtype).removeprefix("torch.")}
+    place: Facts = {"device": str(pipe.device), "dtype": str(pipe.target_model.dtype).removeprefix("torch.")}
     names = {role: chosen[role] for role in roles}
     if given := options.get("load_options"):
         names["load_options"] = given
+    place["bitwise"] = pipe.recipe.bitwise
     return {"lossless": bool(use.lossless)} | names | place | {"generation_config": settings_text(inherited)}
 
 
@@ -76,7 +84,7 @@ def summary(figures: Mapping[str, Any]) -> str:
     said = f"{counted(figures['sequences'], 'sequence')}, {counted(tokens, 'token')} in {figures['seconds']:.2f} s"
     if not (own and passes):
         return said
-    said += f" ({figures['tokens_per_second']:,.0f} a second): "
+    said += f" ({per_second(figures['tokens_per_second'])} a second): "
     every = f"and all rows {tokens / passes:.1f} with one pass of the target"
     if not figures["num_draft_tokens"]:
         return f"{said}nothing was drafted, so each row gained 1 token a round, {every}"
@@ -115,12 +123,14 @@ def counted(count: int, thing: str) -> str:
 
 
 def verdict(combined: Facts) -> str:
-    """Return one line that names the models and strategies and says whether their combination is lossless."""
-    apart = ("lossless", "device", "dtype", "generation_config")
+    """Return one line that names the models and strategies and says whether these declare to be lossless together."""
+    apart = ("lossless", "device", "dtype", "bitwise", "generation_config")
     named = ", ".join(f"{role.replace('_', ' ')} {name}" for role, name in combined.items() if role not in apart)
-    kind = "lossless" if combined["lossless"] else "NOT lossless"
+    kind = "declared lossless" if combined["lossless"] else "NOT lossless"
+    ties = combined["lossless"] and combined["dtype"] in HALF and not combined["bitwise"]
+    caveat = f"; {TIES.format(dtype=combined['dtype'])}" if ties else ""
     checkpoint = f"; generation config: {combined['generation_config']}" if combined["generation_config"] else ""
-    return f"this combination is {kind}: {named}, on {combined['device']} in {combined['dtype']}{checkpoint}"
+    return f"this combination is {kind}: {named}, on {combined['device']} in {combined['dtype']}{checkpoint}{caveat}"
 
 
 def as_json(outcome: Outcome, settings: Facts) -> str:

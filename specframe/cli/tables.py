@@ -30,6 +30,11 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: b
     console.print(table)
 
 
+def per_second(value: float) -> str:
+    """Return a rate as text: below 10 with two significant digits, so that a slow model's is not 0."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], err: bool = False) -> None:
     """Print columns two spaces apart, a line per row whatever its width."""
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]

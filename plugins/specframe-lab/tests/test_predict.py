@@ -156,8 +156,10 @@ def test_the_command_prints_predictions(tmp_path: Path, monkeypatch: pytest.Monk
     lines = [json.loads(line) for line in found.stdout.splitlines()]
     assert [(line["batch_size"], line["draft_length"]) for line in lines] == [(1, 0), (1, 3), (8, 0), (8, 3)]
     assert lines[1]["acceptance_length"] == pytest.approx(1 + 0.7 + 0.49 + 0.343)
+    assert {line["device_profile"] for line in lines} == {"h100"}
     table = invoked(*pair)
     assert len(table.stdout.splitlines()) == 5
+    assert table.stderr.startswith("device profile: h100, its maker's figures and not this machine's; ")
     assert "every draft token is taken to be accepted" in table.stderr
     zoo.build("qwen3").save_pretrained(tmp_path)
     plain = invoked("--target", "tiny", "--drafter", "none", "--json")

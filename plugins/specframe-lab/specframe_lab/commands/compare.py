@@ -12,6 +12,7 @@ import click
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf
 from specframe.cli.options import CUT, PROMPTS, names, refuse_idle, whole, with_options
+from specframe.cli.tables import per_second
 from specframe.files import claim_folder
 from specframe.value_checks import LARGEST_SEED
 from specframe_lab.commands.display import SHOWN, prepare
@@ -197,7 +198,7 @@ def telling(quiet: bool) -> Iterator[Progress]:
             return
         done = step.number
         bar.update(task, completed=step.number)
-        outcome = line.get("error") or f"{line['figures']['tokens_per_second']:,.0f} tokens/s"
+        outcome = line.get("error") or f"{per_second(line['figures']['tokens_per_second'])} tokens/s"
         if "error" in line or not (quiet or console.is_terminal):
             click.echo(f"[{step.number}/{step.total}] {name}: {outcome}", err=True)
 

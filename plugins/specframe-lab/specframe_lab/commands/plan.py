@@ -9,7 +9,7 @@ import click
 
 from specframe.cli.option_types import Bytes, File, Strategy
 from specframe.cli.options import PROMPTS_FILE, whole, with_options
-from specframe.cli.tables import show_table
+from specframe.cli.tables import per_second, show_table
 from specframe.errors import OptionError
 from specframe_lab.commands.modelled_options import modelled
 
@@ -93,7 +93,7 @@ def plan(
     if as_json:
         click.echo(json.dumps(record(found, chosen, load)))
     else:
-        show(found, chosen, measured is not None, acceptance)
+        show(found, chosen, None if measured is not None else device_profile, acceptance)
 
 
 def speed_of(
@@ -173,11 +173,20 @@ def told(one: Candidate) -> dict[str, Any]:
     }
 
 
-def show(found: Plan, chosen: Candidate, measured: bool, acceptance: str | None) -> None:
-    """Print a plan: its candidates as a table, those worth choosing, and the parts of the chosen one."""
-    if measured:
+def show(found: Plan, chosen: Candidate, modelled_for: str | None, acceptance: str | None) -> None:
+    """Print a plan: its candidates as a table, those worth choosing, and the parts of the chosen one.
+
+    Args:
+        found, chosen: the plan, and what it chose.
+        modelled_for: the device profile, or None where tokens per second were measured.
+        acceptance: the chance that a draft token is accepted, as it was given.
+    """
+    from specframe_lab.prediction.profiles import assumed
+
+    if modelled_for is None:
         click.echo("tokens per second: as they were measured", err=True)
     else:
+        click.echo(assumed(modelled_for), err=True)
         click.echo(
             "tokens per second: modelled"
             + ("" if acceptance else ", with every draft token accepted: the most there can be"),
@@ -191,7 +200,7 @@ def show(found: Plan, chosen: Candidate, measured: bool, acceptance: str | None)
             str(one.draft_length or "none"),
             in_gigabytes(one.total),
             in_gigabytes(one.kv_bytes),
-            f"{one.tokens_per_second:,.0f}",
+            per_second(one.tokens_per_second),
             f"{one.tokens_per_second / best:.0%}",
             "yes" if id(one) in fitting else "no",
         ]
@@ -212,7 +221,7 @@ def show(found: Plan, chosen: Candidate, measured: bool, acceptance: str | None)
 def described(one: Candidate) -> str:
     """Return a candidate in words, with the options that decode so."""
     drafting = f"--draft-length {one.draft_length}" if one.draft_length else "--drafter none"
-    return f"--batch-size {one.batch_size} {drafting}, {in_gigabytes(one.total)}, {one.tokens_per_second:,.0f} tokens/s"
+    return f"--batch-size {one.batch_size} {drafting}, {in_gigabytes(one.total)}, {per_second(one.tokens_per_second)} tokens/s"
 
 
 def in_gigabytes(count: int) -> str:

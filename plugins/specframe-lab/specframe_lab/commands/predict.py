@@ -9,7 +9,7 @@ import click
 
 from specframe.cli.option_types import Device, File
 from specframe.cli.options import names, whole, with_options
-from specframe.cli.tables import show_table
+from specframe.cli.tables import per_second, show_table
 from specframe_lab.commands.modelled_options import modelled
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def predict(
         return
     from specframe_lab.prediction.pair import read_pair
     from specframe_lab.prediction.predict import predictions, read_acceptance
-    from specframe_lab.prediction.profiles import read_profile
+    from specframe_lab.prediction.profiles import assumed, read_profile
 
     profile = read_profile(device_profile)
     rate = None if acceptance is None else read_acceptance(acceptance)
@@ -75,8 +75,9 @@ def predict(
     ]
     if as_json:
         for one in found:
-            click.echo(json.dumps(record(one)))
+            click.echo(json.dumps(record(one) | {"device_profile": device_profile}))
     else:
+        click.echo(assumed(device_profile), err=True)
         show(found, rate)
 
 
@@ -128,7 +129,7 @@ def show(found: list[Prediction], rate: float | None) -> None:
             f"{one.seconds * 1000:.2f}",
             f"{one.break_even:.2f}",
             f"{one.acceptance_length:.2f}",
-            f"{one.tokens_per_second:,.0f}",
+            per_second(one.tokens_per_second),
             f"{one.speed:.2f}",
         ]
         for one in found

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from specframe.cli.tables import per_second
 from specframe_lab.comparison.digits import texts
 from specframe_lab.laws import published_laws
 from specframe_lab.laws.acceptance_laws import LAYERS, TOKENS, Acceptance, HeldOut
@@ -166,7 +167,7 @@ def choice_table(choices: Sequence[DraftChoice]) -> Table:
             str(one.layers),
             one.acceptance,
             one.draft_length,
-            f"{one.tokens_per_second:,.0f}",
+            per_second(one.tokens_per_second),
             one.speed,
             within(one.speed_interval),
         )

@@ -121,6 +121,16 @@ def read_products(name: str, given: Any) -> list[tuple[int, float]]:
     return [(rows, seconds) for rows, seconds in given]
 
 
+def assumed(given: str) -> str:
+    """Return a sentence that names the device which times are modelled for, and whose figures those are."""
+    if given.lower() in PROFILES:
+        return (
+            f"device profile: {given.lower()}, its maker's figures and not this machine's; --device-profile takes another, or a "
+            "file that `specframe predict --measure` wrote"
+        )
+    return f"device profile: {given}"
+
+
 def write_profile(profile: DeviceProfile) -> str:
     """Return the text of a profile's file."""
     return json.dumps(attrs.asdict(profile), indent=1) + "\n"

@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 
+from specframe.cli.tables import per_second
 from specframe.files import write_page
 from specframe_lab.comparison import figures as f
 from specframe_lab.comparison.digits import texts
@@ -327,7 +328,7 @@ def throughputs(found: Reproduction) -> Rows:
 
     def ranged(runs: Runs) -> str:
         middle, low, high = f.spread(map(f.figure("tokens_per_second"), runs))
-        return f"{middle:,.0f}" + (f" ({low:,.0f} to {high:,.0f})" if len(runs) > 1 else "")
+        return per_second(middle) + (f" ({per_second(low)} to {per_second(high)})" if len(runs) > 1 else "")
 
     return by_size(found.parts["speed"], (PLAIN_NAME, *SPECULATING), ranged)
 
