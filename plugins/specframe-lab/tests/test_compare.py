@@ -11,25 +11,32 @@ import attrs
 import pytest
 from click.testing import CliRunner, Result
 from specframe_lab import grid_models
-from specframe_lab.commands.dry_run import duration
+from specframe_lab.commands.dry_run import duration, in_time
+from specframe_lab.commands.grids import category
 from specframe_lab.comparison import compare as comparing
+from specframe_lab.comparison import modelled_time
 from specframe_lab.comparison.compare import Settings, compare, steps
 from specframe_lab.comparison.comparison_observers import Branches, Positions
-from specframe_lab.comparison.figures import bitwise_price, equality
+from specframe_lab.comparison.figures import MACRO, MICRO, bitwise_price, by_category, equality
 from specframe_lab.comparison.forecast import Forecast, forecast
+from specframe_lab.comparison.modelled_time import modelled_seconds
 from specframe_lab.comparison.results import ABOUT, RESULTS, Comparison
-from specframe_lab.comparison.schemes import cases
+from specframe_lab.comparison.schemes import Case, cases
+from specframe_lab.comparison.shared_parts import parts_told, with_shared_parts
 from specframe_lab.grid import checked, expand
 from specframe_lab.grid_models import LoadedModels
+from specframe_lab.prediction.profiles import DeviceProfile
 from specframe_lab.report import page
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.device.recording import SimRecording
+from transformers import AutoModelForCausalLM
 
 from specframe import Pipeline
 from specframe.cli import cli
 from specframe.models import loading as models
+from specframe.text.prompts import Prompt
 
-GRID = {"align": "ragged,exspec", "batch_size": [2]}
+GRID = {"align": "ragged,exspec", "schedule": ["continuous"], "kv": ["slab"], "batch_size": [2]}
 PROMPTS = ["ab", "def f(x):", "x = 1"]
 
 
@@ -89,7 +96,7 @@ def interrupted_after(count: int):
 
 def test_plain_decoding_is_always_in_it(pair: dict[str, str]):
     """It comes first, at every batch size, and at 1 as the reference even where nobody asked to time that."""
-    found = cases(expand({**pair, "align": "ragged,eqspec", "batch_size": [2, 4]}))
+    found = cases(with_shared_parts(expand({**pair, "align": "ragged,eqspec", "batch_size": [2, 4]})))
     assert [(case.scheme, case.batch_size, case.timed) for case in found] == [
         ("plain", 1, False),
         ("plain", 2, True),
@@ -111,8 +118,8 @@ def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
     assert [case.scheme for case in found] == [
         "plain",
         "plain",
-        "drafter · continuous · K 3",
-        "drafter · continuous · K 5",
+        "drafter · K 3",
+        "drafter · K 5",
     ]
 
 
@@ -130,7 +137,7 @@ def test_schemes_are_called_by_what_differs(pair: dict[str, str]):
 
 def test_cells_take_turns_there_and_back(pair: dict[str, str]):
     """A drift over the whole comparison then hits all cells alike; the untimed reference runs once."""
-    planned = cases(expand({**pair, "align": "ragged,eqspec", "batch_size": 2}))
+    planned = cases(with_shared_parts(expand({**pair, "align": "ragged,eqspec", "batch_size": 2})))
     order = list(steps(planned, 3))
     assert [(step.case.scheme, step.case.batch_size, step.repeat) for step in order] == [
         ("plain", 1, 0),
@@ -244,7 +251,9 @@ def test_rules_that_cannot_sample_are_left_out_up_front(pair: dict[str, str]):
 
 
 def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
-    """Every cell with its runs, what is left out and why, and the tokens; no model is loaded and nothing is written."""
+    """Every cell with its runs, what is left out and why, the tokens, and about how long that takes by the models' shapes; no
+    model is loaded and nothing is written.
+    """
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
     result = run(*command(pair, "--dry-run", "--kv", "slab,dynamic"))
     assert result.exit_code == 0, result.stderr
@@ -252,20 +261,22 @@ def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pyt
     rows = [tuple(line.split("  ")) for line in result.stdout.partition("\n\n")[0].splitlines()]
     cells = [[part.strip() for part in row if part.strip()] for row in rows]
     assert cells[1:] == [
-        ["plain", "1", "1", "0"],
-        ["plain", "2", "2", "0"],
-        ["ragged · slab", "2", "2", "0"],
-        ["exspec · slab", "2", "2", "0"],
-        ["exspec · dynamic", "2", "2", "0"],
+        ["plain · slab", "continuous", "slab", "1", "1", "0"],
+        ["plain · slab", "continuous", "slab", "2", "2", "0"],
+        ["ragged · slab", "continuous", "slab", "2", "2", "0"],
+        ["exspec · slab", "continuous", "slab", "2", "2", "0"],
+        ["exspec · dynamic", "continuous", "dynamic", "2", "2", "0"],
     ]
     assert f"9 of 9 runs to make: at most {9 * len(PROMPTS) * 6} new tokens" in result.stdout
-    assert "no estimate of the time: out holds no run of these yet" in result.stdout
+    assert re.search(
+        r"\nabout [\d.]+ s of decoding, modelled by the shapes of the models, .* out holds no run", result.stdout
+    )
     assert not Path("out").exists()
 
 
 def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
     """Runs that are there are not run again; the others take what theirs took, or the mean; another comparison is told."""
-    cells = checked(expand({**pair, "align": "ragged,exspec", "batch_size": [2], "draft_length": "5"}))
+    cells = checked(expand({**pair, **GRID, "draft_length": "5"}))
     with pytest.raises(KeyboardInterrupt):
         compare(cells, Settings(PROMPTS, 6, repeats=2), "out", progress=interrupted_after(5))
     planned = cases(cells.cells)
@@ -277,7 +288,7 @@ def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
     kept = {path: path.read_bytes() for path in Path("out").iterdir()}
     assert (
         show(found)
-        == f"about {found.seconds:,.1f} s of decoding, by the 5 runs in out; loading models and warming up come on top"
+        == f"about {in_time(found.seconds)} of decoding, by the 5 runs in out; loading models and warming up come on top"
     )
     assert {path: path.read_bytes() for path in Path("out").iterdir()} == kept
     fewer = attrs.evolve(found, lines={key: line for key, line in found.lines.items() if "exspec" in line["scheme"]})
@@ -294,7 +305,86 @@ def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
 
 def show(found: Forecast) -> str:
     """Return how long a forecast says that it takes."""
-    return duration(found, "out")
+    return duration(found, "out", lambda case: Settings(PROMPTS, 6, repeats=2))
+
+
+def test_modelled_time_goes_by_rows_and_repeats(monkeypatch: pytest.MonkeyPatch):
+    """Twice the tokens or the repeats take twice as long, twice the rows half as long where a pass costs as much; a device that
+    nobody has measured has no estimate.
+    """
+    overhead = DeviceProfile(flops=1e30, bandwidth=1e30, layer_overhead=1.0)
+    monkeypatch.setattr(modelled_time, "profile_of", lambda device, dtype: overhead)
+
+    def seconds(new: int, repeats: int, rows: int) -> float | None:
+        planned = cases(expand({"target": "tiny", "drafter": "tiny-draft", "batch_size": [rows]}))
+        timed = [step for step in steps(planned, repeats) if step.case.batch_size == rows]
+        settings = Settings(["a"] * 8, new, repeats, warm_up=0)
+        return modelled_seconds(timed, lambda case: settings)
+
+    usual = seconds(100, 1, 4)
+    assert usual is not None
+    assert seconds(100, 3, 4) == pytest.approx(3 * usual)
+    assert seconds(200, 1, 4) == pytest.approx(2 * usual, rel=0.05)  # prompts are read once
+    assert seconds(100, 1, 8) == pytest.approx(usual / 2)
+    monkeypatch.setattr(modelled_time, "profile_of", lambda device, dtype: None)
+    assert seconds(100, 1, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(3.04, "3.0 s"), (119, "119.0 s"), (120, "2.0 minutes"), (9000, "2.5 hours")]
+)
+def test_durations_have_a_unit_that_is_read_at_once(seconds: float, words: str):
+    """A long comparison is told in minutes or hours."""
+    assert in_time(seconds) == words
+
+
+# ---- one part differs ------------------------------------------------------------------------------------------------
+
+PARTS_OF = {
+    "ragged,eqspec,exspec": (["continuous slab"] * 3, "All schemes have scheduler continuous and KV backend slab; "),
+    "exspec": (
+        ["continuous slab"],
+        "All schemes have scheduler continuous and KV backend slab; --each-at-its-best takes what",
+    ),
+    "ragged": (["continuous slab"], "All schemes have scheduler continuous and KV backend slab."),
+    "eqspec,masking": (
+        ["continuous dynamic"] * 2,
+        "All schemes have scheduler continuous and KV backend dynamic, plain decoding continuous and slab; ",
+    ),
+    "ragged,eqspec,masking": (
+        ["continuous slab"] * 2 + ["continuous dynamic"],
+        "Schemes differ in scheduler or KV backend, too, and not in the alignment alone: ragged, eqspec on continuous and slab; "
+        "masking on continuous and dynamic. No KV backend can be used by all of them; --kv dynamic compares eqspec, masking alone.",
+    ),
+}
+
+
+@pytest.mark.parametrize("align", PARTS_OF)
+def test_alignments_share_a_scheduler_and_a_store(align: str):
+    """All have plain decoding's, else one that all can use; where none can be used by all a sentence says so, and what to pass."""
+    wanted, told = PARTS_OF[align]
+    cells = with_shared_parts(expand({"target": "tiny", "drafter": "tiny-draft", "align": align, "batch_size": 2}))
+    assert [f"{cell['schedule']} {cell['kv']}" for cell in checked(cells).cells] == wanted
+    (sentence,) = parts_told(cases(cells))
+    assert sentence.startswith(told)
+
+
+def test_each_at_its_best_has_its_own_parts_in_rows_and_labels(pair: dict[str, str]):
+    """With the option each alignment has what it asks for, and names and rows tell it; what is asked for by name stays."""
+    given = with_shared_parts(expand({**pair, "align": "exspec", "schedule": "fixed", "kv": "paged", "batch_size": 2}))
+    assert [(cell["schedule"], cell["kv"]) for cell in given] == [("fixed", "paged")]
+    result = run(*command(pair, "--each-at-its-best", "--repeats", "1"))
+    assert result.exit_code == 0, result.output
+    schemes = ["plain · continuous · slab", "ragged · continuous · slab", "exspec · same-length · dynamic"]
+    assert {line["scheme"] for line in lines()} == set(schemes)
+    rows = {line.split("  ")[0]: line for line in result.stdout.splitlines()}
+    assert re.search(r"  2 +same-length +dynamic +", rows[schemes[2]])
+    assert (
+        "ragged on continuous and slab; exspec on same-length and dynamic. Without --each-at-its-best" in result.stdout
+    )
+    shared = run(*command(pair, "--repeats", "1", "--output", "shared"))
+    assert {(line["cell"]["schedule"], line["cell"]["kv"]) for line in lines("shared")} == {("continuous", "slab")}
+    assert "All schemes have scheduler continuous and KV backend slab; --each-at-its-best takes what" in shared.stdout
 
 
 # ---- cut short, and continued ----------------------------------------------------------------------------------------
@@ -390,6 +480,45 @@ def test_branches_of_trees_are_counted() -> None:
     assert counts[1, 1][0] == counts[1, 2][0] == positions.drafted[0]
     assert counts[3, 1][1] > 0
     assert sum(stood for _, stood in counts.values()) == pipe.report.num_accepted_draft_tokens
+
+
+def test_categories_and_sizes_of_models_are_kept(pair: dict[str, str]):
+    """A prompt's category and the turn that it asks for go into the folder, and tokens per round are told by them; so are the
+    parameters of both models.
+    """
+    Path("prompts.jsonl").write_text(
+        '{"category": "math", "turns": ["ab"]}\n{"category": "code", "prompt": "def f(x):"}\n{"prompt": "x = 1"}\n'
+    )
+    result = run(*[one for one in command(pair, "--repeats", "1", "--prompts", "prompts.jsonl") if one not in PROMPTS])
+    assert result.exit_code == 0, result.output
+    assert json.loads(Path("out", ABOUT).read_text())["categories"] == [["math", 1], ["code", 1], None]
+    (line,) = [line for line in lines() if line["scheme"] == "ragged"]
+    math, code, other = (1 + a / s for a, s in zip(line["accepted"], line["spec_steps"], strict=True))
+    found = {
+        row[2]: row[5] for row in by_category(Comparison({"categories": [["math", 1], ["code", 1], None]}, *kept(line)))
+    }
+    assert found == pytest.approx(
+        {"math": math, "code": code, "none": other}
+        | {MICRO: 1 + sum(line["accepted"]) / sum(line["spec_steps"]), MACRO: (math + code + other) / 3}
+    )
+    loaded = {role: AutoModelForCausalLM.from_pretrained(folder) for role, folder in pair.items()}
+    assert line["parameters"] == {
+        role: sum(one.numel() for one in model.parameters()) for role, model in loaded.items()
+    }
+
+
+def kept(line: dict[str, Any]) -> tuple[list[Case], dict[str, dict[int, Any]]]:
+    """Return the case of a line, and the line by its case and repeat."""
+    case = Case(line["scheme"], line["cell"])
+    return [case], {case.key: {0: line}}
+
+
+@pytest.mark.parametrize(("asked", "turn"), [(1, 1), (2, 2)])
+def test_the_turn_of_a_chat_is_that_which_is_answered(asked: int, turn: int):
+    """A chat with two questions of the user asks for the second turn."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    assert category(Prompt("", messages=chat[: 2 * asked - 1], parameters={"category": "qa"})) == ["qa", turn]
+    assert category(Prompt("", messages=chat)) is None
 
 
 def test_a_line_holds_one_run(pair: dict[str, str]):

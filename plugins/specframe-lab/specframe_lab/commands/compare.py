@@ -17,7 +17,7 @@ from specframe.files import claim_folder
 from specframe.value_checks import LARGEST_SEED
 from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
-from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, readable, sampled
+from specframe_lab.commands.grids import TEMPERATURE, Remembered, category, grid_options, readable_prompts, sampled
 from specframe_lab.commands.leaving_out import tell_left_out
 from specframe_lab.commands.option_types import Arrivals, Slo
 
@@ -64,6 +64,11 @@ CLOCKS = ("wall", "passes")
     show_default=True,
     help="What times requests: wall, or passes, on which a pass of the target takes one second.",
 )
+@click.option(
+    "--each-at-its-best",
+    is_flag=True,
+    help="Give each alignment the scheduler and the KV backend that it asks for, in place of ones that all can use.",
+)
 @click.option("--sort", is_flag=True, help="Take up short prompts first.")
 @click.option(
     *names("--output"),
@@ -93,6 +98,7 @@ def compare(
     max_concurrency: int | None,
     slo: str | None,
     clock: str,
+    each_at_its_best: bool,
     sort: bool,
     pdf: bool,
     dry_run: bool,
@@ -115,14 +121,17 @@ def compare(
     from specframe_lab.comparison.compare import Settings, able_to_sample
     from specframe_lab.comparison.compare import compare as run
     from specframe_lab.comparison.results import RESULTS
+    from specframe_lab.comparison.shared_parts import with_shared_parts
     from specframe_lab.grid import checked, expand
     from specframe_lab.report.page import PAGE
     from specframe_lab.report.pdf import PDF, write_pdf
 
-    texts = readable(prompt, prompts, limit)
+    asked = readable_prompts(prompt, prompts, limit)
+    texts = [one.given for one in asked]
     options["bitwise"] = [False, True] if options["bitwise"] else False
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
-    grid = able_to_sample(checked(expand(sampled(options, temperature))), temperature)
+    cells = expand(sampled(options, temperature))
+    grid = able_to_sample(checked(cells if each_at_its_best else with_shared_parts(cells)), temperature)
     settings = Settings(
         texts,
         max_new_tokens,
@@ -135,6 +144,7 @@ def compare(
         temperature,
         max_concurrency,
         clock,
+        categories=[category(one) for one in asked],
     )
     tell_left_out(grid)
     command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
@@ -161,10 +171,13 @@ def foresee(grid: Grid, settings: Settings, output: str) -> None:
     from specframe_lab.comparison.compare import about, steps
     from specframe_lab.comparison.forecast import forecast
     from specframe_lab.comparison.schemes import cases
+    from specframe_lab.comparison.shared_parts import parts_told
 
     planned = cases(grid.cells, sampling=settings.temperature > 0)
     found = forecast(list(steps(planned, settings.repeats)), output, about(grid, planned, settings, ""))
     show_forecast(found, lambda case: settings, output)
+    for sentence in parts_told(planned):
+        click.echo(sentence)
 
 
 @contextlib.contextmanager
@@ -222,13 +235,22 @@ def written(comparison: Comparison, output: str) -> tuple[Path, dict[str, Table]
 def show(comparison: Comparison, figures: dict[str, Table], served: bool) -> None:
     """Print the summary; with ``served`` the figures of requests, too."""
     from specframe.cli.tables import show_table
-    from specframe_lab.comparison.summary import columns, findings, requests, served_columns, summary
+    from specframe_lab.comparison.summary import (
+        categories,
+        columns,
+        filled,
+        findings,
+        requests,
+        served_columns,
+        summary,
+    )
 
-    show_table(columns(comparison), summary(comparison, figures), numbers=True)
-    click.echo()
-    if served:
-        show_table(served_columns(comparison), requests(comparison, figures), numbers=True)
-        click.echo()
+    tables = [filled(columns(comparison), summary(comparison, figures))]
+    tables += [(list(served_columns(comparison)), requests(comparison, figures))] if served else []
+    for heads, rows in (*tables, categories(figures)):
+        if rows:
+            show_table(heads, rows, numbers=True)
+            click.echo()
     for sentence in findings(comparison, figures):
         click.echo(sentence)
     click.echo()

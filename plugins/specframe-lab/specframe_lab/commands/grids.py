@@ -70,16 +70,26 @@ def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
 
 
 def readable(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> list[Given]:
-    """Return the first ``limit`` prompts as a pipeline takes them; raise :class:`OptionError` for one that is empty or cannot be
-    read.
-    """
+    """Return the first ``limit`` prompts as a pipeline takes them; raise as :func:`readable_prompts` does."""
+    return [prompt.given for prompt in readable_prompts(arguments, path, limit)]
+
+
+def readable_prompts(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> list[Prompt]:
+    """Return the first ``limit`` prompts; raise :class:`OptionError` for one that is empty or cannot be read."""
     asked = [*gather(arguments, path, limit)]
     if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
         raise OptionError(f"prompts: {fault}")
     if (empty := next((index for index, prompt in enumerate(asked) if not prompt.text.strip()), None)) is not None:
         raise OptionError(f"prompt {empty}: the prompt is empty: expected at least one token")
     name_parameters(asked)
-    return [prompt.given for prompt in asked]
+    return asked
+
+
+def category(prompt: Prompt) -> list[str | int] | None:
+    """Return a prompt's own category and the turn of its chat that is answered, or None if its entry has no category."""
+    named = prompt.parameters.get("category")
+    turns = sum(message["role"] == "user" for message in prompt.messages or ())
+    return None if named is None else [str(named), max(1, turns)]
 
 
 def name_parameters(prompts: list[Prompt]) -> None:

@@ -68,6 +68,9 @@ class Settings:
     clock: str | None = None
     """What times requests: "passes", one second per forward pass of the target, or "wall" (None as well)."""
 
+    categories: Sequence[list[str | int] | None] = ()
+    """The category and the turn of each prompt, where it has some."""
+
     @property
     def sampling(self) -> Sampling:
         """Sampling parameters of all prompts."""
@@ -199,6 +202,7 @@ def about(grid: Grid, planned: list[Case], settings: Settings, command: str) -> 
         "settings": settings.about(),
         "environment": environment({case.cell["device"] for case in planned}),
         "cells": [attrs.asdict(case) for case in planned],
+        "categories": list(settings.categories),
         "refused": [{"cell": cell, "why": why} for cell, why in grid.refused],
     }
 
@@ -261,6 +265,11 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
         "lossless": pipe.composition.lossless,
         "comparable": not settings.temperature or "draft-invariant" in pipe.composition.rule.offers,
         "figures": pipe.report.figures(),
+        "parameters": {
+            role: sum(weight.numel() for weight in model.parameters())
+            for role, model in (("target", pipe.target_model), ("drafter", pipe.draft_model))
+            if model is not None
+        },
         "peak_device_bytes": memory.most_memory(device),
         "drafted_by_position": positions.drafted.tolist(),
         "accepted_by_position": positions.accepted.tolist(),

@@ -33,6 +33,9 @@ DEFAULTS: Cell = {
 }
 """Defaults of a pipeline."""
 
+PARTS = ("schedule", "kv")
+"""Options that an alignment asks for where they are left open. Where schemes differ in them, all names have them."""
+
 UNSET = ("bitwise", "load_options", "memory")
 """Options that a cell has only where they are asked for."""
 
@@ -89,9 +92,14 @@ def cases(cells: Iterable[Cell], sampling: bool = False) -> list[Case]:
     plain sampling.
     """
     cells = list(cells)
-    named = [option for option in varying(cells) if option != "batch_size"]
     full = list({json.dumps(cell, sort_keys=True): cell for cell in map(explicit, cells)}.values())
     plain = PLAIN | {"accept": COMPARABLE_RULE} if sampling else PLAIN
+    beside = explicit(plain)
+    differing = {*varying(cells), *(part for part in PARTS if any(cell[part] != beside[part] for cell in full))}
+    differing -= {"batch_size", *(part for part in PARTS if all(cell[part] == beside[part] for cell in full))}
+    if differing <= {*PARTS}:
+        differing |= {"align"} if differing else set()
+    named = [option for option in dict.fromkeys([*(cells[0] if cells else ()), "align", *PARTS]) if option in differing]
     brief = cases_of(full, named, brief_names(full, named), plain)
     clear = len({(case.scheme, case.batch_size) for case in brief}) == len(brief)
     return brief if clear else cases_of(full, named, {}, plain)
@@ -101,7 +109,7 @@ def cases_of(cells: list[Cell], named: list[str], names: Names, decoding: Cell) 
     """Return the cases of different cells; the values of ``named`` options name a scheme, ``decoding`` is plain decoding."""
     sizes = sorted({cell["batch_size"] for cell in cells})
     settings = list(dict.fromkeys(Case("", cell).setting for cell in cells))
-    shared = [option for option in SETTING if option in named]
+    shared = [option for option in (*PARTS, *SETTING) if option in named]
     plain = []
     for setting in settings:
         for size in sorted({1, *sizes}):

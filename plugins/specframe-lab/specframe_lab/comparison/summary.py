@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
+from specframe.cli.run_report import HALF
 from specframe_lab.comparison.digits import texts
-from specframe_lab.comparison.figures import ENOUGH_FOR_P99, Table, device_bytes
+from specframe_lab.comparison.figures import (
+    CONFIDENCE,
+    ENOUGH_FOR_P99,
+    SPENT,
+    Table,
+    device_bytes,
+    interval,
+    per_pass,
+    percentiles,
+    ratios,
+    told_apart,
+)
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.schemes import BETWEEN, is_plain
+from specframe_lab.comparison.shared_parts import parts_told
 
 COLUMNS = (
     "scheme",
     "batch",
-    "speed-up (range)",
+    "scheduler",
+    "KV backend",
+    "speed-up (95%)",
     "tokens/s",
     "tokens / round",
     "realign",
@@ -24,10 +41,31 @@ COLUMNS = (
     "equal",
     "KV MB",
 )
-"""The columns of the summary; all but the first hold numbers. Where the device's memory is known the last one has that, too."""
+"""The columns of the summary. Where the device's memory is known the last one has that, too."""
 FEW_FOR_P99 = f"P99 is told from {ENOUGH_FOR_P99} sequences on"
 FAILED = "failed"
 """Text shown in place of the figures of a case that could not be run."""
+
+
+ABOUT_MORE = ("break_even", "side_by_side")
+"""Tables whose rows are of several batch sizes or schemes."""
+
+
+def categories(tables: dict[str, Table]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return tokens per round with a column for each category and turn, and a row for each cell; no row without categories."""
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for scheme, size, category, turn, _, mean in tables["acceptance_by_category"].rows:
+        name = f"{category}, turn {turn}" if turn not in ("", 1) else category
+        found.setdefault((scheme, size), {})[name] = mean
+    names = list(dict.fromkeys(name for row in found.values() for name in row))
+    rows = [(scheme, str(size), *(means.get(name) for name in names)) for (scheme, size), means in found.items()]
+    return ["scheme", "batch", *names], texts(rows)
+
+
+def filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return a table without the columns that no row has a value in."""
+    places = [place for place in range(len(columns)) if place < 2 or any(row[place] != "-" for row in rows)]
+    return [columns[place] for place in places], [tuple(row[place] for place in places) for row in rows]
 
 
 def columns(comparison: Comparison) -> tuple[str, ...]:
@@ -44,14 +82,14 @@ def clock_unit(comparison: Comparison) -> str:
 
 def summary(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str, ...]]:
     """Return one row of texts per timed case, by batch size; of a case that failed, its name and that it failed."""
-    found = {name: {row[:2]: row[2:] for row in table.told} for name, table in tables.items() if name != "break_even"}
+    found = {name: {row[:2]: row[2:] for row in table.told} for name, table in tables.items() if name not in ABOUT_MORE}
     rows: list[tuple[Any, ...]] = []
     for size in comparison.batch_sizes:
         for case in comparison.timed:
             if case.batch_size == size:
-                named = case.scheme, str(size)
+                named = case.scheme, str(size), str(case.cell.get("schedule", "-")), str(case.cell.get("kv", "-"))
                 if comparison.fault(case):
-                    rows.append((*named, FAILED, *[None] * (len(COLUMNS) - 3)))
+                    rows.append((*named, FAILED, *[None] * (len(COLUMNS) - len(named) - 1)))
                 else:
                     rows.append((*named, *cells({name: of.get((case.scheme, size)) for name, of in found.items()})))
     return texts(rows)
@@ -107,7 +145,7 @@ def cells(found: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def ranged(row: Any) -> str:
-    """Return a median with the range it lies in."""
+    """Return a median with its interval."""
     if not row:
         return "-"
     median, low, high, repeats = row
@@ -140,11 +178,16 @@ def findings(comparison: Comparison, tables: dict[str, Table]) -> list[str]:
     return [
         headline(tables) if tables["throughput"].rows else "Nothing could be measured.",
         *failures(comparison),
+        *reason(comparison, tables),
+        *parts_told(comparison.cases),
+        *beside(tables["side_by_side"]),
         *most(tables["throughput"]),
         *even(tables["break_even"]),
         *prices(tables["bitwise_price"]),
-        *unequal(tables["equality"]),
-        *tails(tables["latency"]),
+        *unequal(comparison, tables["equality"]),
+        *tails(comparison, tables["latency"]),
+        *noise(comparison),
+        *(table.nothing for table in tables.values() if table.empty),
     ]
 
 
@@ -155,39 +198,132 @@ def failures(comparison: Comparison) -> list[str]:
     return count + [f"{case} could not be run: {fault.rstrip('.')}." for case, fault in faults.items()]
 
 
-def headline(tables: dict[str, Table]) -> str:
-    """Return which scheme was the fastest of those whose output is plain decoding's own, or promises to be."""
+def fastest(tables: dict[str, Table]) -> tuple[tuple[Any, ...] | None, bool]:
+    """Return the row of the fastest scheme of those whose output is plain decoding's own, or promises to be, and whether it surely
+    is faster than plain decoding.
+
+    Of those that surely are it is the one with the highest lower bound: the highest median of several noisy ones would often be
+    chance.
+    """
     equal = {row[:2]: row for row in tables["equality"].rows}
     rows = [row for row in tables["speed_up"].rows if row[:2] in equal]
     rows = [row for row in rows if equal[row[:2]][6]] or rows
     rows = [row for row in rows if equal[row[:2]][2] == equal[row[:2]][3]] or rows
-    if not rows:
+    if sure := [row for row in rows if told_apart(*row[3:]) and row[3] > 1]:
+        return max(sure, key=itemgetter(3)), True
+    return max(rows, key=itemgetter(2), default=None), False
+
+
+def headline(tables: dict[str, Table]) -> str:
+    """Return which scheme was the fastest, by how much, and how surely."""
+    best, sure = fastest(tables)
+    if best is None:
         return "Nothing was measured beside plain decoding that can be compared with it token for token."
-    scheme, size, median, low, high, repeats = max(rows, key=lambda row: row[2])
-    _, _, sequences, exact, *_ = equal[scheme, size]
-    spread = f" ({low:.2f} to {high:.2f} over {repeats} repeats)" if repeats > 1 else ""
-    start, verb = ("", "decodes") if median >= 1 else ("Nothing beats plain decoding here: at best, ", "is")
+    scheme, size, median, low, high, repeats = best
+    sequences, exact = next(row[2:4] for row in tables["equality"].rows if row[:2] == best[:2])
+    if sure or (repeats == 1 and median >= 1):
+        start, verb = "", "decodes"
+    elif repeats > 1 and high >= 1:
+        start, verb = "No scheme is told apart from plain decoding as faster: at best, ", "is"
+    else:
+        start, verb = "Nothing beats plain decoding here: at best, ", "is"
     return (
-        f"{start}{scheme} {verb} {median:.2f} times as fast as plain decoding at batch size {size}{spread}, with the "
-        f"same tokens in {exact} of {sequences} sequences."
+        f"{start}{scheme} {verb} {median:.2f} times as fast as plain decoding at batch size {size}{bounds(low, high, repeats)}, "
+        f"with the same tokens in {exact} of {sequences} sequences."
     )
 
 
+def bounds(low: float, high: float, repeats: int) -> str:
+    """Return how sure a ratio is."""
+    if repeats == 1:
+        return " (one run, which tells nothing of how sure that is)"
+    return f" ({CONFIDENCE} confidence: {low:.2f} to {high:.2f}, {repeats} repeats)"
+
+
+def reason(comparison: Comparison, tables: dict[str, Table]) -> list[str]:
+    """Return why the fastest scheme is as fast as it is: tokens and seconds of a pass of the target, whose ratio is its speed."""
+    best, _ = fastest(tables)
+    if best is None:
+        return []
+    case = next(case for case in comparison.timed if (case.scheme, case.batch_size) == best[:2])
+    plain = comparison.plain(case, case.batch_size)
+    gained, took, spent = per_pass(comparison, case)
+    less, shorter, _ = per_pass(comparison, plain) if plain else (0.0, 0.0, {})
+    if not (gained and less and took and shorter):
+        return []
+    shares = sorted(((seconds / took, stage) for stage, seconds in spent.items()), reverse=True)
+    parts = ", ".join(f"{share:.0%} {SPENT[stage]}" for share, stage in shares if share >= LEAST_SHARE)
+    return [
+        f"A pass of the target gives {gained:.1f} tokens with {case.scheme} at batch size {case.batch_size}, {less:.1f} with plain "
+        f"decoding, and takes {took / shorter:.2f} times as long with all that goes with it: {parts}."
+    ]
+
+
+LEAST_SHARE = 0.05
+"""Share of the time from which a stage is named."""
+NAMED = 6
+"""Schemes that are named one by one."""
+
+
+def beside(table: Table) -> list[str]:
+    """Return, for each batch size, which scheme is the fastest, how many times as fast as each other, and why."""
+    found = []
+    for size, faster in dict.fromkeys(row[:2] for row in table.rows):
+        rows = [row for row in table.rows if row[:2] == (size, faster)]
+        apart = sorted((row for row in rows if told_apart(*row[4:7]) and row[4] > 1), key=itemgetter(3))
+        alike = [row[2] for row in rows if row not in apart]
+        words = [
+            f"{times:.2f} ({low:.2f} to {high:.2f}) times as fast as {slower}"
+            for _, _, slower, times, low, high, *_ in apart
+        ]
+        same = f"; {together(alike, len(rows) + 1)} cannot be told apart from it" if alike else ""
+        said = f"{faster} is {', '.join(words[:NAMED])}{same}"
+        if not words:
+            said = f"{together([faster, *alike], len(rows) + 1)} cannot be told apart"
+        why = [f"{row[7][:1].upper()}{row[7][1:]}." for row in apart[:NAMED] if row[7]]
+        found.append(" ".join([f"At batch size {size} {said}.", *why]))
+    return found
+
+
 def most(table: Table) -> list[str]:
-    """Return where the most tokens per second came from, and what plain decoding gave there."""
+    """Return where the most tokens per second came from, what plain decoding gave there, and what may give as many."""
     if not table.rows:
         return []
-    scheme, size, median, *_ = max(table.rows, key=lambda row: row[2])
-    beside = [row[2] for row in table.rows if row[1] == size and is_plain(row[0])]
-    words = "" if is_plain(scheme) or not beside else f", where plain decoding gave {amount(max(beside))}"
-    return [f"Most tokens per second: {amount(median)} with {scheme} at batch size {size}{words}."]
+    best = max(table.rows, key=itemgetter(2))
+    scheme, size, median, low, *_ = best
+    plain = [row[2] for row in table.rows if row[1] == size and is_plain(row[0])]
+    words = "" if is_plain(scheme) or not plain else f", where plain decoding gave {amount(max(plain))}"
+    near = [f"{row[0]} at {row[1]}" for row in table.rows if row is not best and row[4] >= low and row[5] > 1]
+    may = f"; the intervals of {together(near, len(table.rows))} reach as far" if near else ""
+    return [f"Most tokens per second: {amount(median)} with {scheme} at batch size {size}{words}{may}."]
+
+
+NOISY = 1.25
+"""Factor between the fastest and the slowest run of one cell from which the machine counts as noisy."""
+
+
+def noise(comparison: Comparison) -> list[str]:
+    """Return which cell's runs differ most, where they differ by much."""
+    found = []
+    for case in comparison.timed:
+        rates = [line["figures"]["tokens_per_second"] for line in comparison.runs(case).values()]
+        if len(rates) > 1 and max(rates) >= NOISY * min(rates):
+            found.append((max(rates) / (min(rates) or 1), case, rates))
+    if not found:
+        return []
+    _, case, rates = max(found, key=itemgetter(0))
+    more = f", and {len(found) - 1} more of {len(comparison.timed)} cells did so" if len(found) > 1 else ""
+    return [
+        f"The machine was noisy: {case} gave between {amount(min(rates))} and {amount(max(rates))} tokens per second in "
+        f"{len(rates)} repeats{more}. A machine with nothing else to do, or more --repeats, makes intervals narrower."
+    ]
 
 
 def prices(table: Table) -> list[str]:
     """Return what bitwise equality costs each scheme."""
     found = [
-        f"{scheme.removesuffix(f'{BETWEEN}bitwise')} {median:.2f} at batch size {size}"
-        for scheme, size, median, *_ in table.rows
+        f"{scheme.removesuffix(f'{BETWEEN}bitwise')} {ranged(row)} at batch size {size}"
+        for scheme, size, *row in table.rows
     ]
     return [f"Bitwise equality takes so many times the time: {', '.join(found)}."] if found else []
 
@@ -195,10 +331,10 @@ def prices(table: Table) -> list[str]:
 def even(table: Table) -> list[str]:
     """Return where each scheme stops paying."""
     sharing: dict[str, list[str]] = {}
-    for scheme, _, words in table.rows:
+    for scheme, _, _, words in table.rows:
         sharing.setdefault(words, []).append(scheme)
-    found = "; ".join(f"{together(schemes, len(table.rows))} {words}" for words, schemes in sharing.items())
-    return [f"Break-even batch size: {found}."] if found else []
+    found = "; ".join(f"{together(schemes, len(table.rows))}: {words}" for words, schemes in sharing.items())
+    return [f"Break-even batch size of {found}."] if found else []
 
 
 def together(schemes: list[str], count: int) -> str:
@@ -208,28 +344,40 @@ def together(schemes: list[str], count: int) -> str:
     return ", ".join(schemes) if len(schemes) < 7 else f"{', '.join(schemes[:5])} and {len(schemes) - 5} others"
 
 
-def unequal(table: Table) -> list[str]:
+def unequal(comparison: Comparison, table: Table) -> list[str]:
     """Return which schemes gave other tokens than plain decoding, each where it did so most."""
     worst: dict[str, tuple[int, int, int, bool]] = {}
     for scheme, size, sequences, exact, _, _, promised, _ in table.rows:
         if exact < sequences and (scheme not in worst or exact < worst[scheme][0]):
             worst[scheme] = exact, sequences, size, promised
-    words = {True: "it promises equality: see specframe verify", False: "it does not promise equality"}
+    rounded = [case.scheme for case in comparison.timed if case.cell["dtype"] in HALF]
+    ties = {True: ", in half precision ties of two logits may be why", False: ""}
     return [
         f"{scheme} gives other tokens than plain decoding at batch size 1: {exact} of {sequences} sequences are equal "
-        f"at batch size {size}; {words[promised]}."
+        f"at batch size {size}; "
+        + (
+            f"it is declared lossless{ties[scheme in rounded]}: see specframe verify."
+            if promised
+            else "it does not promise equality."
+        )
         for scheme, (exact, sequences, size, promised) in worst.items()
     ]
 
 
-def tails(table: Table) -> list[str]:
+def tails(comparison: Comparison, table: Table) -> list[str]:
     """Return the schemes with the shortest and the longest tail at the largest batch size; of few sequences the medians."""
     largest = max((row[1] for row in table.rows), default=0)
     count = min((row[6] for row in table.rows if row[1] == largest), default=0)
     column, name, why = (4, "P99", "") if count >= ENOUGH_FOR_P99 else (2, "Median", f"; {FEW_FOR_P99}")
-    rows = sorted((row for row in table.rows if row[1] == largest), key=lambda row: row[column])
+    rows = sorted((row for row in table.rows if row[1] == largest), key=itemgetter(column))
     if len(rows) < 2:
         return []
     (best,), (worst,) = texts([(rows[0][column],), (rows[-1][column],)])
     ends = f"{best} {table.unit} with {rows[0][0]}, {worst} {table.unit} with {rows[-1][0]}"
-    return [f"{name} latency of {count} sequences at batch size {largest}: {ends}{why}."]
+    cases = [
+        next(case for case in comparison.timed if (case.scheme, case.batch_size) == row[:2])
+        for row in (rows[0], rows[-1])
+    ]
+    times = ratios(comparison, *cases, lambda line: percentiles(line["latencies"])[column - 2])
+    apart = "" if told_apart(*interval(times)[1:], len(times)) else ", which are not told apart"
+    return [f"{name} latency of {count} sequences at batch size {largest}: {ends}{apart}{why}."]

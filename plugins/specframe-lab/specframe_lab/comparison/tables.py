@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from specframe_lab.comparison import figures as f
-from specframe_lab.comparison.figures import SPREAD, Table
+from specframe_lab.comparison.figures import SPREAD, Rows, Table
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.summary import clock_unit
 from specframe_lab.serving.metrics import RATES, rates
 from specframe_lab.serving.objectives import objectives
+
+
+def named(rows: Rows) -> str:
+    """Return the schemes of a figure in words."""
+    *others, last = dict.fromkeys(row[0] for row in rows) or [""]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def tables(comparison: Comparison) -> dict[str, Table]:
@@ -47,9 +53,17 @@ def speed(comparison: Comparison) -> list[Table]:
             "break_even",
             "Break-even batch size",
             "rows",
-            "Where the median speed-up last falls below 1, between two measured sizes straight over the logarithm.",
-            ("scheme", "batch_size", "in_words"),
+            "The largest batch size at which the interval of the speed-up lies above 1, and the next at which it lies below.",
+            ("scheme", "faster_up_to", "slower_from", "in_words"),
             f.break_even(ups),
+        ),
+        Table(
+            "side_by_side",
+            "Side by side",
+            "times as fast",
+            "Tokens per second of the fastest lossless scheme over those of each other at the same batch size in the same repeat.",
+            f.SIDE_BY_SIDE,
+            f.side_by_side(comparison),
         ),
     ]
 
@@ -71,7 +85,8 @@ def time(comparison: Comparison) -> list[Table]:
             "share of the time",
             "Share of the time spent moving what is cached, stage align.",
             SPREAD,
-            f.by_cell(comparison, f.figure("realign_share"), speculating=True),
+            f.shares(comparison, "realign_share", speculating=True),
+            "No scheme spent time on moving rows.",
         ),
         Table(
             "latency",
@@ -138,12 +153,21 @@ def drafts(comparison: Comparison) -> list[Table]:
             f.by_cell(comparison, f.figure("mean_acceptance_length"), speculating=True),
         ),
         Table(
+            "acceptance_by_category",
+            "Tokens per round by category",
+            "tokens",
+            "Mean acceptance length of the prompts of each category, and of each turn of chats. Micro: every round weighs alike. "
+            "Macro: every category does.",
+            f.BY_CATEGORY,
+            f.by_category(comparison),
+        ),
+        Table(
             "draft_acceptance_rate",
             "Accepted tokens per verified node",
             "share of nodes",
             "Accepted draft tokens over the draft tokens that the target has scored: those of chains, and all nodes of trees.",
             SPREAD,
-            f.by_cell(comparison, f.figure("draft_acceptance_rate"), speculating=True),
+            f.shares(comparison, "draft_acceptance_rate", speculating=True),
         ),
         Table(
             "calibration",
@@ -186,6 +210,7 @@ def drafts(comparison: Comparison) -> list[Table]:
 
 def rest(comparison: Comparison) -> list[Table]:
     """Return equality with plain decoding, the shape of batches, and memory."""
+    grouping = [row for row in f.shares(comparison, "grouping_rate", speculating=True) if row[1] > 1]
     return [
         Table(
             "equality",
@@ -211,7 +236,8 @@ def rest(comparison: Comparison) -> list[Table]:
             "share of rounds",
             "Of decoding rounds with more than one row, the share whose rows all had one length.",
             SPREAD,
-            [row for row in f.by_cell(comparison, f.figure("grouping_rate"), speculating=True) if row[1] > 1],
+            grouping,
+            f"{named(grouping)} formed no batch of several rows of one length.",
         ),
         Table(
             "padding_share",
@@ -219,7 +245,8 @@ def rest(comparison: Comparison) -> list[Table]:
             "share of places",
             "Of the rectangle rows × longest row, the share that holds no token, over decoding rounds.",
             SPREAD,
-            f.by_cell(comparison, f.figure("padding_share"), speculating=True),
+            f.shares(comparison, "padding_share", speculating=True),
+            "No batch had padding: no place of a batch is without a token.",
         ),
         Table(
             "filler_share",
@@ -227,7 +254,8 @@ def rest(comparison: Comparison) -> list[Table]:
             "share of tokens",
             "Of the tokens that target and draft model computed, the share that meant nothing.",
             SPREAD,
-            f.by_cell(comparison, f.figure("filler_share")),
+            f.shares(comparison, "filler_share"),
+            "Neither model computed filler: every token that they computed meant something.",
         ),
         Table(
             "peak_kv_bytes",

@@ -12,7 +12,8 @@ from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.schemes import is_plain
-from specframe_lab.comparison.summary import COLUMNS, FAILED, columns, findings, summary
+from specframe_lab.comparison.shared_parts import parts_told
+from specframe_lab.comparison.summary import COLUMNS, FAILED, categories, columns, filled, findings, summary
 from specframe_lab.report.images import adapting, png, standing_alone, svg
 from specframe_lab.report.markup import described, listing, part, row, scrolling
 from specframe_lab.report.plots import draw
@@ -49,6 +50,9 @@ def html(comparison: Comparison, tables: dict[str, Table], inline: dict[str, str
         headline=escape(first),
         findings=listing(others, "findings"),
         summary=summary_table(comparison, tables),
+        categories=categories_section(tables),
+        parts="".join(f'<p class="meaning">{escape(one)}</p>' for one in parts_told(comparison.cases)),
+        nothing=listing([table.nothing for table in tables.values() if table.empty], "nothing"),
         figures="\n".join(card(tables[name], picture) for name, picture in inline.items()),
         command=escape(comparison.about["command"]),
         about=about(comparison),
@@ -67,18 +71,27 @@ def summary_table(comparison: Comparison, tables: dict[str, Table]) -> str:
     """Return the table of all cells."""
     rows, previous = [], None
     differing = {row[:2] for row in tables["equality"].rows if row[3] != row[2]}
-    for cells in summary(comparison, tables):
+    names, table = filled(columns(comparison), summary(comparison, tables))
+    for cells in table:
         kinds = ["plain"] if is_plain(cells[0]) else []
         kinds += ["first"] if cells[1] != previous and previous is not None else []
         previous = cells[1]
         marked = [f'<span class="differs">{FAILED}</span>' if cell == FAILED else escape(cell) for cell in cells]
         if (cells[0], int(cells[1])) in differing:
-            place = COLUMNS.index("equal")
+            place = names.index("equal")
             marked[place] = f'<span class="differs">{marked[place]}</span>'
         rows.append(row(marked, " ".join(kinds)))
-    return (
-        scrolling("Every cell", columns(comparison), rows) + f'<p class="hint">Scroll the table sideways: {HINT}.</p>'
-    )
+    return scrolling("Every cell", names, rows) + f'<p class="hint">Scroll the table sideways: {HINT}.</p>'
+
+
+def categories_section(tables: dict[str, Table]) -> str:
+    """Return the table of tokens per round by category; "" where prompts have none."""
+    columns, rows = categories(tables)
+    if not rows:
+        return ""
+    table = tables["acceptance_by_category"]
+    shown = scrolling(table.title, columns, [row(map(escape, cells)) for cells in rows])
+    return f'<h3>{escape(table.title)}</h3><p class="meaning">{escape(table.meaning)}</p>{shown}'
 
 
 def card(table: Table, picture: str) -> str:
@@ -111,7 +124,22 @@ def about_pairs(comparison: Comparison) -> list[tuple[str, str]]:
     for option in ("target", "drafter", "dtype", "seed"):
         values = dict.fromkeys(str(c.cell[option]) for c in comparison.cases if c.cell.get(option) is not None)
         pairs[option] = ", ".join(value for value in values if value != "none")
+    pairs["scheduler and KV backend"] = " ".join(parts_told(comparison.cases)) or "as the table says"
+    pairs |= {f"parameters of the {role}": counts for role, counts in parameters(comparison).items()}
     return [(key.replace("_", " "), "no" if value in (None, False) else str(value)) for key, value in pairs.items()]
+
+
+def parameters(comparison: Comparison) -> dict[str, str]:
+    """Return the parameters of the targets and of the draft models, in millions."""
+    found: dict[str, dict[str, int]] = {}
+    for case in comparison.cases:
+        for line in comparison.runs(case).values():
+            for role, count in line.get("parameters", {}).items():  # none in results of older versions
+                found.setdefault(role, {})[Path(str(case.cell[role])).name] = count
+    return {
+        role: ", ".join(f"{name} {count / 1e6:,.1f} million" for name, count in counts.items())
+        for role, counts in found.items()
+    }
 
 
 def refused(comparison: Comparison) -> str:

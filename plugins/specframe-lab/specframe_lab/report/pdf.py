@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from specframe.files import MARK, write_page
 from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Comparison
-from specframe_lab.comparison.summary import columns, findings, summary
+from specframe_lab.comparison.summary import categories, columns, filled, findings, summary
 from specframe_lab.report.canvas import STYLE
 from specframe_lab.report.page import about_pairs, numbers, title
 from specframe_lab.report.plots import draw
@@ -48,7 +48,10 @@ def drawn(comparison: Comparison, tables: dict[str, Table]) -> Iterator[Figure]:
     """Yield the pages."""
     first, *others = findings(comparison, tables)
     said = [line for sentence in others for line in folded(f"- {sentence}")]
-    yield from written(first, ["", *said, "", *aligned(columns(comparison), summary(comparison, tables))])
+    yield from written(
+        first,
+        ["", *said, "", *aligned(*filled(columns(comparison), summary(comparison, tables))), *by_category(tables)],
+    )
     measured = [
         f"{name}: {value}" for name, value in (("command", comparison.about["command"]), *about_pairs(comparison))
     ]
@@ -57,6 +60,12 @@ def drawn(comparison: Comparison, tables: dict[str, Table]) -> Iterator[Figure]:
         table = tables[name]
         yield captioned(figure, table)
         yield from written(f"{table.title}: numbers", aligned(table.columns, numbers(table)))
+
+
+def by_category(tables: dict[str, Table]) -> list[str]:
+    """Return the table of tokens per round by category as lines; none where prompts have none."""
+    names, rows = categories(tables)
+    return ["", tables["acceptance_by_category"].title, "", *aligned(names, rows)] if rows else []
 
 
 def captioned(figure: Figure, table: Table) -> Figure:

@@ -38,6 +38,8 @@ Curve = tuple[tuple[float, float], ...]
 BATCH_SIZE = "batch size (rows), logarithmic"
 SERVED = ("ttft", "tpot", "itl", "e2el")
 """The figures of requests that are drawn."""
+ENDS = 2
+"""Batch sizes between which no line is drawn: what lies between two was not measured. More of them are joined to be followed."""
 SAME = 0.005
 """Shares that lie closer than this share a line."""
 
@@ -48,7 +50,7 @@ def draw(tables: dict[str, Table], schemes: Sequence[str]) -> dict[str, Figure]:
     figures = {}
     with matplotlib.rc_context(STYLE):
         for name, painter in PAINTERS.items():
-            if tables[name].rows:
+            if tables[name].rows and not tables[name].empty:
                 figures[name] = painter(tables[name], look)
     return figures
 
@@ -79,10 +81,11 @@ def spans(axes: Axes, table: Table, look: Looks, sizes: list[int], value: int, e
     schemes = list(dict.fromkeys(row[0] for row in table.rows))
     for place, (scheme, width) in enumerate(zip(schemes, widths(len(schemes)), strict=True)):
         rows = sorted((row for row in table.rows if row[0] == scheme), key=lambda row: row[1])
-        offset = 1.0 + 0.012 * (place - (len(schemes) - 1) / 2)
+        offset = 1.0 + (0.012 if len(sizes) > ENDS else 0.05) * (place - (len(schemes) - 1) / 2)
         x, y = np.array([row[1] for row in rows]) * offset, np.array([row[value] for row in rows])
         error = [y - [row[ends[0]] for row in rows], [row[ends[1]] for row in rows] - y] if ends else None
-        axes.errorbar(x, y, error, label=scheme, capsize=2, elinewidth=1, linewidth=width, **look[scheme])
+        shown = look[scheme] if len(sizes) > ENDS else {**look[scheme], "linestyle": "none"}
+        axes.errorbar(x, y, error, label=scheme, capsize=2, elinewidth=1, linewidth=width, **shown)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
@@ -375,7 +378,8 @@ def against_memory(table: Table, look: Looks) -> Figure:
         rows = sorted((row for row in table.rows if row[0] == scheme), key=lambda row: row[1])
         x, y = ([row[place] for row in rows] for place in (2, 3))
         error = np.abs(np.array([[row[4] for row in rows], [row[5] for row in rows]]) - y)
-        axes.errorbar(x, y, error, label=scheme, capsize=2, elinewidth=1, linewidth=1.2, **look[scheme])
+        shown = look[scheme] if len(rows) > ENDS else {**look[scheme], "linestyle": "none"}
+        axes.errorbar(x, y, error, label=scheme, capsize=2, elinewidth=1, linewidth=1.2, **shown)
         for row in rows:
             axes.annotate(str(row[1]), row[2:4], textcoords="offset points", xytext=(4, 4), fontsize=7)
     axes.set_xlim(from_zero(max(row[2] for row in table.rows)))

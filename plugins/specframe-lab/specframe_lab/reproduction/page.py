@@ -65,9 +65,18 @@ def drawn(found: Reproduction) -> list[Table]:
     speed = found.parts["speed"]
     tables = [
         Table("anatomy", "", "share of the time", "", (), f.stage_shares(speed)),
-        Table("overhead", "", "share of the time", "", SPREAD, f.by_cell(speed, overhead, speculating=True)),
+        Table(
+            "overhead",
+            "",
+            "share of the time",
+            "",
+            SPREAD,
+            f.by_cell(speed, overhead, speculating=True, bounds=f.spread),
+        ),
         Table("grouping", "", "share of rounds", "", SPREAD, grouping_rates(found)),
-        Table("throughput", "", "tokens/s", "", SPREAD, f.by_cell(speed, f.figure("tokens_per_second"))),
+        Table(
+            "throughput", "", "tokens/s", "", SPREAD, f.by_cell(speed, f.figure("tokens_per_second"), bounds=f.spread)
+        ),
         Table("latency", "", "s", "", (), latencies(found)),
         Table("tail", "", "passes", "", (), f.latency(found.parts["bursty"])),
     ]
