@@ -1,4 +1,4 @@
-"""A KV backend that keeps states, and one with pages, whose authors know the contracts alone."""
+"""A KV backend that keeps states, whose author knows the contracts alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads that draft in one pass, MTP layers and EAGLE-1: every draft is what the formulas say, and the output is the target's own.
+"""Heads that draft in one pass, MTP layers and EAGLE-1: every draft is what the formulas say.
 
 The references are independent of what they judge: one row, no cache, a loop for every query, or transformers' own modules.
 """
@@ -437,6 +437,3 @@ def test_every_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
 def test_every_draft_is_the_formulas_under_every_alignment(name: str, align: str, tmp_path: Path) -> None:
     """The same, for every kind of head under every alignment."""
     judged(name, align, tmp_path)
-
-
-# ---- exactness

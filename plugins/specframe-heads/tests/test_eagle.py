@@ -1,8 +1,7 @@
-"""EAGLE heads: whatever they draft, the output is the target's own, and a row's drafts do not depend on its neighbours.
+"""EAGLE heads: what is theirs alone among the families of heads, of which test_every_family.py is the table.
 
 Heads have random weights, so their own drafts hardly ever stand. :class:`Helped` replaces some draft tokens by right ones: rows
 then accept unequal numbers of tokens, and what the head is fed after that shows in the drafts that follow.
-``SPECFRAME_FULL_MATRIX=1`` runs every combination.
 """
 
 from __future__ import annotations

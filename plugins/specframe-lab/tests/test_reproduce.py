@@ -247,3 +247,24 @@ def test_p99_is_told_of_a_hundred_sequences(count: int, told: str) -> None:
     assert reproduction.waits([("ragged", 2, 1.5, 2.5, 3.25, 1, count)]) == [
         ("ragged", "2", "1.50", "2.50", told, str(count), "1", "-")
     ]
+
+
+def test_the_page_as_html(whole: Path) -> None:
+    """It has every table and every figure of the Markdown in itself, named for who does not see it, and fetches nothing."""
+    markdown = (whole / reproduction.PAGE).read_text(encoding="utf-8")
+    html = (whole / reproduction.HTML).read_text(encoding="utf-8")
+    assert html.count("<table>") == markdown.count("| --- |\n") > 5
+    assert html.count('<div class="scroll" role="region" tabindex="0" aria-label="') == html.count("<table>")
+    assert len(re.findall(r'<svg role="img" aria-label="\w+: [^"]+"', html)) == len(re.findall(r"!\[", markdown)) == 6
+    assert not re.search(r"https?:|<img|<script|@import|url\((?!#)", html)
+    assert "made by specframe" in markdown
+    assert "made by specframe" not in html.partition("<body>")[2]
+    assert not re.search(r"<td>(eqspec|exspec|ragged|plain decoding)</td>", html)  # they head their rows
+    assert html.count("<thead>") == html.count("<tbody>") == html.count("<table>")
+    assert not re.search(r"<th[^>]*>\s*</th>|<th>", html)  # none is empty, none without a scope
+    for cell in re.findall(r"\| ([^|]*)(?= \|)", markdown):
+        assert (
+            cell.strip("- ") in html.replace("&#x27;", "'").replace("&quot;", '"').replace("&amp;", "&") or "`" in cell
+        )
+    for name in ("anatomy", "overhead", "grouping", "throughput", "latency", "tail"):
+        assert (whole / f"{name}.png").read_bytes().startswith(b"\x89PNG")
