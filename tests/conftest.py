@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set it in the processes that run tests: the one that hands tests out to them needs no torch, which takes seconds to import."""
+    """Set it in the processes that run tests; the one that hands tests out has no need of torch."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
     import torch
