@@ -224,15 +224,33 @@ def test_a_model_no_longer_used_is_let_go_of():
     assert [reference() is None for reference in gone] == [True, True, False]
 
 
+def test_a_closed_drop_in_keeps_nothing():
+    """After ``close`` neither models nor caches of the latest call are held, and the next call has its tokens."""
+    assisted, model, slab = None, copy.deepcopy(MODEL), Opened()
+    assisted = specframe.assisted(DRAFT, 3, kv=slab, keep_cache=True)
+    asked = {**padded(PROMPTS[:2]), "max_new_tokens": 4, "do_sample": False}
+    model.generate(**asked, custom_generate=assisted)
+    held = [weakref.ref(model), weakref.ref(slab.latest)]
+    del model
+    slab.latest = None
+    assisted.close()
+    gc.collect()
+    assert [reference() for reference in held] == [None, None]
+    assisted.close()
+    expected = MODEL.generate(**asked)
+    assert torch.equal(MODEL.generate(**asked, custom_generate=assisted), expected)
+
+
 class Opened(Slab):
     """Counts the stores that it opens."""
 
-    count = 0
+    count, latest = 0, None
 
     def open(self, shapes, rows, capacity, device):
         """Open a store."""
         self.count += 1
-        return super().open(shapes, rows, capacity, device)
+        self.latest = super().open(shapes, rows, capacity, device)
+        return self.latest
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -31,6 +30,16 @@ TURN = threading.RLock()
 """Lock held while a call decodes, since the attention backend and train/eval mode are set on the model itself."""
 
 
+class Assisted(Protocol):
+    """The function that :func:`assisted` returns."""
+
+    def __call__(self, *given: Any, **asked: Any) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """Decode a call of ``generate``, which calls this."""
+
+    def close(self) -> None:
+        """Release the models and caches of the latest call, which are kept for the next one; it may be used further."""
+
+
 def assisted(
     draft: Any,
     draft_length: Any = DEFAULTS.draft_length,
@@ -40,13 +49,14 @@ def assisted(
     kv: Any = DEFAULTS.kv,
     streamer: BaseStreamer | list[BaseStreamer] | None = None,
     keep_cache: bool = False,
-) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
+) -> Assisted:
     """Return a function for ``model.generate(**batch, custom_generate=...)``: assisted generation for batches of any size.
 
     Greedy output equals the output of ``generate`` without an assistant, token for token. Sampled output has the same distribution;
     its random numbers follow ``torch.manual_seed``. Rows that have ended are padded on the right, as in ``generate``, with scores
     and logits of 0. A call that cannot be decoded with drafts is decoded by transformers' own loop, and a
-    :class:`specframe.errors.SpecframeWarning` gives the reason. Calls from several threads run one after the other.
+    :class:`specframe.errors.SpecframeWarning` gives the reason. Calls from several threads run one after the other. The models of
+    the latest call are kept for the next one until the function's ``close`` is called.
 
     Args:
         draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options.
@@ -88,7 +98,12 @@ def assisted(
             with pipelines.lend(model, *(looked_up(call) or (draft, draft_length))) as pipe:
                 return decode_drafted(call, pipe, sink)
 
-    return generate
+    def close() -> None:
+        with TURN:
+            pipelines.close()
+
+    generate.close = close  # type: ignore[attr-defined]
+    return cast(Assisted, generate)
 
 
 def looked_up(call: Call) -> tuple[str, int] | None:

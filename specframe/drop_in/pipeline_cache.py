@@ -65,6 +65,12 @@ class Kept:
             pipe.close()  # between calls of ``generate`` a model has no cache
         self._state, self._pipe = state, pipe
 
+    def close(self) -> None:
+        """Forget the pipeline that is kept, and release its caches."""
+        pipe, self._pipe, self._state = self._pipe, None, None
+        if pipe:
+            pipe.close()
+
 
 def state_of(given: Any) -> Any:
     """Return the state of a model that a pipeline depends on, to notice a change: device, dtype, attention and configuration.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 from specframe.contracts.engine import Executor, LoadingExecutor
 from specframe.contracts.model import Model
 from specframe.engine.constraints import Constraints
-from specframe.errors import OptionError
+from specframe.errors import OptionError, SpecframeWarning
 from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.open_stores import Stores
 from specframe.forward.positions import context_length
@@ -46,7 +47,7 @@ class Parts:
     """The draft language model, for drafters that use one."""
     draft_tokenizer: PreTrainedTokenizerBase | None = None
     draft_context: int | None = None
-    """The longest sequence of a draft model that drafts token for token, in tokens; None: it has no bound."""
+    """The longest sequence of the draft model, in its tokens; None: it has no bound."""
 
     stores: Stores = attrs.field(factory=Stores, init=False)
     """The caches' stores between two runs; an engine that is open has taken them out."""
@@ -139,8 +140,8 @@ def _fit_drafter(parts: Parts, drafter: str) -> None:
     """Have the drafter translate if the draft model has another vocabulary."""
     assert parts.draft is not None
     of_transformers(parts.target, "a target with a draft model")
+    parts.draft_context = context_length(parts.draft.config.get_text_config())
     if vocabulary.share_vocabulary(parts.target, parts.draft, parts.tokenizer, parts.draft_tokenizer):
-        parts.draft_context = context_length(parts.draft.config.get_text_config())
         return
     if parse_specification(drafter)[1]:
         raise OptionError(
@@ -149,3 +150,8 @@ def _fit_drafter(parts: Parts, drafter: str) -> None:
         )
     translating = strategy(registry(), "drafter", registry().default("draft model of another vocabulary"))
     parts.composition = attrs.evolve(parts.composition, drafter=translating)
+    warnings.warn(
+        "the draft model has another tokenizer than the target: it drafts by way of text, greedily",
+        SpecframeWarning,
+        stacklevel=6,  # who makes the pipeline
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from specframe import Pipeline
+from specframe.errors import SpecframeWarning
+from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 
 TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "
@@ -235,8 +239,29 @@ def test_samples_of_one_prompt() -> None:
 
 
 def test_models_of_one_vocabulary_are_not_translated() -> None:
-    """Where the tokens are the same, tokens are what is exchanged."""
-    assert type(Pipeline("tiny", "tiny-draft", device="cpu").composition.drafter).__name__ == "ModelDrafter"
+    """Where the tokens are the same, tokens are what is exchanged, and nothing is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SpecframeWarning)
+        pipe = Pipeline("tiny", "tiny-draft", device="cpu")
+    assert type(pipe.composition.drafter).__name__ == "ModelDrafter"
+
+
+def test_a_draft_by_way_of_text_is_told(tmp_path: Path) -> None:
+    """One line where the pipeline is made says so, and one where sequences pass the draft model's own context, as without text."""
+    first, second = byte_level(5), byte_level(5, "<|pad|>")
+    target, draft = zoo.build("qwen3", vocab_size=len(first)), zoo.build("qwen3", vocab_size=len(second))
+    draft.config.max_position_embeddings = 16
+    draft.save_pretrained(tmp_path)
+    second.save_pretrained(tmp_path)
+    with pytest.warns(SpecframeWarning, match="another tokenizer than the target: it drafts by way of text") as told:
+        pipe = Pipeline(target, str(tmp_path), tokenizer=first, device="cpu")
+    assert [Path(warning.filename).name for warning in told] == [Path(__file__).name]
+    with pytest.warns(
+        SpecframeWarning, match="the draft model's context of 16 tokens is shorter than sequences of up to"
+    ):
+        (result,) = pipe.generate("the cat", 30)
+    ids = reference_decode(target, pipe.encode("the cat"), 30, {first.eos_token_id})
+    assert result.token_ids == ids[: len(result.token_ids)]
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
