@@ -107,6 +107,8 @@ def test_code_that_looks_like_json_stays_text(text: str) -> None:
             codecs.BOM_UTF16_LE + "ab".encode("utf-16-le"),
             "is not text: expected UTF-8, got byte 0xff at place 0",
         ),
+        ("p.jsonl", '{"q": 1}\n{"q": 2}\n', "holds no prompts: p.jsonl line 1: expected one of prompt, text, "),
+        ("p.csv", "prompt,turns\n,x\n,y\n", "holds no prompts: p.csv row 1: turns: expected "),
     ],
 )
 def test_files_without_prompts(name: str, content: str | bytes, reason: str) -> None:
@@ -470,6 +472,21 @@ def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRec
     assert readable((), "p.jsonl") == ["a", "b"]
     (warning,) = (one for one in recwarn if issubclass(one.category, SpecframeWarning))
     assert str(warning.message) == "p.jsonl line 2: parameters of single prompts have no effect here: top_k"
+
+
+@pytest.mark.parametrize("second", [7, "7"])
+def test_an_id_that_is_given_twice_is_told_of(second: int | str, recwarn: pytest.WarningsRecorder) -> None:
+    """A warning names the first line whose id an earlier line has; a number is no text of the same digits."""
+    from specframe.cli.sampling import Parameters
+
+    entries = [{"prompt": "a", "id": 7}, {"prompt": "b"}, {"prompt": "c", "id": second}, {"prompt": "d", "id": 7}]
+    found = written("\n".join(map(json.dumps, entries)), "p.jsonl")
+    assert Parameters({}).survey(found) == (4, 4)
+    (warning,) = (one for one in recwarn if issubclass(one.category, SpecframeWarning))
+    assert str(warning.message) == (
+        f"p.jsonl line {3 if second == 7 else 4}: an earlier prompt has the id 7 as well: results are told apart by "
+        "their index alone"
+    )
 
 
 def test_every_ending_is_documented() -> None:

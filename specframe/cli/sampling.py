@@ -12,7 +12,7 @@ import click
 
 from specframe.cli.option_types import Number, Text
 from specframe.cli.options import refuse_idle, whole, with_options
-from specframe.errors import SpecframeError, SpecframeWarning
+from specframe.errors import SpecframeError, SpecframeWarning, literal
 from specframe.text.prompts import Prompt
 from specframe.value_checks import MOST_SAMPLES
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 NEAR = 0.8
 """Similarity from which a key counts as a misspelt parameter: 1: equal, 0: no letter in common. At 0.8 one or two letters of
 a usual name may be wrong."""
+
+MOST_IDS = 1_000_000
+"""Most ids of prompts that are looked at for one that is given twice: their hashes take 100 MB."""
 
 
 def number(name: str, meaning: str, kind: Number) -> Callable[..., Any]:
@@ -97,16 +100,26 @@ class Parameters:
             return attrs.evolve(prompt, fault=f"{prompt.place}: {error}"), self._common
 
     def survey(self, prompts: Iterable[Prompt]) -> tuple[int, int]:
-        """Read all prompts once; return how many they are and how many continuations, and warn of misspelt parameters."""
+        """Read all prompts once; return how many they are and how many continuations.
+
+        It warns of misspelt parameters, and of an ``id`` that an earlier prompt has: two results are then found by it.
+        """
         count = total = 0
+        ids, repeated = set[int](), list[str]()
         places: dict[str, str] = {}
         for prompt in prompts:
             count += 1
             for name in prompt.parameters:
                 places.setdefault(name, prompt.place)
+            if (own := prompt.parameters.get("id")) is not None and len(ids) < MOST_IDS:
+                if (hashed := hash(repr(own))) in ids and not repeated:
+                    repeated.append(f"{prompt.place}: an earlier prompt has the id {literal(own)} as well")
+                ids.add(hashed)
             checked, how = self.of(prompt)
             total += 1 if checked.fault else how.samples
         name_misspelt(places, self._names)
+        for line in repeated:
+            warnings.warn(f"{line}: results are told apart by their index alone", SpecframeWarning, stacklevel=2)
         return count, total
 
 

@@ -16,7 +16,7 @@ import attrs
 from specframe.errors import OptionError, PromptError
 from specframe.text.prompts import tables
 from specframe.text.prompts.entries import KEYS, from_entry, load
-from specframe.text.prompts.lazy import GZIP, Prompts, Text
+from specframe.text.prompts.lazy import GZIP, Prompts, Text, some
 from specframe.text.prompts.prompt import Prompt, checked_prompt
 from specframe.value_checks import parse_value
 
@@ -76,7 +76,7 @@ def by_line(read_line: Callable[[str, str], Prompt]) -> Reader:
 
     def read_all(text: Text, name: str, limit: int | None) -> Prompts:
         lines = lambda: itertools.islice(text.lines(), limit)  # noqa: E731 - it is the loop below, begun anew
-        return Prompts(lambda: (read_line(line, f"{name} line {number}") for number, line in lines()))
+        return some(name, Prompts(lambda: (read_line(line, f"{name} line {number}") for number, line in lines())))
 
     return read_all
 
@@ -117,14 +117,6 @@ def from_array(text: Text, name: str, limit: int | None) -> Prompts:
     return some(
         name, Prompts(lambda: (from_entry(entry, f"{name} entry {n}") for n, entry in enumerate(wanted, start=1)))
     )
-
-
-def some(name: str, prompts: Prompts) -> Prompts:
-    """Return the prompts; raise :class:`OptionError` with the first fault if all prompts have one: the file has another format."""
-    first = next((prompt.fault for prompt in prompts), None)
-    if first and all(prompt.fault for prompt in prompts):
-        raise OptionError(f"--prompts: {name} holds no prompts: {first}")
-    return prompts
 
 
 def looks_like_objects(text: Text) -> bool:
@@ -190,7 +182,7 @@ def from_csv(text: Text, name: str, limit: int | None) -> Prompts:
         raise OptionError(f"--prompts: {name} has two columns {twice!r}: expected a name for each")
     if not sum(1 for _ in rows):
         raise OptionError(f"--prompts: {name} holds no prompts: expected at least one row below the names")
-    return rows
+    return some(name, rows)
 
 
 def header(text: Text, name: str) -> list[str]:

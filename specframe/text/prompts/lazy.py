@@ -48,6 +48,14 @@ class Prompts:
         return Prompts(lambda: itertools.chain(self, others))
 
 
+def some(name: str, prompts: Prompts) -> Prompts:
+    """Return the prompts; raise :class:`OptionError` with the first fault if all prompts have one: the file has another format."""
+    first = next((prompt.fault for prompt in prompts), None)
+    if first and all(prompt.fault for prompt in prompts):
+        raise OptionError(f"--prompts: {name} holds no prompts: {first}")
+    return prompts
+
+
 class Text:
     """A file of text, or standard input. What can be read only once, such as a pipe, is copied to a temporary file first.
 

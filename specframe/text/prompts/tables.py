@@ -15,7 +15,7 @@ from typing import Any
 
 from specframe.errors import OptionError, sentence
 from specframe.text.prompts.entries import KEYS, from_entry
-from specframe.text.prompts.lazy import Prompts, Spool
+from specframe.text.prompts.lazy import Prompts, Spool, some
 from specframe.text.prompts.prompt import Prompt
 
 PREFIX = "hf:"
@@ -72,7 +72,7 @@ def prompts(shown: str, name: str, split: str | None, column: str | None, limit:
             entry = dict(row) if column is None else with_column(row, column)
             yield from_entry(entry, f"{shown} row {number}")
 
-    return Prompts(read)
+    return some(shown, Prompts(read))
 
 
 @contextlib.contextmanager
