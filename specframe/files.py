@@ -83,9 +83,9 @@ class Output:
                 f"{self.option}: {self.name} was not made by specframe and is left as it is: name another, or delete it"
             )
 
-    def replace(self, content: str | bytes | Iterable[bytes]) -> None:
-        """Replace the file's content: completely, or not at all if an error occurs."""
-        with self.faults():
+    def replace(self, content: str | bytes | Iterable[bytes], more: str = "") -> None:
+        """Replace the file's content: completely, or not at all if an error occurs. The error's sentence ends with ``more``."""
+        with self.faults(more):
             replace(self.path, content)
 
     def append(self, line: str, more: str = "") -> None:

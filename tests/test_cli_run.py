@@ -24,6 +24,7 @@ from click.testing import CliRunner, Result
 from specframe_testing import zoo
 
 import specframe
+from specframe import files
 from specframe.cli import cli, run_report
 from specframe.cli.display import FIGURES, Display
 from specframe.observe.counts import RunReport
@@ -367,6 +368,37 @@ def test_a_full_disk_loses_nothing(pair: list[str]) -> None:
     assert run(*options, "out.jsonl", "--resume").exit_code == 0
     assert Path("out.jsonl").read_bytes() == whole
     assert {path.name for path in Path().iterdir()} == {"whole.jsonl", "out.jsonl"}
+
+
+def test_figures_that_cannot_be_written_lose_no_results(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk is full for the file of --report, the sentence says that all results are there."""
+    place, replace = Path("report.json").resolve(), files.replace
+
+    def full(path: Path, content: Any) -> None:
+        if path == place:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(path, content)
+
+    monkeypatch.setattr(files, "replace", full)
+    result = run(*pair, *MANY[:2], "--quiet", "--output", "out.jsonl", "--report", "report.json")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "Error: --report: report.json cannot be written: No space left on device; "
+        f"{Path('out.jsonl').resolve()} holds all 2 results, nothing is to be decoded again\n",
+    )
+    assert len(records()) == 2
+
+
+def test_ids_that_are_given_twice_resume_right(pair: list[str]) -> None:
+    """A run over prompts of one id says so, and is completed by --resume as any other."""
+    Path("p.jsonl").write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n{"prompt": "c", "id": 1}\n')
+    options = [*pair, "--prompts", "p.jsonl", "--batch-size", "1", "--draft-length", "3", "--output", "out.jsonl"]
+    told = run(*options)
+    assert told.stderr.count("p.jsonl line 2: an earlier prompt has the id 1 as well") == 1
+    whole = Path("out.jsonl").read_text()
+    Path("out.jsonl").write_text("".join(whole.splitlines(keepends=True)[::2]))
+    assert run(*options, "--resume").exit_code == 0
+    assert Path("out.jsonl").read_text() == whole
 
 
 @pytest.mark.parametrize("more", [[], ["--resume"]], ids=["anew", "resumed"])

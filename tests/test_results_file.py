@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specframe import files
 from specframe.cli.results import ResultFile
+from specframe.errors import OptionError
 from specframe.text.prompts import Prompt
 
 PROMPTS = [Prompt(text) for text in ("a", "b", "c")]
@@ -39,6 +43,29 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_that_come_after_those_taken_over_are_sorted_in() -> None:
     """A file that had the last result already is in the order of prompts when the first ones are added."""
     assert [one["index"] for one in completed([kept(0), kept(2)], [kept(1)])] == [0, 1, 2]
+
+
+def test_a_full_disk_after_the_last_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where lines cannot be sorted the sentence says that all are there and how to sort them; that loses nothing."""
+    with ResultFile("out.jsonl", PROMPTS, {}) as file:
+        file.begin(len(PROMPTS))
+        for index in (1, 0, 2):
+            file.write(kept(index))
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "replace", lambda *_: full())
+            with pytest.raises(
+                OptionError, match=r"No space left on device; \S+ holds all 3 results, not in .*--resume"
+            ):
+                file.finish()
+    before = Path("out.jsonl").read_text().splitlines()
+    with ResultFile("out.jsonl", PROMPTS, {}, resume=True) as file:
+        file.begin(len(PROMPTS))
+    assert Path("out.jsonl").read_text().splitlines() == [before[1], before[0], before[2]]
+
+
+def full() -> None:
+    """Raise what a full disk raises."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_of_two_lines_of_one_prompt_the_later_counts() -> None:

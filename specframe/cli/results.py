@@ -219,7 +219,8 @@ class ResultFile(Results):
             with self.output.faults():
                 for number, place, line in whole_lines(self.output.path):
                     lines.add(key(parse_record(line, f"{self.output.name} line {number}")), place)
-            self.output.replace(lines.read(self.output.path))
+            held = f"; {self.held()}, not in order: --resume sorts them"
+            self.output.replace(lines.read(self.output.path), more=held)
 
 
 def place_of(kept: Record) -> tuple[int, int]:

@@ -149,7 +149,7 @@ def run(
             done = ranks.shared(lambda: results.done)
             work = Work(asked, parameters, max_new_tokens, total, done, chat)
             outcome = decode_all(work, results, options, manner, screen)
-        write_report(report, as_json(outcome, settings) if report else "")
+        write_report(report, as_json(outcome, settings) if report else "", results.held())
         screen.check()
         if outcome.failed:
             with screen.showing():
@@ -184,14 +184,14 @@ def destination(output: str | None, resume: bool, asked: Iterable[Prompt], setti
     return ResultStream(settings) if output == "-" else ResultFile(output, asked, settings, resume)
 
 
-def write_report(report: str | None, text: str) -> None:
-    """Write a run's figures to standard output or a file."""
+def write_report(report: str | None, text: str, held: str = "") -> None:
+    """Write a run's figures to standard output or a file. An error says what the file of results holds: ``held``."""
     if report == "-":
         click.echo(text, nl=False)
     elif report:
         place = Output(report, "--report")
         place.refuse_foreign()
-        place.replace(text)
+        place.replace(text, more=f"; {held}, nothing is to be decoded again" if held else "")
 
 
 def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> Prompts:
