@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import re
 import subprocess
@@ -318,3 +319,27 @@ def test_bars_of_loading_stay_out_of_a_standard_error_that_is_no_terminal(monkey
     assert CliRunner().invoke(cli, ["look"]).exit_code == 0
     assert seen == [(False, "1")]
     assert (logging.is_progress_bar_enabled(), os.environ.get(VARIABLE)) == (True, None)
+
+
+@pytest.mark.parametrize("given", [None, "info"])
+def test_log_lines_of_libraries_do_not_mix_with_those_of_a_command(given, monkeypatch):
+    """A command, and a process that it begins, logs errors of libraries alone, or what the user asks for; then all is as before."""
+    import transformers  # noqa: F401 - its logger has a level of its own
+
+    name, seen, before = "TRANSFORMERS_VERBOSITY", [], logging.getLogger("transformers").level
+
+    @click.command()
+    def look() -> None:
+        seen.append((logging.getLogger("transformers").isEnabledFor(logging.WARNING), os.environ.get(name)))
+
+    monkeypatch.setattr(CommandLine, "get_command", lambda *_: look)
+    monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv(name, given)
+    logging.getLogger("transformers").setLevel(logging.WARNING)
+    try:
+        assert CliRunner().invoke(cli, ["look"]).exit_code == 0
+        assert seen == [(bool(given), given or "error")]
+        assert (logging.getLogger("transformers").level, os.environ.get(name)) == (logging.WARNING, given)
+    finally:
+        logging.getLogger("transformers").setLevel(before)
