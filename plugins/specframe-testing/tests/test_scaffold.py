@@ -57,6 +57,8 @@ def test_every_role_has_a_template() -> None:
     assert {template.role for template in TEMPLATES.values()} == set(ROLES)
     for template in TEMPLATES.values():
         assert getattr(conformance, template.suite).role == template.role
+    listed = " ".join(invoke("plugins", "new", "--help").stdout.split())
+    assert f"Role of the strategy: {', '.join([*TEMPLATES][:-1])} or {[*TEMPLATES][-1]}." in listed
 
 
 @pytest.mark.parametrize("role", TEMPLATES)
@@ -74,7 +76,7 @@ def test_a_package_is_written(role: str, tmp_path: Path, monkeypatch: pytest.Mon
         f"my-own/tests/test_{role}.py",
     }
     assert f"def {TEMPLATES[role].hook}(" in written["my-own/src/my_own/__init__.py"]
-    assert "pip install -e my-own" in result.stdout
+    assert "pip install -e 'my-own[test]'" in result.stdout  # zsh takes unquoted brackets for a pattern
     assert f"specframe run {TEMPLATES[role].option} my-own\n" in result.stdout
     for path, text in written.items():
         assert "$" not in text, path
