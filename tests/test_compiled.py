@@ -15,6 +15,7 @@ from specframe_testing import harness, zoo
 from specframe.errors import SpecframeWarning
 from specframe.forward import compiled, runner
 from specframe.forward.runner import ModelRunner
+from specframe.observe.watch import Watcher
 
 COMPILED = pytest.mark.filterwarnings("error:.*layers are not compiled")
 """A test of layers that have to be compiled: eager ones have the same tokens."""
@@ -96,7 +97,8 @@ def test_layers_that_compute_their_masks_run_eagerly(graphs: list[Any]) -> None:
         layer.forward = computes_its_mask(layer.forward)
     pipe = harness.pipeline(target, None, batch_size=3, layers="compiled")
     with pytest.warns(
-        SpecframeWarning, match="layers are not compiled: expected layers that hand their mask on as it is"
+        SpecframeWarning,
+        match="layers are not compiled, and run eagerly: expected layers that hand their mask on as it is",
     ):
         harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
 
@@ -139,16 +141,38 @@ def test_layers_that_cannot_be_compiled_run_eagerly(graphs: list[Any]) -> None:
     model = zoo.build("qwen3")
     model.set_attn_implementation("eager")
     pipe = harness.pipeline(model, None, layers="compiled")
-    with pytest.warns(RuntimeWarning, match="the target's layers are not compiled: .* eager"):
+    with pytest.warns(RuntimeWarning, match="the target's layers are not compiled, and run eagerly: .* eager"):
         harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
     assert not graphs
+
+
+def test_compiling_is_no_time_of_decoding(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of target and draft model are compiled, or found not to compile, before the first stage of the first round."""
+    seen: list[str] = []
+
+    def fails(graph: Any, inputs: Any) -> Any:
+        seen.append("compiler")
+        raise RuntimeError("no compiler\nmore of it")
+
+    class Stages(Watcher):
+        def enter(self, stage: str) -> None:
+            seen.append(stage)
+
+    monkeypatch.setattr(compiled, "BACKEND", fails)
+    target = zoo.build("opt")
+    pipe = harness.pipeline(target, zoo.good_draft(target), layers="compiled", observers=[Stages()])
+    with pytest.warns(SpecframeWarning, match="layers are not compiled, and run eagerly: .*no compiler") as told:
+        harness.check(pipe, harness.requests(PROMPTS[:2], 4))
+    assert [line for line in map(str, (one.message for one in told)) if "\n" in line] == []
+    assert seen.count("compiler") >= 2
+    assert "compiler" not in seen[next(at for at, what in enumerate(seen) if what != "compiler") :]
 
 
 def test_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that gets it wrong is found out before anything is decoded."""
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: lambda *given: [1.1 * x for x in graph(*given)])
     torch._dynamo.reset()
-    with pytest.warns(RuntimeWarning, match="not compiled: .* off by"):
+    with pytest.warns(RuntimeWarning, match="not compiled, and run eagerly: .* off by"):
         assert ModelRunner(zoo.build("opt"), "target").compiled_layers is None
 
 

@@ -183,8 +183,14 @@ class ModelRunner(TransformersModel):
         return choice
 
     def require(self, how: How, hidden: Iterable[int] = ()) -> None:
-        """Raise :class:`ModelError` unless the model can attend so, and these are numbers of its hidden states."""
+        """Raise :class:`ModelError` unless the model can attend so, and these are numbers of its hidden states.
+
+        Layers that are asked for as compiled are compiled here, before the first round: what that takes is no time of decoding.
+        """
         self._choice(how)
+        if how.layers == "compiled":
+            with torch.inference_mode():
+                self.layers(how.layers)
         if wanted := [*hidden]:
             self.taps.check(wanted)
 
@@ -239,7 +245,9 @@ class ModelRunner(TransformersModel):
         try:
             self._tests.require_agreement(layers)
         except Exception as error:  # whatever a compiler raises
-            reason = str(error).partition("\n")[0]
-            warnings.warn(f"the {self.role}'s layers are not compiled: {reason}", SpecframeWarning, stacklevel=2)
+            reason = str(getattr(error, "inner_exception", error)).partition("\n")[0]
+            warnings.warn(
+                f"the {self.role}'s layers are not compiled, and run eagerly: {reason}", SpecframeWarning, stacklevel=2
+            )
             return None
         return layers
