@@ -453,7 +453,7 @@ def test_misspelt_parameters() -> None:
     from specframe.cli.sampling import Parameters
 
     parameters = Parameters({})
-    lines = [{"prompt": "a", "temprature": 0.5, "id": 3, "answer": "b", "top_p": 0.5, "max_tokens": 3, "topk": 1}]
+    lines = [{"prompt": "a", "temprature": 0.5, "answer": "b", "top_p": 0.5, "max_tokens": 3, "topk": 1}]
     asked = written("\n".join(json.dumps(line) for line in lines * 3), "p.jsonl")
     with pytest.warns(SpecframeWarning) as caught:
         assert parameters.survey(asked) == (3, 3)

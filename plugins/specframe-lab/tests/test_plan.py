@@ -51,9 +51,12 @@ def test_the_knee_keeps_most_of_the_greatest_speed() -> None:
 def test_a_budget_below_the_least_is_refused() -> None:
     """The numbers are told."""
     with pytest.raises(
-        ModelError, match=r"^--memory: expected at least 100 bytes, which 1 row with no drafter takes, got 99 bytes$"
+        ModelError, match=r"^--memory: expected at least 100 bytes, needed by 1 row with no drafter, got 99 bytes$"
     ):
-        assert Plan(ALL, 99).chosen
+        Plan(ALL, 99).require_fitting()
+    with pytest.raises(ModelError, match=r"needed by 8 rows with 2 drafted tokens, got 99 bytes$"):
+        Plan([MANY], 99).require_fitting()
+    assert Plan(ALL, 99).chosen is None
 
 
 def test_measured_speeds_are_the_medians_of_runs(tmp_path: Path) -> None:
@@ -129,6 +132,9 @@ def test_the_table_tells_what_fits(pair: list[str]) -> None:
     assert "chosen: --batch-size 2 --drafter none" in table.stdout  # a draft model as large as its target
     assert "target's weights: " in table.stdout
     refused = run(pair, "--memory", "1KB")
-    assert (refused.exit_code, refused.stdout) != (0, "")
+    assert refused.exit_code != 0
+    assert (refused.stdout.count("  no\n"), "chosen" in refused.stdout) == (table.stdout.count("yes"), False)
+    assert "least: --batch-size" in refused.stdout
+    assert json.loads(run(pair, "--memory", "1KB", "--json").stdout)["chosen"] is None
     assert "expected at least" in refused.stderr
     assert "got 1,000 bytes (1.00 KB)" in refused.stderr

@@ -89,11 +89,11 @@ def plan(
     found = Plan([*candidates(ladder, load, batch_size, draft_length, speed, nodes)], memory)
     if not found.candidates:
         raise OptionError("--measured: expected runs of these batch sizes and draft lengths, got none")
-    chosen = found.chosen
     if as_json:
-        click.echo(json.dumps(record(found, chosen, load)))
+        click.echo(json.dumps(record(found, load)))
     else:
-        show(found, chosen, None if measured is not None else device_profile, acceptance)
+        show(found, None if measured is not None else device_profile, acceptance)
+    found.require_fitting()
 
 
 def speed_of(
@@ -145,14 +145,14 @@ def longest_prompt(target: str | None, drafter: str, file: str) -> int:
     return max(len(one) if isinstance(one, list) else len(encode_prompt(one, tokenizer)) for one in readable((), file))
 
 
-def record(found: Plan, chosen: Candidate, load: Any) -> dict[str, Any]:
+def record(found: Plan, load: Any) -> dict[str, Any]:
     """Return a plan as JSON has it."""
-    drafting = found.least_drafting
+    drafting, chosen = found.least_drafting, found.chosen
     return {
         "memory": found.budget,
         "prompt_tokens": load.prompt,
         "new_tokens": load.longest - load.prompt,
-        "chosen": told(chosen),
+        "chosen": chosen and told(chosen),
         "best": told(found.best),
         "knee": told(found.knee),
         "least": told(found.least),
@@ -173,11 +173,11 @@ def told(one: Candidate) -> dict[str, Any]:
     }
 
 
-def show(found: Plan, chosen: Candidate, modelled_for: str | None, acceptance: str | None) -> None:
-    """Print a plan: its candidates as a table, those worth choosing, and the parts of the chosen one.
+def show(found: Plan, modelled_for: str | None, acceptance: str | None) -> None:
+    """Print a plan: its candidates as a table, those worth choosing, and the parts of the chosen one if one fits.
 
     Args:
-        found, chosen: the plan, and what it chose.
+        found: the plan.
         modelled_for: the device profile, or None where tokens per second were measured.
         acceptance: the chance that a draft token is accepted, as it was given.
     """
@@ -209,10 +209,13 @@ def show(found: Plan, chosen: Candidate, modelled_for: str | None, acceptance: s
     show_table(
         ["batch size", "draft length", "bytes", "KV cache", "tokens/s", "of the best", "fits"], rows, numbers=True
     )
+    chosen = found.chosen
     lines = {"chosen": chosen, "knee": found.knee, "least": found.least, "least with a drafter": found.least_drafting}
     for name, one in lines.items():
         if one is not None:
             click.echo(f"{name}: {described(one)}")
+    if chosen is None:
+        return
     click.echo("parts of the chosen one:")
     for part, count in sorted(chosen.parts.items(), key=lambda both: -both[1]):
         click.echo(f"  {part}: {in_gigabytes(count)}")

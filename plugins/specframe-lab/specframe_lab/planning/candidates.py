@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from specframe.cli.run_report import counted
 from specframe.engine.footprint import Workload
 from specframe.engine.memory_plan import Ladder, Step
 from specframe.errors import ModelError, OptionError, sentence
@@ -62,21 +63,20 @@ class Plan:
         return fastest(self.candidates)
 
     @property
-    def chosen(self) -> Candidate:
-        """The fastest that fits.
+    def chosen(self) -> Candidate | None:
+        """The fastest that fits, or None if none does."""
+        return fastest(self.fitting) if self.fitting else None
 
-        Raises:
-            ModelError: none does.
-        """
-        if not (fitting := self.fitting):
-            least = self.least
-            drafts = f"{least.draft_length} drafted tokens" if least.draft_length else "no drafter"
-            assert self.budget is not None
-            raise ModelError(
-                f"--memory: expected at least {bytes_told(least.total)}, which {least.batch_size} row with {drafts} takes, "
-                f"got {bytes_told(self.budget)}"
-            )
-        return fastest(fitting)
+    def require_fitting(self) -> None:
+        """Raise :class:`ModelError` with the least memory that runs unless a candidate fits."""
+        if self.budget is None or self.fitting:
+            return
+        least = self.least
+        drafts = counted(least.draft_length, "drafted token") if least.draft_length else "no drafter"
+        raise ModelError(
+            f"--memory: expected at least {bytes_told(least.total)}, needed by {counted(least.batch_size, 'row')} with {drafts}, "
+            f"got {bytes_told(self.budget)}"
+        )
 
     @property
     def least(self) -> Candidate:
