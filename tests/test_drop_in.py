@@ -113,6 +113,22 @@ def test_processors_see_what_they_see_in_generate(processors):
         assert plain.shape != unprocessed.shape or not torch.equal(plain, unprocessed), "the processor does nothing"
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_equal_rows_are_read_once(sampled):
+    """Rows with one prompt, padded alike or by other rows, have it read once; their tokens are what each has by itself."""
+    model, fed = copy.deepcopy(MODEL), []
+    model.get_input_embeddings().register_forward_hook(lambda module, given, found: fed.append(given[0].numel()))
+    inputs = padded([*4 * PROMPTS[1:2], *3 * PROMPTS[3:4]])
+    asked = {"max_new_tokens": 6, "do_sample": sampled, "custom_generate": specframe.assisted("prompt-lookup", 3)}
+    torch.manual_seed(3)
+    found = model.generate(**inputs, **asked)
+    assert max(fed) == 2 * len(PROMPTS[3]), "two rows, of the longer prompt's width"
+    if sampled:
+        assert len({tuple(row) for row in found.tolist()}) == 7
+    else:
+        assert torch.equal(found, model.generate(**inputs, max_new_tokens=6, do_sample=False))
+
+
 class Sums(StoppingCriteria):
     """A user's criterion, which looks at the whole prefix, padding included."""
 

@@ -30,6 +30,7 @@ STORAGE = [
     ("masking,positions=content", "dynamic"),
     ("padding,mask=content,positions=content,bonus=target", "dynamic"),
 ]
+SHARED = [("ragged", "pool"), ("ragged", "paged,block=2"), ("ragged", "paged,block=2,share=on")]
 SCHEDULES = ["fixed", "continuous", "same-length,window=3,patience=2", "same-length,window=16"]
 
 
@@ -95,6 +96,73 @@ def test_a_prompt_is_read_once_for_those_decoded_together(batch_size, reads, sta
     assert [round.draft for round in feeds.rounds if round.report.prefill] == [[(1, 29)]] * reads
     started = [round for round in feeds.decoding if (round.report.lengths == 30).all()]
     assert [(round.target, round.draft) for round in started] == [([(rows, 1)], []) for rows in starts]
+
+
+def equal(sampling=WARM, prompts=PROMPTS, count=5):
+    """Return requests for several prompts, each of them several times, with lengths and stops of their own."""
+    rows = [prompt for prompt in prompts for _ in range(count)]
+    made = pipeline().requests.make(rows, NEW, sampling=attrs.evolve(sampling, samples=1))[0]
+    stops = frozenset(range(0, 61, 7))
+    return [
+        attrs.evolve(
+            one, max_new_tokens=NEW - one.index % 3, stop_token_ids=stops if one.index % 4 == 2 else frozenset()
+        )
+        for one in made
+    ]
+
+
+EQUAL = alone(equal(), "block")
+
+
+@pytest.mark.parametrize(("storage", "schedule"), [*zip([*STORAGE, *SHARED], 3 * SCHEDULES, strict=False)])
+def test_equal_prompts_are_read_once(storage, schedule):
+    """Rows of one call that have the same prompt have it read once, and each has the tokens that it has alone."""
+    feeds = harness.Feeds()
+    options = {"align": storage[0], "kv": storage[1], "schedule": schedule, "accept": "block"}
+    assert ids(pipeline(batch_size=15, observers=[feeds], **options), equal()) == EQUAL
+    assert sum(rows for round in feeds.reading for rows, _ in round.target) == len(PROMPTS)
+    assert ids(pipeline(check=True, **options), equal()) == EQUAL, "with three rows"
+
+
+def test_rows_that_become_free_start_from_one_that_has_started_so():
+    """Where the row that has read a prompt has ended, others start from one that started from it."""
+    feeds = harness.Feeds()
+    for requests in (asked(attrs.evolve(WARM, samples=9), PROMPTS[:1]), equal(prompts=PROMPTS[:1], count=9)):
+        requests = [
+            attrs.evolve(one, max_new_tokens=3 + 2 * place, stop_token_ids=frozenset())
+            for place, one in enumerate(requests)
+        ]
+        pipe = pipeline(accept="block", schedule="continuous", observers=[feeds], check=True)
+        assert ids(pipe, requests) == alone(requests, "block")
+        assert sum(round.report.prefill for round in feeds.rounds) == 1
+        feeds.rounds.clear()
+
+
+def test_an_error_of_who_reads_for_others_is_its_own():
+    """Where no token can be chosen for the row that reads, the others start from what it has read, and are as they are alone."""
+
+    def nothing(ids_BL, scores_BV):
+        return torch.full_like(scores_BV, float("-inf"))
+
+    feeds = harness.Feeds()
+    pipe = pipeline(accept="block", batch_size=4, observers=[feeds])
+    samplings = [Sampling(processors=[nothing]), *3 * [attrs.evolve(WARM, samples=1)]]
+    found = list(pipe.generate(4 * PROMPTS[2:], NEW, sampling=samplings))
+    assert [one.finish_reason == "error" for one in found] == [True, False, False, False]
+    requests = pipe.requests.make(4 * PROMPTS[2:], NEW, sampling=samplings)[0][1:]
+    assert [one.token_ids for one in found[1:]] == alone(requests, "block")
+    assert sum(round.report.prefill for round in feeds.rounds) == 1
+
+
+@pytest.mark.parametrize("what", ["arrival", "speculate", "memory"])
+def test_prompts_of_which_each_is_read(what):
+    """What arrives at another time, drafts otherwise, or was planned in a bound of memory, reads its prompt by itself."""
+    feeds, requests = harness.Feeds(), equal(prompts=PROMPTS[:1], count=2)
+    if what != "memory":
+        requests[1] = attrs.evolve(requests[1], **{what: {"arrival": 1e-9, "speculate": False}[what]})
+    pipe = pipeline(observers=[feeds], accept="block", memory="1GB" if what == "memory" else None)
+    assert ids(pipe, requests) == alone(requests, "block")
+    assert sum(rows for round in feeds.reading for rows, _ in round.target) == 2
 
 
 class Pauses:
@@ -171,7 +239,8 @@ def test_a_parent_may_end_at_once(align, schedule, how):
 def test_any_workload(seed):
     """Prompts, samples, lengths, stops, rows and windows at random: every request gets what it gets alone."""
     choose = random.Random(seed)
-    prompts = harness.random_prompts([choose.randint(1, 9) for _ in range(4)], 61, seed)
+    prompts = harness.random_prompts([choose.randint(1, 9) for _ in range(3)], 61, seed)
+    prompts.append(prompts[0])
     samplings = [attrs.evolve(WARM, samples=choose.randint(1, 7)) for _ in prompts]
     requests = [
         attrs.evolve(

@@ -119,6 +119,7 @@ class Engine:
         runner = self._parts.runner
         pool = Pool([], 0, 0, runner.context, runner.device, clock=self._clock)
         pool.guide = self._parts.constraints.guide
+        pool.samples_alone = self._bound is not None  # a plan of memory knows of no other forks
         return pool
 
     @property

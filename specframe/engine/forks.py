@@ -1,4 +1,4 @@
-"""Forks: samples of a prompt that begin from a copy of the row of the sequence that has read it, their parent."""
+"""Forks: sequences that begin from a copy of the row of another of the same prompt that has read it, their parent."""
 
 from __future__ import annotations
 
@@ -8,19 +8,31 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence, State
 
 
-def parent_for(request: Request, live: Several[Sequence], late: bool) -> Sequence | None:
+def parent_for(request: Request, live: Several[Sequence], samples: bool, late: bool) -> Sequence | None:
     """Return the live sequence that a request begins from, one of the same prompt that reads or has read it; None: there is none.
 
     Args:
-        request: it begins from another if it is not the first sample of its prompt.
+        request: it begins from another sample of its prompt, or from a request with an equal prompt.
         live: the sequences that have rows.
+        samples: whether from another sample alone.
         late: whether a parent may have begun to decode, or have read tokens of its own; layers that keep a state have none of its
             start by then.
     """
-    if not request.sample:
-        return None
-    alike = (other for other in live if other.request.index == request.index and other.parent is None)
+    equal = same_samples if samples else same_prompt
+    able = (other for other in live if other.parent is None or other.state is State.DECODING)
+    alike = (other for other in able if equal(other.request, request))
     return next((other for other in alike if late or not (other.ready or other.token_ids)), None)
+
+
+def same_samples(one: Request, other: Request) -> bool:
+    """Return whether two requests are samples of one prompt."""
+    return one.index == other.index
+
+
+def same_prompt(one: Request, other: Request) -> bool:
+    """Return whether two requests that arrived together have equal prompts, which whoever drafts reads for both or for neither."""
+    together = one.arrival == other.arrival and one.speculate == other.speculate
+    return same_samples(one, other) or (together and one.prompt_ids == other.prompt_ids)
 
 
 def parent_to_copy(sequence: Sequence) -> Sequence | None:

@@ -61,6 +61,8 @@ class Pool:
         self.guide: Callable[[Request], Guide | None] = lambda request: None
         """Returns the guide of a request that is given a row; None: it has no constraint."""
         self.context, self.capacity, self._device = context, capacity, device
+        self.samples_alone = True
+        """Whether samples of one prompt begin from each other, and requests with equal prompts do not."""
         self.late_forks = True
         """Whether a fork may begin from a parent that decodes already: layers that keep a state have none of its start by then."""
         self.draining = False
@@ -266,9 +268,8 @@ class Pool:
 
     def _taken_up(self, request: Request) -> Sequence:
         moment = 0.0 if request.max_time is None else self._clock.now  # several processes would have to agree on it
-        return Sequence(
-            request, self.limit(request), parent=parent_for(request, self.live, self.late_forks), taken_up=moment
-        )
+        parent = parent_for(request, self.live, self.samples_alone, self.late_forks)
+        return Sequence(request, self.limit(request), parent=parent, taken_up=moment)
 
     def length(self, sequence: Sequence) -> int:
         """Return the number of tokens of a live sequence."""

@@ -182,11 +182,11 @@ class Ledger(Listener):
                         self._fail(fault[0], row, account, fault[1])
 
     def _sharing(self, names_SN: np.ndarray, account: Account) -> dict[int, int]:
-        """Return the sequences whose keys a row may read, and how many of their first tokens: a parent, and those that begin alike.
+        """Return the sequences whose keys a row may read, and how many of their first tokens: parents, and those that begin alike.
 
         Stores whose rows share memory keep one copy of what is the same in several rows, also of what one of them has generated.
         """
-        found = {} if account.parent is None else {account.parent: account.prompt_length}
+        found = dict.fromkeys(account.parents, account.prompt_length)
         if self._shares:
             others = self.checks.numbered({*names_SN[:, 0].tolist()} - {account.number, -1})
             found |= {other.number: common(other.tokens, account.tokens) for other in others}
@@ -245,8 +245,7 @@ class ViewLedger(Ledger):
         return [row[: max(length, 0)].tolist() for row, length in zip(batch.tokens, batch.lengths, strict=True)]
 
     def _sharing(self, names_SN: np.ndarray, account: Account) -> dict[int, int]:
-        of_parent = {} if account.parent is None else {account.parent: len(names_SN)}
-        return super()._sharing(names_SN, account) | of_parent
+        return super()._sharing(names_SN, account) | dict.fromkeys(account.parents, len(names_SN))
 
 
 def inherited_names(names_SN: np.ndarray, account: Account, sharing: Mapping[int, int]) -> np.ndarray:

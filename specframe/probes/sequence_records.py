@@ -21,8 +21,8 @@ class Account:
     prompt_length: int
     stops: frozenset[int]
     limit: int
-    parent: int | None
-    """Number of the parent sequence, whose row was copied; None: the sequence is no fork."""
+    parents: tuple[int, ...]
+    """Numbers of the parent, whose row was copied, and of the sequences whose rows that had copied; none: it is no fork."""
 
     @property
     def prompt(self) -> list[int]:
@@ -63,6 +63,7 @@ class Accounts:
         known = self._accounts.get(request.key)
         if known is None or (known.sequence is not sequence and known.sequence.finish_reason is not None):
             prompt = list(request.prompt_ids)
+            parent = self.account(sequence.parent) if sequence.parent else None
             known = self._accounts[request.key] = Account(
                 next(self._numbers),
                 sequence,
@@ -71,7 +72,7 @@ class Accounts:
                 len(prompt),
                 frozenset(request.stop_token_ids),
                 sequence.limit,
-                self.account(sequence.parent).number if sequence.parent else None,
+                (parent.number, *parent.parents) if parent else (),
             )
         if known.sequence.finished:
             known.sequence = sequence

@@ -326,7 +326,7 @@ class DyingProcesses:
     def __init__(self, messages: list[Any], count: int = 1) -> None:
         self.run, self.processes, self._messages, self._count = 1, [Mortal()], messages, count
 
-    def begin(self, parts: Any) -> int:
+    def begin(self, recipe: Any, parts: Any) -> int:
         return 1
 
     @property
