@@ -15,9 +15,6 @@ import attrs
 SLACK = 0.1
 """Share of the whole budget by which a cell may pass its section's end before its process is ended: compilers are slow at times."""
 
-START = 300
-"""Seconds that a process may take to begin, which are not the cell's: it imports from a cold disk at times, beside other work."""
-
 Row = dict[str, Any]
 
 
@@ -45,7 +42,7 @@ def measured(
     cells: Iterable[Cell],
     shares: Mapping[str, float],
     budget: float,
-    ask: Callable[[Cell, float], Row],
+    ask: Callable[[Cell, float, float], Row],
     keep: Callable[[list[Row], Row], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Row]:
@@ -55,7 +52,7 @@ def measured(
         cells: section by section.
         shares: of each section, in the cells' order; what a section leaves is the next one's.
         budget: seconds of all sections.
-        ask: measures a cell within so many seconds, as :meth:`Worker.ask` does.
+        ask: measures a cell, as :meth:`Worker.ask` does.
         keep: gets all rows after each cell, and its own.
         clock: tells the seconds.
     """
@@ -74,7 +71,7 @@ def measured(
                 late.append((cell, row))
         else:
             row.pop("reason", None)
-            row |= ask(cell, min(end + SLACK * budget, last) - started)
+            row |= ask(cell, min(end + SLACK * budget, last) - started, last - started)
             row["seconds"] = round(clock() - started, 2)
         keep(rows, row)
 
@@ -100,16 +97,23 @@ class Worker:
         self._spawn = multiprocessing.get_context("spawn")  # CUDA does not outlive a fork
         self._process: Any = None
 
-    def ask(self, cell: Cell, seconds: float) -> Row:
-        """Return the ``outcome`` ("measured", "skipped" or "failed") of a cell, with ``figures``, or with the ``reason``."""
+    def ask(self, cell: Cell, seconds: float, left: float) -> Row:
+        """Return the ``outcome`` ("measured", "skipped" or "failed") of a cell, with ``figures``, or with the ``reason``.
+
+        Args:
+            cell: what is measured.
+            seconds: until its process is ended. To begin one is not counted: it may import from a cold disk.
+            left: seconds until then in all.
+        """
+        last = time.monotonic() + left
         if cell.fresh:
             self.close()
         row: Row = {"outcome": "failed", "reason": f"it took longer than {seconds:.0f} s, so its process was ended"}
         try:
-            if self._process is None and (fault := self._start()):
+            if self._process is None and (fault := self._start(left)):
                 return fault
             self._mine.send((cell.measure, dict(cell.options)))
-            if self._mine.poll(seconds):
+            if self._mine.poll(max(0, min(seconds, last - time.monotonic()))):
                 row = self._mine.recv()
                 if not row.pop("lost"):
                     return row
@@ -119,14 +123,14 @@ class Worker:
         self.close()
         return row
 
-    def _start(self) -> Row | None:
+    def _start(self, left: float) -> Row | None:
         """Begin a process, and return why it cannot measure; None if it can."""
         self._mine, theirs = self._spawn.Pipe()
         self._process = self._spawn.Process(target=work, args=(theirs, *self._given))
         self._process.start()
         theirs.close()  # so that the end of the process is the end of the pipe
-        if not self._mine.poll(START):
-            fault = {"outcome": "failed", "reason": f"its process was not ready after {START} s"}
+        if not self._mine.poll(left):
+            fault = {"outcome": "failed", "reason": f"its process was not ready after {left:.0f} s"}
         elif (fault := self._mine.recv()) is None:
             return None
         self.close()

@@ -209,7 +209,7 @@ class Clocked:
     def __init__(self) -> None:
         self.now, self.limits = 100.0, dict[str, float]()
 
-    def ask(self, cell: budgeted.Cell, seconds: float) -> budgeted.Row:
+    def ask(self, cell: budgeted.Cell, seconds: float, left: float) -> budgeted.Row:
         self.limits[cell.name] = seconds
         self.now += min(cell.options["takes"], seconds)
         return {"outcome": "measured" if cell.options["takes"] <= seconds else "failed", "figures": []}
@@ -276,7 +276,7 @@ def test_a_cell_that_ends_its_process_is_a_line_and_the_others_go_on(
     worker = budgeted.Worker("some_cells", "Cells", {"word": "set"})
     names = ("fine", "missing", "broken", "fine", "lost", "fine", "crash", "hang", "fine")
     try:
-        rows = [worker.ask(budgeted.Cell("", name, name, {}, 1), 1 if name == "hang" else 60) for name in names]
+        rows = [worker.ask(budgeted.Cell("", name, name, {}, 1), 1 if name == "hang" else 60, 60) for name in names]
     finally:
         worker.close()
     told = [row.get("reason", row["outcome"]) for row in rows]
@@ -297,7 +297,9 @@ def test_a_cell_that_ends_its_process_is_a_line_and_the_others_go_on(
     assert first["word"] == "set"
     assert len({first["process"], second["process"], third["process"]}) == 3
     worker = budgeted.Worker("some_cells", "Cells", {})
-    assert worker.ask(budgeted.Cell("", "fine", "fine", {}, 1), 60)["reason"].startswith("TypeError: Cells.__init__()")
+    assert worker.ask(budgeted.Cell("", "fine", "fine", {}, 1), 60, 60)["reason"].startswith(
+        "TypeError: Cells.__init__()"
+    )
 
 
 @pytest.mark.parametrize("small", [False, True])
