@@ -5,16 +5,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import specframe_testing.device.kind  # noqa: F401 - it registers the device
 import torch
 from specframe_testing import suite_device, zoo
+from specframe_testing.conformance import AcceptanceRuleSuite
 from specframe_testing.device.counters import COPY, COUNTERS, WAIT, count
 from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording
@@ -302,15 +301,18 @@ def test_suites_of_cuda_leave_the_simulated_device_out(monkeypatch: pytest.Monke
         assert suite_device.NAME == "sim"
 
 
+class Greedy(AcceptanceRuleSuite):
+    """The suite of a rule that judges trees as well."""
+
+    def make(self) -> str:
+        return "greedy"
+
+
 def test_suites_run_on_the_device() -> None:
-    """The suites of built-in rules and verifiers make their tensors on the device that they are asked to run on."""
-    tests = Path(__file__).parents[2] / "specframe-std" / "tests" / "test_other_roles.py"
-    tensors = "full_acceptance or tree or sibling or shapes or mind_the_draft or path_of_choices"
-    chosen = f"(TestGreedy or TestTraversal or TestChain) and ({tensors})"
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--specframe-device", "sim", "-k", chosen]
-    done = subprocess.run([sys.executable, "-m", "pytest", *options, str(tests)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 12
+    """The suite of acceptance rules makes its tensors on the device that it is asked to run on."""
+    with suite_device.running_on("sim"):
+        for test in (Greedy.test_tree_path, Greedy.test_siblings, Greedy.test_full_acceptance, Greedy.test_shapes):
+            test(Greedy())
 
 
 def test_a_model_moves() -> None:
