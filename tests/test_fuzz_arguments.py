@@ -134,6 +134,7 @@ SAMPLING: dict[str, Takes] = {
     "repetition_penalty": or_none(number(0, above=True)), "presence_penalty": or_none(number()),
     "min_new_tokens": or_none(whole(0)), "bad_words_ids": or_none(kind(list, tuple)),
     "suppress_tokens": or_none(kind(list, tuple)), "forced_eos": or_none(lambda v: isinstance(v, bool)),
+    "frequency_penalty": or_none(number()), "sequence_bias": or_none(kind(list, tuple)),
     "processors": kind(list, tuple),
     "stop": or_none(lambda v: v != "" if isinstance(v, str) else None if isinstance(v, list | tuple) else False),
     "criteria": kind(list, tuple), "max_new_tokens": or_none(whole(1)), "max_time": or_none(number(0, above=True)),

@@ -96,6 +96,7 @@ RANGES: dict[str, Takes] = {
     "--warm-up": whole(0), "--arrivals": text, "--arrival-seed": whole(0, 2**64 - 1), "--max-concurrency": whole(1),
     "--slo": text, "--clock": word("wall", "passes"), "--bursty": text, "--sample": whole(1), "--match-batch-sizes": whole(1),
     "--arrival-batch-sizes": whole(1), "--batch-sizes": whole(1), "--match-tokens": whole(1),
+    "--frequency-penalty": number(),
     "--parts": word("match", "speed", "uniform", "random", "bursty", "arrivals"),
     "--role": word("drafter", "verifier", "rule", "alignment", "scheduler", "kv", "policy"), "--drafts": text,
     "--resamples": whole(1, 100_000), "--device-profile": text, "--draft-tokens": whole(1), "--draft-layers": whole(1),
@@ -129,6 +130,7 @@ FINE: dict[str, tuple[str, ...]] = {
     "--match-tokens": ("1", "3"), "--parts": ("match", "speed", "match,speed", "arrivals"),
     "--role": ("drafter", "rule", "kv"), "--resamples": ("1", "100000"), "--device-profile": ("h100", "A100"),
     "--draft-tokens": ("1", "1000,2000", str(10**30)), "--draft-layers": ("1", "1,2"), "--context": ("1", str(10**30)),
+    "--frequency-penalty": ("0", "-1.5", "1e300", "-1e300"),
     "--memory": ("22GB", "1.5GiB", "999999999999"),
 }  # fmt: skip
 """Values inside of the range of an option, its ends among them; none that has layers or attention compiled, which takes half a

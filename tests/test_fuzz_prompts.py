@@ -43,6 +43,8 @@ PARAMETERS: dict[str, Callable[[Any], bool]] = {
     "top_p": lambda v: is_number(v, 0, 1) and v > 0, "min_p": lambda v: is_number(v, 0, 1),
     "typical_p": lambda v: is_number(v, 0, 1) and v > 0, "repetition_penalty": lambda v: is_number(v, 0) and v > 0,
     "presence_penalty": lambda v: is_number(v), "min_new_tokens": lambda v: is_whole(v, 0),
+    "frequency_penalty": lambda v: is_number(v),
+    "sequence_bias": lambda v: isinstance(v, list) and all(map(is_bias, v)),
     "bad_words_ids": lambda v: (
         isinstance(v, list) and all(isinstance(w, list) and len(w) > 0 and all(map(is_id, w)) for w in v)
     ),
@@ -65,6 +67,12 @@ def is_number(value: Any, least: float = float("-inf"), most: float = float("inf
 def is_whole(value: Any, least: int) -> bool:
     """Return whether a value is a whole number of at least ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_bias(value: Any) -> bool:
+    """Return whether a value is a pair of token ids and a number."""
+    pair = isinstance(value, list) and len(value) == 2 and isinstance(value[0], list) and len(value[0]) > 0
+    return pair and all(map(is_id, value[0])) and is_number(value[1])
 
 
 def is_id(value: Any) -> bool:

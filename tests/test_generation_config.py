@@ -184,7 +184,10 @@ def test_what_is_not_done_is_told(model: PreTrainedModel, name: str) -> None:
 
 def test_every_setting_has_a_place_in_the_order() -> None:
     """The settings that the order of processors is made of are attributes of a generation config, but for one of our own."""
-    assert [name for name in MAKERS if not hasattr(TARGET.generation_config, name)] == ["presence_penalty"]
+    assert [name for name in MAKERS if not hasattr(TARGET.generation_config, name)] == [
+        "presence_penalty",
+        "frequency_penalty",
+    ]
 
 
 def test_verification_leaves_generation_configs_aside(tmp_path: Path) -> None:

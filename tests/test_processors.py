@@ -301,6 +301,7 @@ def test_a_call_is_shown_no_more_than_fits_into_memory(monkeypatch: pytest.Monke
 
 SAMPLINGS = {
     "penalties": Sampling(repetition_penalty=1.4, presence_penalty=0.4),
+    "counted": Sampling(frequency_penalty=0.6, sequence_bias=[[[3], 2.0], [[3, 5], -4.0]]),
     "words": Sampling(bad_words_ids=[[3], [1, 2]], min_new_tokens=4, forced_eos=True),
     "drawn": Sampling(temperature=0.9, top_p=0.8, repetition_penalty=1.2),
 }

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsP
 from specframe import Pipeline
 from specframe.errors import OptionError, UnknownNameError
 from specframe.plugins.registry import registry
+from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 
 VOCABULARY = 5
@@ -123,11 +124,32 @@ def test_auto_takes_the_rule_that_a_run_needs():
     assert mixed == [greedy[0], ids(named, sampling)[1], greedy[2]]
 
 
+def test_counts_and_biases_against_the_reference():
+    """Greedy tokens under a frequency penalty and biases are the reference's, to which the formulas are applied by hand."""
+
+    def by_hand(ids_1L, scores_1V):
+        counts_V = torch.bincount(ids_1L[0, 2:], minlength=VOCABULARY)
+        scores_1V = scores_1V - 0.3 * counts_V
+        scores_1V[0, 2] += 0.5
+        if ids_1L[0, -1] == 2:
+            scores_1V[0, 3] -= 4.0
+        return scores_1V
+
+    how = Sampling(frequency_penalty=0.3, sequence_bias=[[[2], 0.5], [[2, 3], -4.0]])
+    (found,) = Pipeline(TARGET, DRAFT, draft_length=3).generate([[1, 1]], 20, sampling=how)
+    assert found.token_ids == reference_decode(TARGET, [1, 1], 20, processors=[by_hand])
+    assert found.token_ids != reference_decode(TARGET, [1, 1], 20)
+    with pytest.raises(OptionError, match="sequence_bias: expected ids from 0 to 4, got 5"):
+        Pipeline(TARGET, DRAFT, draft_length=3).generate([[1]], 4, sequence_bias=[[[5], 1.0]])
+
+
 WRONG_TYPES = {
     "temperature": ("warm", [1], True, float("inf"), float("nan")),
     "top_p": ("x", float("nan")),
     "repetition_penalty": (0, -1, float("inf"), "x"),
     "presence_penalty": (float("inf"), "x"),
+    "frequency_penalty": (float("inf"), "x"),
+    "sequence_bias": (5, [[1, 2.0]], [[[], 1.0]], [[[1], "x"]], [[[-1], 1.0]]),
     "bad_words_ids": ([1, 2], 5, "ab", [[1.5]], [[]], [[-1]]),
     "suppress_tokens": (5, [[1]], ["a"], [True], [-1]),
     "forced_eos": (1, "yes"),

@@ -93,6 +93,7 @@ FIELDS = {
         *["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty"],
         *["min_new_tokens", "bad_words_ids", "suppress_tokens", "forced_eos", "processors"],
         *["stop", "criteria", "max_new_tokens", "max_time", "logprobs", "samples"],
+        *["frequency_penalty", "sequence_bias"],
     ],
     SequenceMetrics: ["num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram"],
     Request: ["index", "prompt_ids", "max_new_tokens", "stop_token_ids"],

@@ -46,6 +46,7 @@ SAMPLING = (
     number("--typical-p", "Sample from the most typical tokens that make up this probability.", SHARE),
     number("--repetition-penalty", "Divide the scores of tokens that occurred by this.", Number(0, above=True)),
     number("--presence-penalty", "Subtract this from the scores of tokens that were generated before.", Number()),
+    number("--frequency-penalty", "Subtract this from a token's score as often as it was generated.", Number()),
     whole("--min-new-tokens", "End no continuation before this many tokens."),
     click.option(
         "--stop",

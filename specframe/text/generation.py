@@ -16,7 +16,7 @@ from transformers import generation as hf
 
 from specframe.contracts.requests import Plan
 from specframe.errors import OptionError, literal, sentence
-from specframe.text.processor_formulas import PresencePenalty, plan_of
+from specframe.text.processor_formulas import FrequencyPenalty, PresencePenalty, plan_of
 from specframe.text.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -45,12 +45,19 @@ would overflow to nan."""
 
 Make = Callable[[Any, Place], Any]
 
+
+def bounded(penalty: float) -> float:
+    """Return a penalty or a bias that float32 scores can take."""
+    return min(max(float(penalty), -STRONGEST), STRONGEST)
+
+
 PROCESSORS: Mapping[str, Make] = {
-    "sequence_bias": lambda bias, at: hf.SequenceBiasLogitsProcessor(bias),
-    "repetition_penalty": lambda penalty, at: hf.RepetitionPenaltyLogitsProcessor(float(penalty)),
-    "presence_penalty": lambda penalty, at: PresencePenalty(
-        min(max(float(penalty), -STRONGEST), STRONGEST), at.prompt_length
+    "sequence_bias": lambda bias, at: hf.SequenceBiasLogitsProcessor(
+        {ids: bounded(value) for ids, value in bias} if isinstance(bias, tuple) else bias
     ),
+    "repetition_penalty": lambda penalty, at: hf.RepetitionPenaltyLogitsProcessor(float(penalty)),
+    "presence_penalty": lambda penalty, at: PresencePenalty(bounded(penalty), at.prompt_length),
+    "frequency_penalty": lambda penalty, at: FrequencyPenalty(bounded(penalty), at.prompt_length),
     "no_repeat_ngram_size": lambda size, at: hf.NoRepeatNGramLogitsProcessor(size),
     "bad_words_ids": lambda words, at: hf.NoBadWordsLogitsProcessor([list(word) for word in words], at.stops or None),
     "min_length": lambda least, at: hf.MinLengthLogitsProcessor(least, at.stops, device=at.device),
@@ -87,7 +94,7 @@ WARPERS: Mapping[str, Make] = {
 MAKERS = {**PROCESSORS, **WARPERS, "renormalize_logits": lambda wanted, at: hf.LogitNormalization()}
 
 PLACED = frozenset(
-    {"presence_penalty", "bad_words_ids", "min_length", "min_new_tokens", "forced_eos_token_id"}
+    {"presence_penalty", "frequency_penalty", "bad_words_ids", "min_length", "min_new_tokens", "forced_eos_token_id"}
     | {"exponential_decay_length_penalty", "begin_suppress_tokens"}
 )
 """Settings that need one processor per request. Processors of other settings are made once."""
@@ -228,6 +235,7 @@ class Settings:
         for name, words in {
             "bad_words_ids": self.sampling.bad_words_ids or (),
             "suppress_tokens": (self.sampling.suppress_tokens or (),),
+            "sequence_bias": [ids for ids, _ in self.sampling.sequence_bias or ()],
         }.items():
             if (largest := max((token for ids in words for token in ids), default=0)) >= vocabulary:
                 raise OptionError(f"{name}: expected ids from 0 to {vocabulary - 1}, got {literal(largest)}")

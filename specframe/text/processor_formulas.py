@@ -26,6 +26,21 @@ class PresencePenalty(hf.LogitsProcessor):
         return scores - seen
 
 
+class FrequencyPenalty(hf.LogitsProcessor):
+    """Logits processor that subtracts a constant from a token's score as often as the token was generated before.
+
+    It counts, so it is none of the formulas below, and is called for one place at a time.
+    """
+
+    def __init__(self, penalty: float, prompt_length: int) -> None:
+        self.penalty, self.prompt_length = penalty, prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
+        """Return the penalised scores."""
+        generated = input_ids[:, self.prompt_length :]
+        return scores.scatter_add(1, generated, torch.full_like(generated, -self.penalty, dtype=scores.dtype))
+
+
 class Reads(enum.Enum):
     """What of a prefix a formula depends on. Prefixes of different lengths are shown in a form that it cannot tell apart."""
 

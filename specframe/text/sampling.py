@@ -19,7 +19,7 @@ from specframe.errors import OptionError, UnknownNameError, literal
 from specframe.text.constraints import constrain
 from specframe.text.prefixes import Prefixes
 from specframe.text.processors import process
-from specframe.value_checks import MOST_SAMPLES, flag, number, whole, whole_within
+from specframe.value_checks import MOST_SAMPLES, flag, number, number_within, whole, whole_within
 
 COUNT = functools.partial(whole, least=1)
 SHARE = functools.partial(number, least=0, most=1, above=True)
@@ -43,6 +43,8 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "max_time": functools.partial(number, least=0, above=True),
     "logprobs": functools.partial(whole, least=0),
     "samples": functools.partial(whole, least=1, most=MOST_SAMPLES),
+    "frequency_penalty": number,
+    "sequence_bias": lambda name, value: each(name, value, is_bias, "pairs of token ids and a number"),
 }
 """Checks of values, by parameter. A check raises :class:`OptionError` for a value that the parameter does not accept."""
 
@@ -64,6 +66,11 @@ def is_id(value: Any) -> bool:
 def is_word(value: Any) -> bool:
     """Return whether a value is a list of at least one token id."""
     return isinstance(value, tuple | list) and len(value) > 0 and all(map(is_id, value))
+
+
+def is_bias(value: Any) -> bool:
+    """Return whether a value is a pair of token ids and the number that is added to the score of the last of them."""
+    return isinstance(value, tuple | list) and len(value) == 2 and is_word(value[0]) and number_within(value[1])
 
 
 def is_text(value: Any) -> bool:
@@ -93,7 +100,9 @@ class Sampling:
     A parameter left open (None) takes the value of the target's generation config. Without a value there it has no effect, so
     that decoding is greedy by default. Names and meanings are those of transformers' ``GenerationConfig``. In addition:
 
-    - ``presence_penalty`` is subtracted from the score of every token that occurs in the generated part.
+    - ``presence_penalty`` is subtracted from the score of every token that occurs in the generated part, ``frequency_penalty``
+      as often as it does.
+    - ``sequence_bias`` has pairs of token ids and the number that is added to the score of the last of them after the others.
     - ``forced_eos``: the last token within the length limit is an eos id.
     - ``processors`` are the user's ``LogitsProcessor`` objects, applied first. ``criteria`` are the user's ``StoppingCriteria``.
     - ``stop``: strings that end the continuation. The token ids include the token that completes the string; the text ends before
@@ -125,6 +134,8 @@ class Sampling:
     max_time: float | None = None
     logprobs: int | None = None
     samples: int = 1
+    frequency_penalty: float | None = None
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] | None = attrs.field(default=None, converter=freeze)
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(type(self)):
@@ -180,6 +191,8 @@ class Parameters(TypedDict, total=False):
     max_time: float | None
     logprobs: int | None
     samples: int
+    frequency_penalty: float | None
+    sequence_bias: Iterable[tuple[Iterable[int], float]] | None
 
 
 def shape(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -41,6 +41,15 @@ def event(body: Json | str) -> str:
 
 
 @attrs.frozen
+class Echo:
+    """A prompt that the choices of its answer begin with."""
+
+    given: str | list[int]
+    """A text, or token ids."""
+    ids: list[int]
+
+
+@attrs.frozen
 class Answer:
     """The shape of one request's answer: a completion, or a chat completion.
 
@@ -49,12 +58,16 @@ class Answer:
         chat: whether it is a chat completion.
         ids: whether choices hold token ids.
         tokenizer: the target's.
+        samples: choices of each prompt.
+        echoed: the prompts, where choices begin with them.
     """
 
     model: str
     chat: bool
     ids: bool
     tokenizer: PreTrainedTokenizerBase | None
+    samples: int = 1
+    echoed: Sequence[Echo] = ()
     head: Json = attrs.field(init=False)
 
     @head.default
@@ -70,21 +83,31 @@ class Answer:
         return {**self.head, "object": kind, "choices": choices, **used}
 
     def _choice(self, place: int, result: Result) -> Json:
-        said = {"message": {"role": "assistant", "content": result.text}} if self.chat else {"text": result.text}
+        text = self._before(place) + result.text
+        said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
         ids = {"token_ids": result.token_ids} if self.ids else {}
-        told = self._logprobs(result)
+        told = self._logprobs(place, result)
         return {"index": place, **said, "logprobs": told, "finish_reason": REASONS[result.finish_reason], **ids}
 
     def piece(self, place: int, text: str, token_ids: list[int], result: Result | None) -> Json:
         """Return a chunk of a streamed answer; log-probabilities come with the last chunk of each choice."""
         said = {"delta": {"content": text}} if self.chat else {"text": text}
         reason = REASONS[result.finish_reason] if result else None
-        told = self._logprobs(result) if result else None
+        told = self._logprobs(place, result) if result else None
         ids = {"token_ids": token_ids} if self.ids else {}
         return self._chunk([{"index": place, **said, "logprobs": told, "finish_reason": reason, **ids}])
 
+    def _before(self, place: int) -> str:
+        """Return the text that a choice begins with: its prompt's, where that is echoed."""
+        if not self.echoed:
+            return ""
+        given = self.echoed[place // self.samples].given
+        return given if isinstance(given, str) else text_of(self.tokenizer, given)
+
     def opening(self, choices: int) -> Iterable[Json]:
-        """Yield the chunks that begin a streamed chat completion: they name the role."""
+        """Yield the chunks that begin a streamed answer: in a chat completion they name the role, and prompts are echoed."""
+        for place in range(choices if self.echoed else 0):
+            yield self.piece(place, self._before(place), [], None)
         for place in range(choices if self.chat else 0):
             yield self._chunk([{"index": place, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
 
@@ -102,15 +125,16 @@ class Answer:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return {**self.head, "object": kind, "choices": choices}
 
-    def _logprobs(self, result: Result) -> Json | None:
+    def _logprobs(self, place: int, result: Result) -> Json | None:
         if result.logprobs is None:
             return None
-        texts = [text_of(self.tokenizer, [token]) for token in result.token_ids]
+        echoed = self.echoed[place // self.samples].ids if self.echoed else []
+        texts = [text_of(self.tokenizer, [token]) for token in [*echoed, *result.token_ids]]
         tops = result.top_logprobs or [{} for _ in texts]
         if self.chat:
             places = zip(texts, result.logprobs, tops, strict=True)
             return {"content": [self._place(*one) for one in places]}
-        named = [{text_of(self.tokenizer, [token]): value for token, value in top.items()} for top in tops]
+        named = [top and self._named(top) for top in tops]
         starts = [sum(map(len, texts[:place])) for place in range(len(texts))]
         return {
             "tokens": texts,
@@ -118,6 +142,10 @@ class Answer:
             "top_logprobs": named if result.top_logprobs else None,
             "text_offset": starts,
         }
+
+    def _named(self, top: dict[int, float]) -> dict[str, float]:
+        """Return log-probabilities by text; of tokens with the same text, such as parts of a character, the most likely has it."""
+        return {text_of(self.tokenizer, [token]): value for token, value in reversed(top.items())}
 
     def _place(self, text: str, logprob: float, top: dict[int, float]) -> Json:
         others = [spelled(text_of(self.tokenizer, [token]), value) for token, value in top.items()]

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from specframe import Pipeline, Sampling
 from specframe.contracts.requests import Chunk
 from specframe.errors import OptionError, SpecframeError
-from specframe_serve.answers import Answer
+from specframe_serve.answers import Answer, Echo
 from specframe_serve.limits import Limits, refusal
 from specframe_serve.live import Live
 from specframe_serve.metrics import Metrics
@@ -111,9 +111,12 @@ class Server:
         if len(given) * asked.n > self.service.most:
             most = f"at most {self.service.most} sequences, as many as may be decoded and wait"
             raise OptionError(f"prompt and n: expected {most}, got {len(given)} prompts with n = {asked.n}")
+        if asked.echo and sampling.logprobs is not None and "remote" in self._pipe.executor.offers:
+            raise OptionError("echo: expected no logprobs with it where the target runs in other processes")
         prompts = [await asyncio.to_thread(self._read, prompt) for prompt in given]
         ticket = self._submit(asked, sampling, prompts)
-        answer = Answer(self._name, chat, asked.return_token_ids, self._pipe.tokenizer)
+        echoed = [Echo(*one) for one in zip(given, prompts, strict=True)] if asked.echo else []
+        answer = Answer(self._name, chat, asked.return_token_ids, self._pipe.tokenizer, asked.n, echoed)
         read = sum(map(len, prompts))
         self.metrics.prompts.inc(read)
         if asked.stream:
@@ -138,7 +141,8 @@ class Server:
 
         def job(place: int, send: Callable[[Chunk], None]) -> Job:
             drafts, on = asked.speculation == "on", asked.ignore_eos
-            return Job(prompts[place], sampling, new[place], send, asked.seed, speculate=drafts, ignore_eos=on)
+            echo = bool(asked.echo)
+            return Job(prompts[place], sampling, new[place], send, asked.seed, drafts, on, echo)
 
         return Ticket(self.service, self.metrics, asked.n).submit(job, len(prompts))
 

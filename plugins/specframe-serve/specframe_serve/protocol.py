@@ -13,8 +13,6 @@ from specframe.errors import OptionError, literal
 from specframe.text.sampling import Sampling
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
     "suffix": (None, ""),
     "echo": (None, False),
     "tools": (None, []),
@@ -73,6 +71,8 @@ class Asked(Body):
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = None
     presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -96,8 +96,6 @@ class Asked(Body):
     prediction: Any = None
     parallel_tool_calls: Any = None
 
-    frequency_penalty: Any = None
-    logit_bias: Any = None
     suffix: Any = None
     echo: Any = None
     tools: Any = None
@@ -120,8 +118,14 @@ class Asked(Body):
         "min_p",
         "repetition_penalty",
         "presence_penalty",
+        "frequency_penalty",
         "min_tokens",
     )
+    DRAWN: ClassVar[tuple[str, ...]] = ("top_p", "top_k", "min_p")
+    """Fields without effect at a temperature of 0, which many clients send all the same."""
+
+    DONE: ClassVar[frozenset[str]] = frozenset()
+    """Fields of :data:`NEUTRAL` that this body supports."""
 
     def sampling(self) -> Sampling:
         """Return the sampling parameters.
@@ -130,11 +134,14 @@ class Asked(Body):
             OptionError: a field is not supported, or does not accept its value.
         """
         for name, neutral in NEUTRAL.items():
-            if (value := getattr(self, name)) not in neutral:
+            if name not in self.DONE and (value := getattr(self, name)) not in neutral:
                 raise OptionError(f"{name}: not supported here, expected it to be left out, got {value!r}")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         given = {self.RENAMED.get(name, name): getattr(self, name) for name in self.PASSED}
-        return Sampling(**given, stop=stop or None, samples=self.n, logprobs=self.top())
+        if self.temperature == 0:
+            given |= dict.fromkeys(self.DRAWN)
+        bias = [((token,), value) for token, value in (self.logit_bias or {}).items()]
+        return Sampling(**given, sequence_bias=bias, stop=stop or None, samples=self.n, logprobs=self.top())
 
     def top(self) -> int | None:
         """Return the number of most likely tokens whose log-probabilities are asked for; None: no log-probabilities."""
@@ -153,14 +160,20 @@ class Completion(Asked):
     """The body of a completion."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
-    max_tokens: int = Field(MOST_TOKENS, ge=1)
+    max_tokens: int = Field(MOST_TOKENS, ge=0)
+    echo: bool = False
+    """Whether choices begin with the prompt, and log-probabilities with those of its tokens."""
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = None
+
+    DONE: ClassVar[frozenset[str]] = frozenset({"echo"})
 
     def sampling(self) -> Sampling:
         """Return the sampling parameters."""
         if self.best_of not in (None, self.n):
             raise OptionError(f"best_of: expected the value of n, {self.n}, or nothing, got {self.best_of}")
+        if not (self.max_tokens or self.echo):
+            raise OptionError("max_tokens: expected at least 1 without echo, got 0")
         return super().sampling()
 
     def top(self) -> int | None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import torch
@@ -23,6 +24,7 @@ from specframe.engine.results import Results
 from specframe.engine.stream_chunks import Chunks
 from specframe.errors import sentence
 from specframe.text.sampling import Sampling
+from specframe_serve.scoring import Scores, prompt_scores
 
 SEEDS = 2**32
 """Seeds that are the numbers of streams of random numbers; the further samples of a seed have numbers above these, below 2**46."""
@@ -55,6 +57,8 @@ class Job:
     """Whether tokens may be drafted for it."""
     ignore_eos: bool = False
     """Whether it goes on after the target's end-of-sequence tokens."""
+    echo: bool = False
+    """Whether log-probabilities begin with those of the prompt's tokens; only with ``echo`` a job may ask for no new token."""
 
 
 class BusyError(Exception):
@@ -100,6 +104,8 @@ class Service:
         """When jobs under way end, on the monotonic clock; None: the service does not stop."""
         self._jobs: dict[int, Job] = {}
         """Jobs that the engine has been given, by number."""
+        self._scores: dict[int, Scores] = {}
+        """The log-probabilities of prompts that are echoed, by the number of the job."""
         self._engine: Engine | None = None
         self._thread = threading.Thread(target=self._run, name="specframe-engine", daemon=True)
 
@@ -227,6 +233,11 @@ class Service:
         """Hand a job's requests to the engine; one that cannot be decoded ends with an error."""
         engine, job = self._opened(), self._jobs[number]
         try:
+            if job.echo and job.sampling.logprobs is not None:
+                self._scores[number] = prompt_scores(self._pipe, self._pipe.encode(job.prompt), job.sampling.logprobs)
+            if not job.max_new_tokens:
+                self._end_at_once(number)
+                return
             requests, failed = self._pipe.requests.make([job.prompt], job.max_new_tokens, sampling=job.sampling)
             if failed:
                 self._refuse(number, str(failed[0].error))
@@ -234,6 +245,14 @@ class Service:
                 engine.add(self._named(request, number, job))
         except Exception as error:  # a tokenizer's or a processor's too: the other jobs go on
             self._drop(number, told=sentence(error))
+
+    def _end_at_once(self, number: int) -> None:
+        """End a job that asks for no new token."""
+        logprobs = self._jobs[number].sampling.logprobs
+        told: tuple[Any, Any] = (None, None) if logprobs is None else ([], [] if logprobs else None)
+        for sample in sorted(self._unfinished[number]):
+            result = Result(number, "", [], "length", SequenceMetrics(), None, 0, 0.0, sample, *told)
+            self._send(Chunk(number, sample, "", [], result))
 
     def _named(self, request: Request, number: int, job: Job) -> Request:
         """Return a request under its job's number, arrived now, with its own stream of random numbers."""
@@ -259,10 +278,18 @@ class Service:
         job = self._jobs.get(number)
         if job is None or chunk.sample not in self._unfinished[number]:
             return
-        result = chunk.result and attrs.evolve(chunk.result, index=0)
+        result = chunk.result and self._echoed(number, attrs.evolve(chunk.result, index=0))
         if result:  # first: a client that has its last token does not find it among the unfinished
             self._ended(number, chunk.sample)
         job.send(attrs.evolve(chunk, index=0, result=result))
+
+    def _echoed(self, number: int, result: Result) -> Result:
+        """Return a result with the log-probabilities of its prompt before its own, where they are asked for."""
+        if number not in self._scores or result.logprobs is None:
+            return result
+        told, tops = self._scores[number]
+        both: Any = None if result.top_logprobs is None else [*tops, *result.top_logprobs]
+        return attrs.evolve(result, logprobs=[*told, *result.logprobs], top_logprobs=both)
 
     def _ended(self, number: int, sample: int) -> None:
         """Note that a sample of a job has ended; after the last one forget the job."""
@@ -270,6 +297,7 @@ class Service:
             self._unfinished[number].discard(sample)
             if not self._unfinished[number]:
                 del self._unfinished[number], self._jobs[number]
+                self._scores.pop(number, None)
 
     def _refuse(self, number: int, error: str, reason: FinishReason = "error") -> None:
         """End every sample of a job that has not ended, with an error."""
@@ -289,6 +317,7 @@ class Service:
         with self._changed:
             self._jobs.pop(number, None)
             self._unfinished.pop(number, None)
+            self._scores.pop(number, None)
 
     def _fail(self, error: str) -> None:
         """End everything under way, through no fault of the requests; the next job has another engine."""

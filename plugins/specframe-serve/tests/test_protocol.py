@@ -76,14 +76,31 @@ def test_fields_that_change_no_token_are_accepted(name):
         ("verbosity", "low"),
         ("web_search_options", {}),
         ("moderation", {"model": "m"}),
-        ("logit_bias", {"3": 1}),
-        ("frequency_penalty", 0.5),
+        ("echo", True),
     ],
 )
 def test_fields_that_would_change_the_answer_are_refused(name, value):
     """What is asked for and not done here is named, and never passed over."""
     with pytest.raises(OptionError, match=f"{name}: not supported here, expected it to be left out"):
         read(**CHAT, **{name: value})
+
+
+def test_what_draws_has_no_effect_at_a_temperature_of_0():
+    """Clients that send a share or a number of likely tokens with a temperature of 0 get greedy decoding; others are checked."""
+    for body in (COMPLETION, CHAT):
+        greedy = read(**body, temperature=0, top_p=0.9, top_k=5, min_p=0.1)[1]
+        assert greedy == read(**body, temperature=0)[1]
+        assert read(**body, temperature=1, top_p=0.9)[1].top_p == 0.9
+
+
+def test_penalties_and_biases_are_those_of_sampling():
+    """Frequency penalties and biases of tokens are read, and a wrong token is refused."""
+    for body in (COMPLETION, CHAT):
+        how = read(**body, frequency_penalty=0.5, presence_penalty=-1, logit_bias={"3": 1, "7": -100})[1]
+        assert (how.frequency_penalty, how.presence_penalty) == (0.5, -1)
+        assert how.sequence_bias == (((3,), 1.0), ((7,), -100.0))
+        with pytest.raises(OptionError, match="sequence_bias"):
+            read(**body, logit_bias={"-1": 1})
 
 
 def test_unknown_fields_are_refused_with_null_too():

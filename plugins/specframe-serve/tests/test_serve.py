@@ -121,6 +121,34 @@ def test_stop_and_logprobs(running, pipe):
     assert (cut.text, cut.finish_reason) == (expected.text[: expected.text.index(stop)], "stop")
 
 
+@pytest.mark.parametrize("new", [0, 1])
+def test_an_echo_scores_the_prompt(running, pipe, new):
+    """A choice begins with its prompt, whose log-probabilities are the target's: what harnesses ask of likelihoods is there."""
+    prompts = [pipe.encode(prompt) for prompt in PROMPTS[:3]]
+    asked = {**GOOD, "prompt": prompts, "echo": True, "logprobs": 1, "temperature": 0, "seed": 1234, "max_tokens": new}
+    answer = running.post(asked).json()
+    assert answer["usage"]["completion_tokens"] == new * 3
+    for ids_, choice in zip(prompts, answer["choices"], strict=True):
+        with torch.inference_mode():
+            expected_TV = pipe.target_model(torch.tensor([ids_])).logits[0].log_softmax(-1)
+        told = choice["logprobs"]
+        assert choice["finish_reason"] == "length"
+        assert choice["text"].startswith(pipe.tokenizer.decode(ids_))
+        assert len(told["tokens"]) == len(told["token_logprobs"]) == len(told["top_logprobs"]) == len(ids_) + new
+        assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
+        found = told["token_logprobs"][1 : len(ids_)]
+        assert found == pytest.approx([float(expected_TV[n, token]) for n, token in enumerate(ids_[1:])], abs=1e-4)
+        best = [max(top.values()) for top in told["top_logprobs"][1 : len(ids_)]]
+        assert best == pytest.approx(expected_TV[:-1].amax(-1).tolist(), abs=1e-4)
+    lines = running.post({**asked, "stream": True}).text.splitlines()
+    pieces = [one for line in lines if line.startswith("data: {") for one in json.loads(line[6:])["choices"]]
+    for number, choice in enumerate(answer["choices"]):
+        own = [piece for piece in pieces if piece["index"] == number]
+        assert "".join(piece["text"] for piece in own) == choice["text"]
+        assert own[-1]["logprobs"] == choice["logprobs"]
+    assert not running.server.service._scores
+
+
 def test_chat(running, pipe, monkeypatch):
     """Messages are read under the tokenizer's chat template, which the embedded target has; without one the answer says so."""
     messages = [{"role": "user", "content": "write a loop"}]
@@ -150,6 +178,11 @@ GOOD = {"model": "tiny", "prompt": "a"}
         ({"model": "tiny"}, 400, "prompt: Field required"),
         ({**GOOD, "model": "other"}, 404, "model: expected 'tiny', got 'other'"),
         ({**GOOD, "top_p": 3}, 400, "top_p: expected a number above 0 and at most 1"),
+        ({**GOOD, "n": 0}, 400, "n: Input should be greater than or equal to 1"),
+        ({**GOOD, "max_tokens": 0}, 400, "max_tokens: expected at least 1 without echo"),
+        ({**GOOD, "logit_bias": {"99999": 1}}, 400, "sequence_bias: expected ids from 0 to"),
+        ({**GOOD, "best_of": 3}, 400, "best_of: expected the value of n, 1"),
+        ({**GOOD, "prompt": ""}, 400, "the prompt is empty"),
         ({**GOOD, "prompt": [99999]}, 400, "token id 99999"),
         ({**GOOD, "max_tokens": 10**6}, 400, "max_tokens: expected at most 4096"),
         ({**GOOD, "prompt": ["a"] * 20_000, "n": 128}, 400, "expected at most 43 sequences, as many as may be decoded"),
