@@ -102,6 +102,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert all(f"\n  {name} " in shown for name in COMMANDS)
 
 
+@pytest.mark.quick
 def test_installed_command() -> None:
     """The console script runs the same command line."""
     script = Path(sys.executable).with_name("specframe")

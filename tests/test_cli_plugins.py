@@ -111,6 +111,7 @@ def test_show_unknown() -> None:
     assert result.stderr.endswith("did you mean 'ragged'?\n")
 
 
+@pytest.mark.quick
 def test_matrix() -> None:
     """The matrix says which alignment runs on which KV backend, and marks what it asks for itself."""
     header, *lines = rows(invoke("matrix").stdout)

@@ -306,6 +306,7 @@ def test_records(pair: list[str]) -> None:
     assert not any("second" in key or "latency" in key for record in kept for key in (*record, *record["metrics"]))
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("batch_size", ["1", "3"])
 def test_resume(batch_size: str, pair: list[str]) -> None:
     """A file out of order and cut off in the middle of a line is completed to what an undisturbed run writes."""
@@ -497,6 +498,7 @@ def test_results_on_standard_output(pair: list[str]) -> None:
     assert f"[0]\n{MANY[0]}" in streamed.stderr
 
 
+@pytest.mark.quick
 def test_the_report(pair: list[str]) -> None:
     """--report writes every figure by its documented name, what was combined, the settings and the versions."""
     options = [*pair, "ab", "", "--temperature", "0.5", "--seed", "3"]

@@ -84,6 +84,7 @@ def tiny(name: str) -> PreTrainedModel | None:
         return None
 
 
+@pytest.mark.quick(*sorted(ALWAYS | REFUSED))
 @pytest.mark.parametrize("name", sample())
 def test_an_architecture_is_exact_or_refused(name: str) -> None:
     """A tiny model has the reference decoder's tokens, or is refused in one sentence; one on the list is made, and is exact.

@@ -261,6 +261,7 @@ def command(*arguments: Any) -> Any:
         return CliRunner().invoke(cli, ["heads", "train", *map(str, arguments)])
 
 
+@pytest.mark.quick
 def test_the_command(tmp_path: Path) -> None:
     """A head is trained, written and measured in one call; given again it is there at once; other options are refused."""
     target = zoo.save_pair(tmp_path)[1]

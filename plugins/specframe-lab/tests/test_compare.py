@@ -521,6 +521,7 @@ def test_the_turn_of_a_chat_is_that_which_is_answered(asked: int, turn: int):
     assert category(Prompt("", messages=chat)) is None
 
 
+@pytest.mark.quick
 def test_a_line_holds_one_run(pair: dict[str, str]):
     """Counts are of the run alone: warming up leaves no trace."""
     settings = Settings(PROMPTS, 6, 2, arrivals=[0, 0.1, 0.05], arrivals_as="given")

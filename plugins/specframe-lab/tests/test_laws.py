@@ -329,6 +329,7 @@ def invoked(*arguments: str) -> Result:
     return found
 
 
+@pytest.mark.quick
 def test_results_of_a_real_comparison_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `compare` and `run` write of the same run has the same counts; policies and failed runs are left out."""
     monkeypatch.chdir(tmp_path)

@@ -104,6 +104,7 @@ def run(pair: list[str], *options: str) -> Any:
     return CliRunner().invoke(cli, ["plan", *asked, "--prompt-tokens", "24", "--max-new-tokens", "6", *options])
 
 
+@pytest.mark.quick
 def test_a_plan_is_that_of_the_run(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without loading weights the command tells the bytes of the caches to the byte, and no run takes more than it tells."""
     with monkeypatch.context() as patched:

@@ -147,6 +147,7 @@ def invoked(*arguments: str) -> Any:
     return CliRunner().invoke(cli, ["predict", *arguments])
 
 
+@pytest.mark.quick
 def test_the_command_prints_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line for plain decoding and each draft length, at each batch size; no weights are loaded."""
     monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("a model was loaded"))
@@ -169,6 +170,7 @@ def test_the_command_prints_predictions(tmp_path: Path, monkeypatch: pytest.Monk
     assert "--drafter: expected a draft model, got 'model', for which none is known" in other.output
 
 
+@pytest.mark.quick
 def test_the_command_writes_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A measured profile holds positive numbers, and predicts; a layer's own time is what products leave, on a busy CPU nothing."""
     for name, value in {"SMALLEST": 16, "LARGEST": 16, "SIDE": 16, "MATRIX_BYTES": 1 << 14, "ROUNDS": 2}.items():

@@ -196,6 +196,7 @@ def failing(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[
         return run(*pair, *SIZES, *TOKENS, "--limit", "1", "--parts", "match", "--output", str(folder)), folder
 
 
+@pytest.mark.quick
 def test_a_cell_that_fails_is_named(failing: tuple[Result, Path]) -> None:
     """Its reason stands on standard error and on both pages beside the other cells, and the command exits with status 1."""
     result, folder = failing

@@ -398,6 +398,7 @@ def run(*arguments: str) -> Result:
     return result
 
 
+@pytest.mark.quick
 def test_command(pair: list[str], tmp_path: Path) -> None:
     """One page with both schemes on the same prompts, the command that made it, and a line per scheme."""
     path = tmp_path / "trace.html"

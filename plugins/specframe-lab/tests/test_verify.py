@@ -245,6 +245,7 @@ def invoke(*arguments: str) -> Exit:
     return CliRunner().invoke(cli, ["verify", *arguments], prog_name="specframe")
 
 
+@pytest.mark.quick
 def test_the_command_says_which_cells_are_sound(saved: list[str], tmp_path: Path) -> None:
     """A grid with a flawed alignment exits with 1, shows a row per cell and writes a line for each."""
     file = tmp_path / "out.jsonl"

@@ -109,6 +109,7 @@ def test_every_chunk_tells_the_usage_where_that_is_asked_for(running):
     assert {usage["total_tokens"] - usage["completion_tokens"] for usage in usages} == {usages[0]["prompt_tokens"]}
 
 
+@pytest.mark.quick
 def test_stop_and_logprobs(running, pipe):
     """Stop strings end a choice before them; log-probabilities are the pipeline's."""
     expected = next(pipe.generate(PROMPTS[:1], NEW, sampling=Sampling(logprobs=2)))
@@ -149,6 +150,7 @@ def test_an_echo_scores_the_prompt(running, pipe, new):
     assert not running.server.service._scores
 
 
+@pytest.mark.quick
 def test_chat(running, pipe, monkeypatch):
     """Messages are read under the tokenizer's chat template, which the embedded target has; without one the answer says so."""
     messages = [{"role": "user", "content": "write a loop"}]
