@@ -298,8 +298,8 @@ def check() -> list[str]:
 
 
 def listed(value: ast.expr) -> list[str]:
-    """Return the texts of a marker's argument."""
-    given = ast.literal_eval(value)
+    """Return the texts of a marker's argument; none where it is no literal."""
+    given = ast.literal_eval(value) if isinstance(value, ast.Constant | ast.List) else []
     return [given] if isinstance(given, str) else given
 
 
