@@ -10,17 +10,19 @@ from typing import Any
 import attrs
 import pytest
 from specframe_serve.service import Job, Service
-from specframe_testing import fakes, harness
+from specframe_testing import fakes, harness, zoo
+from specframe_testing.constraints import Even
+from transformers import LogitsProcessor, StoppingCriteria
 
 from specframe import Pipeline, Sampling
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine import Engine, hollow_engine
 from specframe.engine.footprint import Footprint, Workload
 from specframe.engine.memory_bound import MemoryBound
-from specframe.engine.memory_plan import Form, Ladder, Step
+from specframe.engine.memory_plan import Form, Ladder, Step, kind_of
 from specframe.errors import ModelError, PromptError
 from specframe.observe.watch import Watcher
 
@@ -228,3 +230,55 @@ def test_what_rows_may_be_like_has_keys_of_its_own() -> None:
     *kinds, mixed = bound._like(greedy=False)
     assert [len(kind) for kind in kinds] == [2, 2]
     assert sorted(one.key for one in mixed) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+class Rolled(LogitsProcessor):
+    """A logits processor of its own kind."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """Return every token's score at the next token."""
+        return scores.roll(1, -1)
+
+
+class Fives(StoppingCriteria):
+    """Stops after a token that five divides."""
+
+    def __call__(self, input_ids: Any, scores: Any, **named: Any) -> Any:
+        """Return which rows stop."""
+        return input_ids[:, -1] % 5 == 0
+
+
+ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a constraint of the run": ({"constraint": Even()}, {}),
+    "a constraint, samples": ({"constraint": Even()}, {"samples": 2, "temperature": 0.8}),
+    "a processor": ({}, {"processors": (Rolled(),)}),
+    "criteria, log-probabilities": ({}, {"criteria": (Fives(),), "logprobs": 2}),
+}
+
+
+@pytest.mark.parametrize(("options", "how"), ASKED.values(), ids=ASKED)
+def test_whatever_a_request_has_is_decoded_within_a_bound(options: dict[str, Any], how: dict[str, Any]) -> None:
+    """A bound of memory that suffices changes no token, whatever a dry run would have to ask of numbers that it has not."""
+    prompts, target = [[3, 4, 5, 6], [9, 8], [7, 7, 7]], zoo.build("llama")
+
+    def tokens(**more: Any) -> list[Any]:
+        pipe = harness.pipeline(target, target, batch_size=2, draft_length=2, **options, **more)
+        found = [*pipe.generate(prompts, 5, sampling=Sampling(**how))]
+        return [(one.token_ids, one.finish_reason) for one in found]
+
+    wanted = tokens()
+    assert {reason for _, reason in wanted} <= {"length", "eos", "stop"}
+    assert tokens(memory="200MB") == wanted
+
+
+def test_masks_of_constraints_are_planned_for() -> None:
+    """A request's own constraint is a kind of its own, whose masks take memory; those of other requests are not asked."""
+    pipe = harness.pipeline(zoo.build("llama", vocab_size=4000), memory="200MB", batch_size=2)
+    plain = harness.requests([[3, 4, 5, 6]], 5)[0]
+    bound = MemoryBound(pipe.recipe, pipe.parts, hollow_engine)
+    taken = [
+        bound._ladder(True).step(Workload(99, 4, 9), 0, [(attrs.evolve(plain, constraint=one),)]).footprint.total
+        for one in (None, Even())
+    ]
+    assert taken[0] < taken[1]
+    assert kind_of(plain) != kind_of(attrs.evolve(plain, constraint=Even()))

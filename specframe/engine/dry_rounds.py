@@ -81,7 +81,6 @@ class Rounds:
                 stop_checks=(),
                 arrival=0.0,
                 max_time=None,
-                constraint=None,
             )
             self._engine.add(request)
             self._live.append(request.key)

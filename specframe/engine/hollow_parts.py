@@ -35,7 +35,7 @@ def hollow_parts(recipe: Recipe, parts: Parts) -> Parts:
         use = attrs.evolve(use, drafter=strategy(registry(), "drafter", name))
     empty = hollow(target)
     draft = None if parts.draft is None else empty if parts.draft is target else hollow(parts.draft)
-    made = Parts(ModelRunner(empty, "target"), parts.tokenizer, use, parts.constraints, draft)
+    made = Parts(ModelRunner(empty, "target"), parts.tokenizer, use, parts.constraints.hollow(), draft)
     made.draft_tokenizer, made.draft_context = parts.draft_tokenizer, parts.draft_context
     return made
 

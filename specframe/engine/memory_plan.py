@@ -137,7 +137,8 @@ def kind_of(request: Request) -> Any:
     """Return what of a request the memory of its run goes by, beside its lengths."""
     plan = request.plan
     formulas = tuple(kind and kind.formula for kind in plan.kinds)  # their parameters take nothing
-    return plan.greedy, formulas, plan.own, request.sample > 0, request.speculate, request.logprobs
+    constrained = request.constraint is not None  # whatever it allows, masks have the same size
+    return plan.greedy, formulas, plan.own, request.sample > 0, request.speculate, request.logprobs, constrained
 
 
 def too_little(least: int, load: Workload, nbytes: int) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from specframe.contracts.constraints import Drafted, Guide
 from specframe.contracts.round import Batch
+from specframe.devices import kinds
 from specframe.devices.kinds import constant, of
 from specframe.devices.memory import out_of_memory
 from specframe.errors import sentence
@@ -101,12 +102,13 @@ def follow(guide: Guide, tokens: np.ndarray) -> None:
 
 def on_host(drafted_BN: torch.Tensor, parents_BN: torch.Tensor | None, rows: list[int], count: int) -> Drafted:
     """Return draft tokens of some rows on the host."""
-    tokens = drafted_BN.cpu().numpy()[rows]
-    if parents_BN is None:
-        above = np.arange(-1, tokens.shape[1] - 1)[None]
-    else:
-        above = parents_BN.cpu().numpy()
-        above = above[rows] if len(above) > 1 else above
+    nodes = drafted_BN.shape[1]
+    parts = {"tokens": drafted_BN} if nodes else {}
+    if nodes and parents_BN is not None:
+        parts["parents"] = parents_BN.expand_as(drafted_BN)
+    found = kinds.on_host(parts) if parts else {"tokens": np.zeros(tuple(drafted_BN.shape), dtype=np.int64)}
+    tokens = found["tokens"][rows]
+    above = found["parents"][rows] if "parents" in found else np.arange(-1, nodes - 1)[None]
     return Drafted(tokens, np.broadcast_to(above, tokens.shape), count)
 
 
