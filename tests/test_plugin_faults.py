@@ -472,6 +472,27 @@ def test_a_placement_of_another_shape_is_told(known: Registry) -> None:
         harness.decode(harness.pipeline(TARGET, DRAFT, align="faulty"), harness.requests([[5, 6]], 9))
 
 
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("moved", [40, -40])
+def test_a_slot_that_there_is_not_is_told(known: Registry, moved: int, check: bool) -> None:
+    """Slots beyond those of a row, or before its first, are told as the alignment's before anything is written to them."""
+    ragged: Any = known.entry("alignment", "ragged").factory
+
+    class Astray(ragged):
+        """An alignment that places tokens where no slots are."""
+
+        def layout(self, *arguments: Any) -> Any:
+            layout = super().layout(*arguments)
+            place = layout.place
+            layout.place = lambda *given: attrs.evolve(place(*given), slots_BT=place(*given).slots_BT + moved)
+            return layout
+
+    add_entry(known, "faulty-dist", "alignment", "faulty", Astray)
+    said = r"^alignment 'faulty' of faulty-dist: layout.place\(\) must return slots_BT from 0 to \d+, got -?\d+$"
+    with pytest.raises(ContractError, match=said):
+        harness.decode(harness.pipeline(TARGET, DRAFT, align="faulty", check=check), harness.requests([[5, 6]], 9))
+
+
 def test_a_device_that_gave_up_is_explained() -> None:
     """Where a device's own assertion ended the run, the likely cause and the way to find whose it is are told."""
     drafter = fakes.always_right([[1]])

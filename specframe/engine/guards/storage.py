@@ -16,7 +16,7 @@ from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import PrefixStates, StateStore
 from specframe.engine.error_words import value_words
 from specframe.engine.guards.base import STORES, Guard, GuardedPart, members_of, on_host, readable
-from specframe.engine.guards.numbers import verdict_fault
+from specframe.engine.guards.numbers import beyond, first_beyond, verdict_fault
 from specframe.value_checks import Wrapper
 
 
@@ -31,7 +31,7 @@ class GuardedAlignment(Guard):
         if lacking := [name for name in ("arrange", "place", "settle") if not callable(getattr(layout, name, None))]:
             asked = f"a layout with arrange, place and settle, {' and '.join(lacking)} among them"
             self._refuse("layout", asked, value_words(layout))
-        return GuardedLayout(layout, self)
+        return GuardedLayout(layout, self, store.slots)
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Return the transfer of the committed verdict after checking it."""
@@ -60,11 +60,17 @@ class GuardedAlignment(Guard):
 
 
 class GuardedLayout(Wrapper):
-    """Guard of a layout; errors name the layout's alignment."""
+    """Guard of a layout; errors name the layout's alignment.
 
-    def __init__(self, inner: Any, alignment: Guard) -> None:
+    Args:
+        inner: the layout.
+        alignment: what has made it.
+        slots: slots per row of the store that it places tokens in, or None if the store may have more later.
+    """
+
+    def __init__(self, inner: Any, alignment: Guard, slots: int | None) -> None:
         super().__init__(inner)
-        self._alignment = alignment
+        self._alignment, self._most = alignment, 2**62 if slots is None else slots - 1
 
     def arrange(self, batch: Batch) -> None:
         """Let the layout follow the batch."""
@@ -83,6 +89,9 @@ class GuardedLayout(Wrapper):
             words = f"(B, T) = ({rows}, {width})"
             self._alignment._tensor("layout.place", name, given, words, right, batch.tokens_BS)
             checked = given
+        if readable(placed.slots_BT) and beyond(slots := placed.slots_BT.numpy(), self._most):
+            asked = f"slots_BT from 0 to {self._most}" if self._most < 2**62 else "slots_BT of 0 and more"
+            self._alignment._refuse("layout.place", asked, first_beyond(slots, self._most))
         return placed
 
     def settle(self, batch: Batch, kept: Kept) -> None:
