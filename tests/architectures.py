@@ -82,6 +82,13 @@ CHUNKED = {"attention_chunk_size": 5, "no_rope_layers": [1, 0], "floor_scale": 3
 INDEXED = MLA | {"index_topk": 5, "index_n_heads": 16, "index_head_dim": 8}
 """Fewer tokens are attended to than rows have. Of so many heads one has a score, so that no two tokens tie at 0."""
 
+UNLIKE = INDEXED | {
+    "layer_types": ["indexed_attention", "sliding_attention"],
+    "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 2,
+}
+"""Layers of two kinds, with other numbers of heads each."""
+
 OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"), MLA),
     "cohere_compass_text": {
@@ -96,8 +103,8 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "axk2": INDEXED,
     "deepseek_v32": INDEXED,
-    "dots3_note": {"text_config": INDEXED},
-    "dots3_note_text": INDEXED,
+    "dots3_note": {"text_config": UNLIKE},
+    "dots3_note_text": UNLIKE,
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "glm_moe_dsa": INDEXED,

@@ -391,7 +391,7 @@ def test_rows_that_were_being_moved(drafted: bool, kv: str, schedule: str, monke
         target = states.fake_state_target()
         draft = states.fake_state_draft(target) if drafted else None
         pipe = harness.pipeline(target, draft, kv=kv, schedule=schedule, batch_size=3, draft_length=3)
-        for at in (1, 3, 8):  # noqa: B007 - by_device reads it
+        for at in (1, 3, 8):
             calls.clear()
             harness.check(pipe, MANY)
-            assert calls
+            assert len(calls) >= min(at, 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import architectures
@@ -34,6 +35,7 @@ PROMPTS = harness.random_prompts((12, 1, 20, 5), zoo.VOCABULARY, seed=1)
 REQUESTS = harness.requests(PROMPTS, [6, 8, 4, 8], {zoo.EOS})
 ALWAYS = {
     "doge",
+    "dots3_note_text",
     "falcon",
     "gemma3",
     "gemma4_unified",
@@ -45,7 +47,7 @@ ALWAYS = {
     "qwen3_moe",
 }
 """Exact ones that are odd in a way of their own: masks per head, no attention interface, mixed layers (also with keys that heads
-share by repeating them), sinks, latent keys, layers that attend and keep several states."""
+share by repeating them), layers with other numbers of heads, sinks, latent keys, layers that attend and keep several states."""
 REFUSED = {"cpmant", "deepseek_v4", "moshi", "recurrent_gemma"}
 """One for each reason to refuse: no positions, keys of several tokens, a window that is not kept, a state of no known kind."""
 EVERY = 8
@@ -175,3 +177,10 @@ def test_sublayers_are_found_and_left_out(name: str) -> None:
     )
     harness.check(pipe, REQUESTS)
     assert pipe.report.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize(("name", "size"), [("mistral", "sliding_window"), ("llama4_text", "attention_chunk_size")])
+def test_layers_of_one_kind_with_other_windows_are_refused(name: str, size: str) -> None:
+    """Where layers differ in the size of their windows or chunks, which is asked of each, the sentence has both."""
+    found = outcome(architectures.build(name, per_layer_config={1: {size: 4}}))
+    assert re.fullmatch(rf"the target has layers with {size} \d and 4: expected one for all layers", found)

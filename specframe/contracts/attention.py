@@ -20,7 +20,7 @@ class AttentionFacts:
     device: torch.device
     dtype: torch.dtype
     heads: int
-    """Query heads."""
+    """Query heads: the most that any layer has."""
     shapes: tuple[KVShape, ...]
     """The shapes of its layers' keys and values, each once."""
     windows: tuple[Window, ...]

@@ -26,6 +26,7 @@ from specframe.forward.positions import OwnPositions, Told, context_length, take
 from specframe.forward.rope import Rope
 from specframe.forward.states import state_layers
 from specframe.forward.unpadded import Unpadded
+from specframe.models.layer_configs import layer_configs
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 NO_CONTEXT = contextlib.nullcontext()
@@ -234,6 +235,18 @@ def resized(window: Window, size: int) -> Window:
     return attrs.evolve(window, size=size) if isinstance(window, Chunk) else window and size
 
 
+def one_size(config: Any, name: str, role: str) -> int | None:
+    """Return the size that all layers of a configuration have, or None if they have none.
+
+    Raises:
+        ModelError: they have different ones: transformers makes one mask for all layers of a kind.
+    """
+    size, *sizes = (getattr(one, name, None) for one in layer_configs(config))
+    if unlike := [one for one in sizes if one != size]:
+        raise ModelError(f"the {role} has layers with {name} {size} and {unlike[0]}: expected one for all layers")
+    return size
+
+
 def attention_windows(config: Any, role: str, states: Iterable[StateLayer] = (), layers: int = 0) -> dict[str, Window]:
     """Return the window (None: unlimited) of each kind of attention layer, keyed as the model's masks are.
 
@@ -246,10 +259,10 @@ def attention_windows(config: Any, role: str, states: Iterable[StateLayer] = (),
         layers: how many of the configuration's first layers the model has; 0: all, as far as is known.
 
     Raises:
-        ModelError: when a layer keeps a state of no known kind (recurrent or convolutional layers).
+        ModelError: when a layer keeps a state of no known kind (recurrent or convolutional layers), or windows differ.
     """
-    kinds, sliding = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-    chunk = Chunk(size) if (size := getattr(config, "attention_chunk_size", None)) else None
+    kinds, sliding = getattr(config, "layer_types", None), one_size(config, "sliding_window", role)
+    chunk = Chunk(size) if (size := one_size(config, "attention_chunk_size", role)) else None
     if kinds is None:
         return {"all": sliding or chunk}
     windows: dict[str, Window] = {

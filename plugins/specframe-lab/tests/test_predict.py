@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import architectures
 import attrs
 import pytest
 import torch
@@ -66,6 +67,14 @@ def test_costs_are_those_of_the_model(name: str) -> None:
     assert costs.itemsize == 2
     assert costs_of(model.config, torch.float32).itemsize == 4
     assert costs_of(type(model.config)(**model.config.to_dict() | {"dtype": "float32"})).itemsize == 4
+
+
+def test_layers_of_other_sizes_are_counted_each() -> None:
+    """What is cached of layers whose heads have other sizes is the sum of theirs."""
+    config = architectures.build("gemma4_unified").config.get_text_config()
+    sizes = [one.head_dim for one in config.per_layer_config]
+    assert len({*sizes}) > 1
+    assert costs_of(config).cached == sum(2 * config.num_key_value_heads * size for size in sizes)
 
 
 def test_a_forward_takes_its_reads_or_its_operations() -> None:

@@ -352,8 +352,16 @@ def test_options(given: dict[str, Any], told: str) -> None:
         ({"base_model_tp_plan": None}, 2, "a tensor parallel plan"),
         ({"num_key_value_heads": None}, 2, None),
         ({"num_key_value_heads": 3, "base_model_tp_plan": {"layers.*.mlp.up_proj": "colwise"}}, 2, None),
+        (
+            {
+                "is_heterogeneous": True,
+                "per_layer_config": [types.SimpleNamespace(num_attention_heads=one) for one in (4, 3)],
+            },
+            2,
+            "num_attention_heads 3",
+        ),
     ],
-    ids=["layers", "queries", "plan", "one number", "whole heads"],
+    ids=["layers", "queries", "plan", "one number", "whole heads", "one layer"],
 )
 def test_heads_are_counted_before_weights_are_read(config: dict[str, Any], ranks: int, told: str | None) -> None:
     """Heads that the ranks cannot share evenly are refused, where the plan splits them at all."""

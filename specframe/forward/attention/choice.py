@@ -12,6 +12,7 @@ from specframe.contracts.attention import Asked, AttentionBackend, AttentionFact
 from specframe.contracts.cache import Chunk, KVShape, Placement, Window
 from specframe.errors import ModelError
 from specframe.forward.current_forward import own_value
+from specframe.models.layer_configs import layer_configs
 from specframe.value_checks import unwrap_guards
 
 PREFILL_TOKENS = 4096
@@ -44,13 +45,14 @@ class Attention:
         biased: bool = False,
     ) -> None:
         config = model.config.get_text_config()
-        heads = getattr(config, "num_attention_heads", 1)
+        heads = [getattr(one, "num_attention_heads", 1) for one in layer_configs(config)]
         self.name, self.fault, self._config = name, fault, config
         self.facts = AttentionFacts(
-            model.device, model.dtype, heads, tuple(dict.fromkeys(shapes)), tuple(dict.fromkeys(windows.values()))
+            model.device, model.dtype, max(heads), tuple(dict.fromkeys(shapes)), tuple(dict.fromkeys(windows.values()))
         )
-        shared = max((heads // shape.heads for shape in shapes), default=1)  # of a model that attends nowhere
-        of_heads = 2 * heads if biased else shared if shared > 1 else 0
+        of_shapes = heads if len(heads) == len(shapes) else [max(heads)] * len(shapes)  # not all layers need have keys
+        shared = max((own // shape.heads for own, shape in zip(of_shapes, shapes, strict=True)), default=1)
+        of_heads = 2 * max(heads) if biased else shared if shared > 1 else 0
         self._masks = max(len(windows), 1) + of_heads
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from specframe.models.layer_configs import layer_configs
 from specframe_heads.backbone import FAMILIES, Backbone
 from specframe_heads.stepwise.gates import Cosine
 from specframe_heads.target import Target
@@ -45,8 +46,8 @@ class Layers(Backbone):
 
 
 def sizes(target: Target) -> dict[str, Any]:
-    """Return the configuration of a layer of the Llama kind with the sizes of a target's layers."""
-    config = target.model.config.get_text_config()
+    """Return the configuration of a layer of the Llama kind with the sizes of a target's last layer."""
+    config = layer_configs(target.model.config.get_text_config())[-1]
     rope = getattr(config, "rope_parameters", None) or {}
     heads = int(getattr(config, "num_attention_heads", 4))
     return {

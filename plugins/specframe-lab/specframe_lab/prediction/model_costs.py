@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specframe.errors import ModelError, sentence
+from specframe.models.layer_configs import layer_configs
 from specframe.models.loading import silent
 from specframe.models.precision import stored_dtype
 from specframe_lab.prediction.forwards import Drafting, Load
@@ -83,9 +84,8 @@ def costs_of(config: Any, dtype: torch.dtype | None = None) -> ModelCosts:
     experts = sum(weight.numel() for name, weight in model.named_parameters() if ".experts." in name)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = 0 if head is not None and head.weight is embedding.weight else embedding.weight.numel()
-    layers, heads = text.num_hidden_layers, text.num_attention_heads
-    shared = getattr(text, "num_key_value_heads", None) or heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    layers, own = text.num_hidden_layers, [head_sizes(one) for one in layer_configs(text)]
+    own *= layers // len(own)
     precision = dtype or stored_dtype(config) or torch.bfloat16
     return ModelCosts(
         layers=layers,
@@ -93,10 +93,17 @@ def costs_of(config: Any, dtype: torch.dtype | None = None) -> ModelCosts:
         weights=sum(weight.numel() for weight in model.parameters()) - experts - looked_up,
         expert_weights=experts,
         expert_share=taken(text) if experts else 1,
-        cached=2 * layers * shared * size,
-        attention=4 * layers * heads * size,
+        cached=sum(2 * shared * size for _, shared, size in own),
+        attention=sum(4 * heads * size for heads, _, size in own),
         itemsize=precision.itemsize,
     )
+
+
+def head_sizes(config: Any) -> tuple[int, int, int]:
+    """Return the heads of a layer, those of its keys, and their size."""
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads, size
 
 
 def taken(config: Any) -> float:

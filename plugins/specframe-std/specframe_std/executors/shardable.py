@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specframe.errors import ModelError
+from specframe.models.layer_configs import layer_configs
 
 KEYS = ("k_proj", "qkv_proj", "query_key_value")
 """Modules whose outputs hold attention keys, alone or beside queries and values."""
@@ -30,7 +31,7 @@ def require_divisible(role: str, config: Any, ranks: int) -> None:
     if not any(style == "colwise" and name.rpartition(".")[2] in KEYS for name, style in plan.items()):
         return  # every rank has all heads
     for name in HEADS:
-        count = getattr(text, name, None)
-        counts = count if isinstance(count, list | tuple) else [count]
+        found = [getattr(one, name, None) for one in layer_configs(text)]
+        counts = [count for one in found for count in (one if isinstance(one, list | tuple) else [one])]
         if odd := [one for one in counts if one is not None and one % ranks]:
             raise ModelError(f"the {role} has {name} {odd[0]}: expected a number that {ranks} ranks share evenly")
