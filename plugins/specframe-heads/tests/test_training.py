@@ -141,6 +141,39 @@ def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path
     assert pipe.report.draft_acceptance_rate > 0.1
 
 
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_training_in_mixed_precision(
+    kind: str, target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lessons are in bfloat16, the trained weights stay in float32, and the loss falls as in float32."""
+    head, losses, dtypes = made(kind, target), list[float](), set[torch.dtype]()
+    reader = Reader(target.model, head.layers)
+    with torch.no_grad():
+        before = float(head.loss(reader.read(written), 3))
+    loss = head.loss
+
+    def noted(lesson: Lesson, places: int) -> torch.Tensor:
+        assert lesson.logits_BTV.dtype == torch.bfloat16
+        return loss(lesson, places)
+
+    def told(step: int, smooth: float) -> None:
+        losses.append(smooth)
+        dtypes.update(one.dtype for one in head.parameters() if one.requires_grad)
+
+    monkeypatch.setattr(head, "loss", noted)
+    loop.train(head, written, loop.Plan(20, 60, rate=5e-3, bf16=True), tmp_path, told)
+    monkeypatch.setattr(head, "loss", loss)
+    assert dtypes == {torch.float32}
+    with torch.no_grad():
+        assert float(head.loss(reader.read(written), 3)) < before
+    plain = list[float]()
+    loop.train(
+        made(kind, target), written, loop.Plan(20, 60, rate=5e-3), tmp_path / "plain", lambda _, one: plain.append(one)
+    )
+    assert losses == pytest.approx(plain, rel=0.02)
+    assert losses != plain
+
+
 @torch.no_grad()
 def test_blocks_see_nothing_after_their_anchor(target: Target, written: list[Text]) -> None:
     """The logits of a block do not change with the features of its anchor and of what follows it; they do with those before."""
