@@ -12,8 +12,9 @@ import pytest
 import torch
 from specframe_testing import harness, zoo
 
-from specframe.errors import SpecframeWarning
+from specframe.errors import ModelError, SpecframeWarning
 from specframe.forward import compiled, runner
+from specframe.forward.model_trials import SelfTests
 from specframe.forward.runner import ModelRunner
 from specframe.observe.watch import Watcher
 
@@ -101,6 +102,18 @@ def test_layers_that_compute_their_masks_run_eagerly(graphs: list[Any]) -> None:
         match="layers are not compiled, and run eagerly: expected layers that hand their mask on as it is",
     ):
         harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
+def test_layers_whose_logits_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN is no agreement: no comparison with it holds."""
+    tests = ModelRunner(zoo.build("opt"), "target")._tests
+
+    def fed(self: SelfTests, *_: Any, layers: Any = None) -> torch.Tensor:
+        return torch.arange(4.0) * (float("nan") if layers else 1.0)
+
+    monkeypatch.setattr(SelfTests, "_fed", fed)
+    with pytest.raises(ModelError, match="compiled layers are off by nan"):
+        tests.require_agreement(object())  # type: ignore[arg-type]
 
 
 def computes_its_mask(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -112,6 +112,19 @@ def test_states_of_prompts_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     assert_theirs(model, read.hidden, PROMPTS, max(map(len, PROMPTS)))
 
 
+@pytest.mark.parametrize(("past", "cached"), [([True, False], 0), ([False, True], 0), ([False], 12)])
+def test_cached_tokens_are_fed_where_anyone_needs_their_states(past: list[bool], cached: int) -> None:
+    """Who asks for the states of all tokens gets them, whatever others ask for before and afterwards."""
+    run = harness.open_run(zoo.build("llama"), 2, 20, kv="paged,block=4,share=on")
+    for number, wanted in enumerate(past):
+        run.target.capture([number], wanted)
+    pool = harness.open_pool(harness.requests([[*range(3, 17)]] * 2, 4))
+    first, again = pool.admit(2)
+    assert run.target.reserve(first, 14) == 0
+    run.target.read(pool.batch([first]))
+    assert run.target.reserve(again, 14) == cached
+
+
 @pytest.mark.parametrize("name", ["qwen3", "glm4", "gemma3", "gpt2"])
 @torch.inference_mode()
 def test_the_last_state_before_the_norm(name: str) -> None:

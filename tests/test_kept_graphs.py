@@ -19,8 +19,9 @@ from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
+from specframe.devices.held import UNCOLLECTED
 from specframe.errors import ContractError, SpecframeWarning
-from specframe.forward import recorded_forwards
+from specframe.forward import recorded_forwards, recording_cache
 from specframe.forward.model_state import settings
 from specframe.text.sampling import Sampling
 
@@ -175,6 +176,17 @@ def test_weights_replaced_through_data() -> None:
     assert settings(module) != before
 
 
+@pytest.mark.parametrize("kind", ["register_forward_pre_hook", "register_forward_hook"])
+def test_another_hook_is_another_setting(kind: str) -> None:
+    """What a module calls before or after its forward tells it from what it was, where one takes another's place."""
+    module, hooks = torch.nn.Linear(2, 2), [functools.partial(pre_hook, [number]) for number in range(2)]
+    held = getattr(module, kind)(hooks[0])
+    before = settings(module)
+    held.remove()
+    getattr(module, kind)(hooks[1])
+    assert settings(module) != before
+
+
 def pre_hook(called: list[int], *_: Any) -> None:
     """Note the call."""
     called.append(1)
@@ -316,3 +328,36 @@ def test_a_run_without_memory() -> None:
         harness.check(pipe, longer)
     for _ in range(2):
         harness.check(pipe, asked)
+
+
+def test_recordings_used_longest_ago_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording that is used stays before one that was made later; a shape is new when it comes up and when it is recorded."""
+    monkeypatch.setattr(recording_cache, "MOST", 2)
+    cache, made = recording_cache.RecordingCache(recording_cache.EagerRecording), list[str]()
+
+    def use(name: str, eager: int = 1) -> None:
+        cache.take((name,), lambda: (made.append(name), tuple), eager)
+
+    for name in "aabbaccabb":
+        use(name)
+    assert made == ["a", "b", "c", "b"]
+    found = list[int]()
+    for _ in range(5):
+        before = cache.new
+        use("d", eager=3)
+        found.append(cache.new - before)
+    assert found == [1, 0, 0, 1, 0]
+
+
+def test_collection_stays_off_where_it_was() -> None:
+    """What a recording switches off is switched on afterwards only where it was on."""
+    for switch in (gc.disable, gc.enable):
+        was = gc.isenabled()
+        try:
+            switch()
+            before = gc.isenabled()
+            with UNCOLLECTED:
+                assert not gc.isenabled()
+            assert gc.isenabled() == before
+        finally:
+            (gc.enable if was else gc.disable)()

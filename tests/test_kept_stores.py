@@ -191,6 +191,19 @@ def test_other_rotary_factors() -> None:
     assert stores.room(model, kv, 1, 9, group=False) == (2, 20)
 
 
+def test_what_is_kept_of_prompts_is_of_the_same_rotary_factors() -> None:
+    """Stores whose rows share memory serve runs of any size, and none with other rotary factors."""
+    run = harness.open_run(zoo.build("llama"), 2, 20, kv="paged,block=4,share=on")
+    model, kv, stores = run.runner, run.kv, Stores()
+    opened = OpenStore(model, kv, 2, 20, run.target.store)
+    stores.keep([opened], group=False)
+    assert stores.room(model, kv, 2, 20, group=False) == (2, 20)
+    assert stores.take(model, kv, 2, 20) is opened
+    stores.keep([opened], group=False)
+    stores.room(model, kv, 2, 20, group=True)
+    assert stores.take(model, kv, 2, 20) is None
+
+
 # ---- prefixes ----------------------------------------------------------------------------------------------------------
 
 COMMON = harness.random_prompts([14], zoo.VOCABULARY, seed=4)[0]

@@ -10,6 +10,7 @@ import torch
 
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence, State
+from specframe.devices.kinds import on_device
 from specframe.row_map import Moves, RowMap
 
 ROWS = 6
@@ -117,3 +118,11 @@ def test_too_few_rows_are_an_error():
         row_map.arrange([third])
     with pytest.raises(ValueError, match=r"2 rows cannot hold a batch of 3$"):
         RowMap(2).arrange([first, second, third])
+
+
+def test_numbers_sent_to_a_device_are_a_copy():
+    """The caller's array may change after it was sent."""
+    values = np.array([3, 1])
+    sent = on_device(values, torch.device("cpu"))
+    values += 1
+    assert sent.tolist() == [3, 1]

@@ -252,6 +252,14 @@ def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]],
     assert all(block[:, 3, :-1].equal(other) for block, other in zip(blocks, others, strict=True))
 
 
+def test_rows_that_pad_a_bucket_have_a_place_for_their_token() -> None:
+    """A recording computes the real tokens and one of each row of padding."""
+    block = Block(torch.zeros(3, 5, dtype=torch.long), -1, counts=np.array([5, 2, 1]))
+    recorded = RecordedForward(lambda *_: None, 4, 9, EagerRecording, leaves_out=lambda *_: True)  # type: ignore[arg-type, return-value]
+    assert recorded._tokens(block, 3, 5) == 8
+    assert recorded._tokens(block, 4, 5) == 16
+
+
 def test_rows_that_pad_a_bucket_are_their_own() -> None:
     """Rows that pad the bucket of a recording are spread from tokens of their own: another row's may be nan."""
     block = Block(torch.zeros(3, 4, dtype=torch.long), -1, counts=np.array([2, 1, 3]))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import types
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from specframe_lab import grid_models
 from specframe_lab.commands.dry_run import duration, in_time
@@ -542,6 +544,13 @@ def test_a_line_holds_one_run(pair: dict[str, str]):
             assert "token_ids" not in line
     assert len({line["tokens_digest"] for line in lines()}) == 1
     assert runs(lines()) == [("plain", 1, 0), ("plain", 2, 0), ("ragged", 2, 0), ("ragged", 2, 1), ("plain", 2, 1)]
+
+
+def test_a_warm_up_is_short_where_nothing_is_recorded() -> None:
+    """On a device without graphs a warm-up run has the first prompts and few tokens."""
+    recipe = types.SimpleNamespace(graphs="auto")
+    pipe: Any = types.SimpleNamespace(device=torch.device("cpu"), recipe=recipe, encode=list)
+    assert comparing.short_run(pipe, [[1], [2, 3], [4, 5, 6]], 2, 999) == ([[1], [2, 3]], comparing.WARM_UP_TOKENS)
 
 
 def test_what_is_timed_replays_what_warming_up_has_recorded(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):

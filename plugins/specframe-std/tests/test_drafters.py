@@ -11,6 +11,7 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.forward.cached import CachedModel
+from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5)
@@ -190,3 +191,15 @@ class TestNone(DrafterSuite):
 
     def make(self) -> str:
         return "none"
+
+
+def test_samples_of_a_second_run_read_their_prompt_once() -> None:
+    """Whoever may begin late does not where samples share a prompt, in every run of a pipeline."""
+    feeds, how = harness.Feeds(), Sampling(temperature=1.0, samples=3)
+    options = {"draft_length": Paused(Budget(3)), "observers": [feeds], "accept": "gumbel", "batch_size": 3}
+    pipe, fed = harness.pipeline(TARGET, fakes.fake_draft(TARGET), **options), []
+    for _ in range(2):
+        feeds.rounds.clear()
+        list(pipe.generate([PROMPTS[2]], 5, sampling=how))
+        fed.append([round.draft for round in feeds.rounds])
+    assert fed[0] == fed[1]

@@ -165,6 +165,8 @@ def test_steps_are_taken_where_they_pay(step: float, depth: int) -> None:
     assert draft.counts.tolist() == [1, depth or 1, depth or 1]
     own = 5 if depth else 9
     assert [ids[0] for ids in draft.tokens_BN.tolist()] == [9, own, own]
+    noted = {source: counts_B.tolist() for source, counts_B in made._worth._drafted}
+    assert noted == {0: [1, 0, 0], **({1: [0, depth, depth]} if depth else {"unsure": [0, 1, 1]})}
 
 
 def test_steps_are_weighed_by_what_stood() -> None:

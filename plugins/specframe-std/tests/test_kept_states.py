@@ -88,6 +88,12 @@ def test_where_prompts_part_the_next_begins() -> None:
     assert hits(pipe, [[*long, 1]]) == 22
 
 
+def test_a_stride_of_less_than_a_block_is_a_block() -> None:
+    """Copies are taken after a block, two, four and so on."""
+    pipe, long = pipeline(kv=",stride=1,blocks=64", batch_size=1), harness.random_prompts([15], 61, seed=5)[0]
+    assert [hits(pipe, [one]) for one in (long, [*long[:5], 9, 9])] == [0, 4]
+
+
 def test_models_begin_where_each_has_a_state() -> None:
     """Where the draft model lacks the copy that the target has, both begin where both have one."""
     pipe = pipeline(states.fake_state_draft(TARGET), batch_size=2)

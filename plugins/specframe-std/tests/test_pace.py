@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from specframe_std.policies.levels import Levels
 from specframe_std.policies.pace import APART, WINDOW, Pace
-from specframe_std.policies.round_seconds import NOISE, RECENT, Prior, RoundSeconds
+from specframe_std.policies.round_seconds import NOISE, RECENT, Measured, Prior, RoundSeconds
 
 from specframe.contracts.drafts import Budget
 
@@ -103,3 +103,30 @@ def test_each_round_tells_of_the_pace_once() -> None:
         assert seen == pytest.approx(sum((1 - 1 / WINDOW) ** age for age in range(200 - APART)), abs=15)
         seconds.curve(2)
         assert seconds._pace._seen == seen
+
+
+def test_rounds_that_are_near_each_other_tell_nothing() -> None:
+    """Of the first rounds those tell of the pace that have another so far before them."""
+    seconds = RoundSeconds(Levels(Budget(6)))
+    for _ in range(1 + APART + 4):  # the first is left out
+        seconds.add(2, 3, 8, 1.0)
+    seconds.curve(2)
+    assert seconds._pace._seen == pytest.approx(4, rel=0.01)
+
+
+def test_the_lesser_of_two_in_the_middle_is_usual() -> None:
+    """Of an even number of rounds the lesser of the two in the middle is taken: what holds a round up only adds seconds."""
+    seconds = Measured(0)
+    for number, one in enumerate((1.0, 5.0, 2.0, 9.0)):
+        seconds.add(one, 3.0, number)
+    assert seconds.usual(0.0) == (2.0, 3.0)
+
+
+def test_other_batch_sizes_tell_nothing_of_a_depth_by_itself() -> None:
+    """A depth that departs from the straight line does so at its own batch size alone."""
+    seconds = RoundSeconds(Levels(Budget(6)))
+    for _ in range(RECENT):
+        for depth in range(5):
+            seconds.add(8, depth, 8 * (depth + 1), 1 + 0.1 * depth + (depth == 3))
+    assert seconds.curve(8).mean_F[4 + 3] > 0.05
+    assert seconds.curve(2).mean_F[4 + 3] == pytest.approx(0, abs=1e-9)

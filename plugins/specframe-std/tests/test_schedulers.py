@@ -121,6 +121,12 @@ def test_rows_are_not_left_empty_for_long() -> None:
     assert empty == 16, "as many rows as a full round has"
 
 
+def test_an_idle_batch_is_filled() -> None:
+    """Where all rows end at once the next prompts are read, however many free rows are worth waiting for."""
+    seen = simulate(registry().make("scheduler", "continuous,wait=8"), [5] * 12, [2] * 12, 4, lambda *_: 1)
+    assert sum(one.prefill for one in seen) == 3
+
+
 @pytest.mark.parametrize("waiting", [1, 2, 3])
 def test_no_row_is_left_empty_where_all_prompts_find_one(waiting: int) -> None:
     """Who waits is given a row at once unless more wait than rows are free."""

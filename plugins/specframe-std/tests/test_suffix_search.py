@@ -87,6 +87,25 @@ def test_a_match_that_begins_before_the_first_period(trees: bool) -> None:
     assert same(found, counted([row], row, one, reach)[0], trees)
 
 
+def test_matches_of_a_first_row_that_is_far_shorter_than_others() -> None:
+    """Where the longest row is compared as a whole, nothing is read that comes after a shorter one."""
+    rows, most = [[1, 2] * 3 + [5] + [1, 2] * 10, [1, 2] * 40], 12
+    lengths = np.array([len(row) for row in rows])
+    padded = np.array([row + [0] * (int(lengths.max()) - len(row)) for row in rows])
+    found, expected = occurrences.occurrences(padded, lengths, most), []
+    for row in rows:
+        for end in (place for place in range(1, len(row)) if row[place - 1] == row[-1]):
+            same_ = [row[end - back] == row[-back] for back in range(1, min(end, most) + 1)]
+            expected.append([*same_, False].index(False))
+    assert found.matches_C.tolist() == expected
+
+
+def test_of_equally_frequent_tokens_the_latest() -> None:
+    """Of tokens that occurred as often, several times, the one is taken that occurred last; of single ones the first."""
+    assert walk.favourites([[1], [1], [2], [2]], 5, 0.1).tokens == [2]
+    assert walk.favourites([[1], [2]], 3, 0.1).tokens == [1]
+
+
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(12))
 def test_responses_are_counted(seed: int, trees: bool) -> None:
