@@ -99,7 +99,8 @@ class Case:
     def prompts(self) -> list[list[int]]:
         """The prompts."""
         rows, most = self.load.rows, self.load.prompt
-        return [[1] * most] * rows + [[1] * (most - row % 2 * (most * 2 // 5)) for row in range(rows)]
+        each = [[1 + row] * most for row in range(rows)]  # equal ones would be read once
+        return each + [one[: most - row % 2 * (most * 2 // 5)] for row, one in enumerate(each)]
 
     @property
     def models(self) -> list[PreTrainedModel]:

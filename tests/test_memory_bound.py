@@ -102,6 +102,7 @@ def pipeline(within: Within, nbytes: int = 120, **options: Any) -> Pipeline:
 def test_a_prompt_that_does_not_fit_is_refused_alone(within: Within) -> None:
     """Its result is a sentence with both numbers; those before and after it have their tokens, whatever their number."""
     prompts = [[5] * 9, [7] * 130, [3] * 4, [2] * 118]
+    warnings.filterwarnings("ignore", "results with an error")
     first, second, third, fourth = pipeline(within).generate(prompts, 6)
     told = "memory: expected at least {0} bytes for one sequence of {0} tokens, with a prompt of {1}, got 120 bytes"
     assert (second.finish_reason, second.error) == ("error", told.format(136, 130))

@@ -123,7 +123,7 @@ def test_tokens_that_are_cached_are_not_read_again() -> None:
     """A prompt that begins like one being decoded is read from the first token on whose page is not shared."""
     prompts = [[*COMMON, 5], [*COMMON, 6, 7], [*COMMON, 8, 9, 10]]
     assert fed_for_prompts(None, prompts) == [(2, 16), (1, 17 - 12)]
-    assert fed_for_prompts(None, [prompts[0], [3], prompts[0]]) == [(2, 15), (1, 15 - 12)]
+    assert fed_for_prompts(None, [prompts[0], [3], [*COMMON, 9]]) == [(2, 15), (1, 15 - 12)]
     assert fed_for_prompts(None, prompts, schedule="continuous,piece=3")[-1] == (1, 2)  # after a piece of 3
     assert fed_for_prompts(Reader(), prompts) == [(2, 16), (1, 17)]  # hidden states are not cached
 

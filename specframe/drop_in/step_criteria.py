@@ -34,7 +34,8 @@ class StepCriteria(Watcher):
     def __init__(self, call: Call, kept: StepOutputs, sink: Sink | None) -> None:
         self._kept, self._sink, self._pad, self._rows_end = kept, sink, call.pad, call.ends_rows
         self._criteria: Any = sink.noting(call.criteria) if sink and self._rows_end else call.criteria
-        self._ids_BS, self._scores = call.input_ids, () if kept.keeps("scores") else None
+        self._ids_BS = call.input_ids
+        self._scores: tuple[Any, ...] | None = () if kept.keeps("scores") else None
         self._tokens: list[list[int]] = [[] for _ in range(len(call))]
         self._done_B = torch.zeros(len(call), dtype=torch.bool)
         self._steps = 0

@@ -38,10 +38,25 @@ class ModelState:
                     sums.setdefault(part.device, []).append(row_sums(part))
         return cls(found, [checksum(torch.cat(some)) for some in sums.values()])
 
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices of its weights."""
+        return [one.device for one in self.checksums]
+
     def equals(self, other: ModelState) -> bool:
-        """Return whether a model was the same; the host waits for both."""
-        mine, others = ([one.item() for one in state.checksums] for state in (self, other))
-        return self.settings == other.settings and mine == others
+        """Return whether a model was the same; the host waits."""
+        return all_equal([(self, other)])
+
+
+def all_equal(pairs: Iterable[tuple[ModelState, ModelState]]) -> bool:
+    """Return whether the models of all pairs were the same; the host waits once for each device."""
+    differences = dict[torch.device, list[torch.Tensor]]()
+    for one, other in pairs:
+        if one.settings != other.settings or one.devices != other.devices:
+            return False
+        for mine, others in zip(one.checksums, other.checksums, strict=True):
+            differences.setdefault(mine.device, []).append(mine != others)
+    return not any(torch.stack(some).any().item() for some in differences.values())
 
 
 def plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

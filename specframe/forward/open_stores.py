@@ -11,7 +11,7 @@ from specframe.contracts.cache import KVBackend, KVShape, KVStore, PooledStore
 from specframe.contracts.model import Model
 from specframe.contracts.states import PrefixStates, StateStore
 from specframe.forward.kept_graphs import StoreGraphs
-from specframe.forward.model_state import ModelState
+from specframe.forward.model_state import ModelState, all_equal
 from specframe.value_checks import unwrap_guards
 
 
@@ -29,7 +29,7 @@ class OpenStore:
     graphs: StoreGraphs = attrs.field(init=False)
     """Forwards that are recorded over this store."""
     _shapes: list[KVShape] = attrs.field(init=False)
-    _state: ModelState | None = attrs.field()
+    model_state: ModelState | None = attrs.field()
     """The model as it was when this was opened, or None if nothing of prompts is kept: a run then reads what it has written."""
 
     @graphs.default
@@ -40,7 +40,7 @@ class OpenStore:
     def _of_the_model(self) -> list[KVShape]:
         return self.model.kv_shapes
 
-    @_state.default
+    @model_state.default
     def _as_it_is(self) -> ModelState | None:
         return ModelState.of(self.model.module) if {"prefix", "paged"} & self.kv.offers else None
 
@@ -52,12 +52,7 @@ class OpenStore:
     @property
     def keeps_prompts(self) -> bool:
         """Whether something of prompts may be kept for later ones."""
-        return self._state is not None
-
-    @property
-    def outdated(self) -> bool:
-        """Whether something may be kept of prompts that the model as it is now would not compute."""
-        return self._state is not None and not self._state.equals(ModelState.of(self.model.module))
+        return self.model_state is not None
 
     def sized(self, rows: int, capacity: int) -> OpenStore:
         """Return this one for a run of so many rows and slots: a store whose rows share memory serves any."""
@@ -97,7 +92,10 @@ class Stores:
             group: of rotary factors, see :meth:`specframe.contracts.model.Model.group`; keys of another mean nothing.
             exact: whether there is no memory for more rows or slots than the run needs.
         """
-        if any(one.outdated for one in self._kept):
+        before = [
+            (one.model_state, ModelState.of(one.model.module)) for one in self._kept if one.model_state is not None
+        ]
+        if not all_equal(before):
             self.clear()
         target = next((one for one in self._kept if one.suits(model, kv)), None)
         if exact and target is not None and (target.rows, target.capacity) != (rows, capacity):

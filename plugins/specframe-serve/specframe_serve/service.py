@@ -288,8 +288,9 @@ class Service:
         if number not in self._scores or result.logprobs is None:
             return result
         told, tops = self._scores[number]
+        first: Any = told  # the first token has none
         both: Any = None if result.top_logprobs is None else [*tops, *result.top_logprobs]
-        return attrs.evolve(result, logprobs=[*told, *result.logprobs], top_logprobs=both)
+        return attrs.evolve(result, logprobs=[*first, *result.logprobs], top_logprobs=both)
 
     def _ended(self, number: int, sample: int) -> None:
         """Note that a sample of a job has ended; after the last one forget the job."""

@@ -38,6 +38,7 @@ class TestPaged(KVBackendSuite):
 class TestPagedSharing(KVBackendSuite):
     """Rows in blocks that are kept by their content, and handed out as they lie."""
 
+    first_waits = 1
     host_copies = TestPaged.host_copies
 
     def make(self) -> str:

@@ -378,6 +378,6 @@ def tails(comparison: Comparison, table: Table) -> list[str]:
         next(case for case in comparison.timed if (case.scheme, case.batch_size) == row[:2])
         for row in (rows[0], rows[-1])
     ]
-    times = ratios(comparison, *cases, lambda line: percentiles(line["latencies"])[column - 2])
+    times = ratios(comparison, cases[0], cases[1], lambda line: percentiles(line["latencies"])[column - 2])
     apart = "" if told_apart(*interval(times)[1:], len(times)) else ", which are not told apart"
     return [f"{name} latency of {count} sequences at batch size {largest}: {ends}{apart}{why}."]

@@ -56,6 +56,8 @@ class DecodingSuite(Stopping):
 
     host_waits: ClassVar[int] = 1
     """Times that the host waits for the device in a round. More than one needs a reason."""
+    first_waits: ClassVar[int] = 0
+    """Further waits in the first round of a later run, where something kept of prompts goes by weights that have to be compared."""
     host_copies: ClassVar[int] = 2
     """Copies from the host to the device in a round whose rows are those of the round before, at most."""
 
@@ -74,8 +76,9 @@ class DecodingSuite(Stopping):
             self.verify(pipe, usual_requests(target))
             watched.rounds.clear()  # a model is tried out in its first run
             self.verify(pipe, usual_requests(target))
-        for one in watched.rounds:
-            assert one.waits <= self.host_waits, f"expected {self.host_waits} wait per round, got {one}"
+        for number, one in enumerate(watched.rounds):
+            allowed = self.host_waits + (0 if number else self.first_waits)
+            assert one.waits <= allowed, f"expected {allowed} wait per round, got {one}"
         for one in watched.steady:
             assert one.copies <= self.host_copies, f"expected {self.host_copies} copies per round at most, got {one}"
 
