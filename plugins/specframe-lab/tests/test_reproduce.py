@@ -214,7 +214,10 @@ def test_a_dry_run_of_some_parts(pair: list[str], tmp_path: Path, monkeypatch: p
     command = [*pair, *SIZES, *TOKENS, "--parts", "uniform", "--output", str(tmp_path / "out"), "--dry-run"]
     result = run(*command)
     assert result.exit_code == 0, result.stderr
-    assert re.findall(r"(uniform, \w+) +\S+ +\S+ +2 +1 +0", result.stdout) == ["uniform, bounded", "uniform, unbounded"]
+    assert re.findall(r"(uniform, \w+) +same-length,\S+ +dynamic +2 +1 +0", result.stdout) == [
+        "uniform, bounded",
+        "uniform, unbounded",
+    ]
     assert f"2 of 2 runs to make: at most {2 * len(PROMPTS) * 6} new tokens" in result.stdout
     assert not (tmp_path / "out").exists()
 

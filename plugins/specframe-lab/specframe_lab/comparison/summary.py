@@ -181,6 +181,7 @@ def findings(comparison: Comparison, tables: dict[str, Table]) -> list[str]:
         *reason(comparison, tables),
         *parts_told(comparison.cases),
         *beside(tables["side_by_side"]),
+        *moving(tables["realign_share"]),
         *most(tables["throughput"]),
         *even(tables["break_even"]),
         *prices(tables["bitwise_price"]),
@@ -279,10 +280,22 @@ def beside(table: Table) -> list[str]:
         same = f"; {together(alike, len(rows) + 1)} cannot be told apart from it" if alike else ""
         said = f"{faster} is {', '.join(words[:NAMED])}{same}"
         if not words:
-            said = f"{together([faster, *alike], len(rows) + 1)} cannot be told apart"
+            said = f"no scheme is told apart from {faster}, which had the most tokens per second"
         why = [f"{row[7][:1].upper()}{row[7][1:]}." for row in apart[:NAMED] if row[7]]
         found.append(" ".join([f"At batch size {size} {said}.", *why]))
     return found
+
+
+def moving(table: Table) -> list[str]:
+    """Return how much of their time schemes spent on moving rows at the largest batch size, where it is a hundredth or more."""
+    largest = max((row[1] for row in table.rows), default=0)
+    shares = [(row[2], row[0]) for row in table.rows if row[1] == largest and row[2] >= LEAST_MOVING]
+    words = ", ".join(f"{scheme} {share:.1%}" for share, scheme in sorted(shares, reverse=True))
+    return [f"Share of the time spent on moving rows at batch size {largest}: {words}."] if shares else []
+
+
+LEAST_MOVING = 0.01
+"""Share of the time on moving rows from which it is named."""
 
 
 def most(table: Table) -> list[str]:
@@ -374,10 +387,8 @@ def tails(comparison: Comparison, table: Table) -> list[str]:
         return []
     (best,), (worst,) = texts([(rows[0][column],), (rows[-1][column],)])
     ends = f"{best} {table.unit} with {rows[0][0]}, {worst} {table.unit} with {rows[-1][0]}"
-    cases = [
-        next(case for case in comparison.timed if (case.scheme, case.batch_size) == row[:2])
-        for row in (rows[0], rows[-1])
-    ]
-    times = ratios(comparison, cases[0], cases[1], lambda line: percentiles(line["latencies"])[column - 2])
+    named = {(case.scheme, case.batch_size): case for case in comparison.timed}
+    ends_of = named[rows[0][:2]], named[rows[-1][:2]]
+    times = ratios(comparison, *ends_of, lambda line: percentiles(line["latencies"])[column - 2])
     apart = "" if told_apart(*interval(times)[1:], len(times)) else ", which are not told apart"
     return [f"{name} latency of {count} sequences at batch size {largest}: {ends}{apart}{why}."]
