@@ -528,7 +528,7 @@ def test_pdf_holds_findings_cells_figures_and_numbers(tmp_path: Path):
     for sentence in findings(found, tables(found))[1:]:
         assert sentence in said
     assert "command: specframe compare" in said
-    assert re.search(r"exspec +2 +failed", said)
+    assert re.search(r"exspec +2 +continuous +slab +failed", said)
     titles = [page._suptitle.get_text().partition("\n")[0] for page in pages if page._suptitle]
     assert titles == [tables(found)[name].title for name in plots.draw(tables(found), found.schemes)]
     path = pdf.write_pdf(found, tables(found), tmp_path)
