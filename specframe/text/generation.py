@@ -53,7 +53,7 @@ def bounded(penalty: float) -> float:
 
 PROCESSORS: Mapping[str, Make] = {
     "sequence_bias": lambda bias, at: hf.SequenceBiasLogitsProcessor(
-        {ids: bounded(value) for ids, value in bias} if isinstance(bias, tuple) else bias
+        {ids: bounded(value) for ids, value in bias} if isinstance(bias, tuple) else bias  # type: ignore[arg-type]
     ),
     "repetition_penalty": lambda penalty, at: hf.RepetitionPenaltyLogitsProcessor(float(penalty)),
     "presence_penalty": lambda penalty, at: PresencePenalty(bounded(penalty), at.prompt_length),
