@@ -62,6 +62,7 @@ def indices(requests) -> list[int]:
 # ---- the pool --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_what_has_not_arrived_is_not_seen():
     clock = HandClock()
     pool = Pool(asked(0, 2, 1, 0), 8, 16, 64, clock=clock)
@@ -74,6 +75,7 @@ def test_what_has_not_arrived_is_not_seen():
     assert indices(pool.waiting) == [2, 1]
 
 
+@pytest.mark.wide
 def test_time_jumps_only_when_nothing_is_left_to_do():
     clock = HandClock()
     pool = Pool(asked(3, 5), 8, 16, 64, clock=clock)
@@ -85,6 +87,7 @@ def test_time_jumps_only_when_nothing_is_left_to_do():
     assert (second.request.index, clock.now) == (1, 5)
 
 
+@pytest.mark.wide
 def test_a_jump_that_falls_short_by_rounding_still_lets_the_next_in():
     class Late(HandClock):
         def jump(self, moment: float) -> None:
@@ -104,6 +107,7 @@ def test_latency_counts_from_the_arrival_and_idle_time_takes_none(seconds: Secon
     assert seconds.now == 6
 
 
+@pytest.mark.wide
 def test_a_request_is_taken_up_after_its_arrival(seconds: Seconds):
     """Rounds end at 1, 2, 3, ...: what arrives at 1.5 is read in the round from 2 to 3, and not before."""
     pipe = harness.pipeline(fake_target(eos=60), batch_size=2, observers=[seconds])
@@ -119,6 +123,7 @@ def test_order_of_arrival_decides_who_is_first_and_results_keep_the_order_asked(
     assert [result.index for result in results] == [0, 1, 2]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_arrivals_change_no_token(align: str):
     target = fake_target()
@@ -129,6 +134,7 @@ def test_arrivals_change_no_token(align: str):
     assert over_time == at_once
 
 
+@pytest.mark.wide
 def test_sorting_takes_short_prompts_first_and_keeps_the_order_of_results(seconds: Seconds):
     pipe = harness.pipeline(fake_target(eos=60), batch_size=1, observers=[seconds])
     prompts = harness.random_prompts([5, 2, 9, 2], 60, seed=3)
@@ -138,6 +144,7 @@ def test_sorting_takes_short_prompts_first_and_keeps_the_order_of_results(second
     assert [result.token_ids for result in results] == [result.token_ids for result in pipe.generate(prompts, 2)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("window", "patience"), [(8, 1), (12, 4), (24, 16)])
 @pytest.mark.parametrize("rate", [None, 0.5, 4.0])
 def test_nobody_is_passed_over_for_longer_than_the_scheduler_promises(
@@ -159,6 +166,7 @@ def test_nobody_is_passed_over_for_longer_than_the_scheduler_promises(
     assert waits.longest <= patience + -(-window // 4)
 
 
+@pytest.mark.wide
 def test_a_wrong_number_of_arrivals_is_refused():
     pipe = harness.pipeline(fake_target())
     with pytest.raises(OptionError, match=r"^arrivals: the list holds 1 numbers: expected 2, one for each prompt$"):
@@ -170,6 +178,7 @@ def test_a_wrong_number_of_arrivals_is_refused():
 # ---- how arrivals are asked for --------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_poisson_arrivals_have_the_rate_asked_for_and_follow_the_seed():
     moments = arrival_times("poisson:4", 4000, seed=1)
     gaps = np.diff([0, *moments])
@@ -179,11 +188,13 @@ def test_poisson_arrivals_have_the_rate_asked_for_and_follow_the_seed():
     assert moments == arrival_times("poisson:4", 4000, seed=1) != arrival_times("poisson:4", 4000, seed=2)
 
 
+@pytest.mark.wide
 def test_arrivals_from_a_file(tmp_path: Path):
     (tmp_path / "moments").write_text("0\n\n1.5\n 1.25 \n")
     assert arrival_times(str(tmp_path / "moments"), 3) == [0, 1.5, 1.25]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "given", ["poisson:0", "poisson:-1", "poisson:", "poisson:fast", "poisson:inf", "poisson:nan", "poisson:1e-300"]
 )
@@ -194,6 +205,7 @@ def test_a_rate_that_is_none(given: str):
         arrival_times(given, 3)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("content", "message"),
     [

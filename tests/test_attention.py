@@ -66,6 +66,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     return calls
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize(
     "options",
@@ -80,6 +81,7 @@ def test_tokens_are_exact(name: str, options: dict[str, str], flash: list[int]) 
     assert (options["attention"] == "packed") == bool(flash)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["eqspec", "exspec", "rollback"])
 def test_alignments_that_move_rows_are_recorded_too(align: str) -> None:
     """A slab whose rows are shifted between replays stays where it is."""
@@ -90,6 +92,7 @@ def test_alignments_that_move_rows_are_recorded_too(align: str) -> None:
     harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
 
 
+@pytest.mark.wide
 def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed attention is used where it agrees with masked attention, and only there."""
     cpu = torch.device("cpu")
@@ -100,6 +103,7 @@ def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) 
     assert not packed.works(cpu, torch.bfloat16, 6, 3, 8)
 
 
+@pytest.mark.wide
 def test_packed_attention_is_taken_where_it_can_be_had(flash: list[int]) -> None:
     """By ``auto``, for tokens whose slots are their places, prompts padded on the left included; other alignments have masks."""
     target = zoo.build("qwen3")
@@ -111,6 +115,7 @@ def test_packed_attention_is_taken_where_it_can_be_had(flash: list[int]) -> None
         assert not packs or max(flash) == 19
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("implementation", "asked", "message"),
     [
@@ -131,6 +136,7 @@ def test_attention_that_cannot_be_had_is_refused(implementation: str, asked: str
         harness.decode(harness.pipeline(target, None, attention=asked), harness.requests(PROMPTS, 3))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "options", "fault"),
     [
@@ -162,6 +168,7 @@ def test_models_that_need_their_masks_keep_them(
     assert use._sparing is None
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", ["packed", "flex"])
 @pytest.mark.parametrize("name", GROUPED)
 def test_a_model_is_tried_without_masks_once(name: str, way: str, flash: list[int]) -> None:
@@ -174,12 +181,14 @@ def test_a_model_is_tried_without_masks_once(name: str, way: str, flash: list[in
     assert (ModelRunner(zoo.build(name), "target").without_masks(packed.Packed()) is None) == bool(flash)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("slots", "extent"), [(1, 64), (64, 64), (65, 128), (600, 640), (1000, 1024), (4100, 5120)])
 def test_buckets(slots: int, extent: int) -> None:
     """An extent is rounded up by at most an eighth of its power of two, or to 64."""
     assert recording_cache.bucket(slots) == extent
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
@@ -190,6 +199,7 @@ def test_packed_attention_on_cuda(dtype: torch.dtype, heads: int, key_heads: int
     assert kernel_trial.error(packed.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize("graph", ["on", "off"])
@@ -200,6 +210,7 @@ def test_tokens_are_exact_on_cuda(name: str, graph: str) -> None:
     harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 def test_half_precision_packs_on_cuda() -> None:
     """A model in bf16 with heads of 32 attends without masks, and decodes what it does with them but for ties."""
@@ -214,6 +225,7 @@ def test_half_precision_packs_on_cuda() -> None:
     assert same >= len(asked) // 2
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
 @pytest.mark.parametrize("attention", ["masked", "packed"])
 def test_recorded_drafts_are_exact(flash: list[int], name: str, attention: str) -> None:
@@ -231,6 +243,7 @@ def test_recorded_drafts_are_exact(flash: list[int], name: str, attention: str) 
     harness.check(pipe, harness.requests(PROMPTS, [19, 24, 3, 12, 17], {zoo.EOS}))
 
 
+@pytest.mark.wide(but=["beside rows that wait"])
 @pytest.mark.parametrize(
     ("lengths", "options"),
     [
@@ -256,6 +269,7 @@ def test_recorded_drafts_are_the_drafts(lengths: tuple[int, ...], options: dict[
     assert counts[0] == counts[1]
 
 
+@pytest.mark.wide(but=["64"])
 @pytest.mark.parametrize("length", [60, 62, 63, 64])
 def test_recorded_steps_see_what_the_steps_before_have_fed(length: int) -> None:
     """Chains that pass the bucket of slots that their rows begin in have the scores of chains that are not recorded."""

@@ -73,6 +73,7 @@ def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Mo
         assert {(one.compared, one.exact) for one in found.values()} == {(3, 3)}
 
 
+@pytest.mark.wide
 def test_a_wrong_token_is_a_bug_and_an_early_end_is_too(pair: contenders.Models, prompts: list[list[int]]) -> None:
     """What parts from the reference is weighed; what there is no time to weigh is not called equal."""
     judge = Judge(pair, prompts, 4)
@@ -82,6 +83,7 @@ def test_a_wrong_token_is_a_bug_and_an_early_end_is_too(pair: contenders.Models,
     assert str(judge.compare(wrong, time.perf_counter() + 60)) == "1/3, 2 bugs"
 
 
+@pytest.mark.wide
 def test_ratios_are_taken_within_a_round() -> None:
     """A round in which everything was slow changes no ratio; one that only one of both has is left out."""
     assert measure.ratio({0: 20.0, 1: 2.0, 2: 9.0}, {0: 10.0, 1: 1.0}) == 2
@@ -89,6 +91,7 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert measure.median([3.0, None, 1.0, 2.0]) == 2
 
 
+@pytest.mark.wide
 def test_a_cell_that_fails_is_a_line_and_the_others_go_on() -> None:
     """An error in one cell is its own; the cells after it, and the next round, are measured."""
 
@@ -113,6 +116,7 @@ def test_what_benchmarks_import_is_declared() -> None:
     assert imported <= {name.replace("-", "_") for name in checkout.PLUGINS}
 
 
+@pytest.mark.wide
 def test_a_part_that_is_not_installed_is_declared(tmp_path: Path) -> None:
     """What a checkout's pyproject.toml says of entry points is found as an installation's would be."""
     checkout.declare(
@@ -302,6 +306,7 @@ def test_a_cell_that_ends_its_process_is_a_line_and_the_others_go_on(
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("small", [False, True])
 def test_cells_of_a_gpu_can_be_called(small: bool) -> None:
     """Every cell names a measurement and its arguments; those that wait for a later version say so; sections are in their order."""
@@ -313,6 +318,7 @@ def test_cells_of_a_gpu_can_be_called(small: bool) -> None:
     assert len({(one.section, one.name) for one in found}) == len(found)
 
 
+@pytest.mark.wide
 def test_kernels_are_counted_for_one_call() -> None:
     """The number and the time of kernels are those of one of several calls; where none were seen there are no figures."""
     found = graph_times.summary([("one", 300.0), ("other", 100.0), ("one", 500.0), ("other", 100.0)], 2)
@@ -342,6 +348,7 @@ def test_the_cells_of_a_gpu_run_on_the_simulated_device(tmp_path: Path) -> None:
     assert all(one["nodes"] > 200 for row in rows if row["section"] == "forwards" for one in row.get("figures", []))
 
 
+@pytest.mark.wide
 def test_what_is_wrong_after_a_kill() -> None:
     """What is lost, comes twice, has other ids or stays is a fault, and so is a traceback; what is complete has none."""
     expected = {0: [1, 2], 1: [3]}
@@ -380,6 +387,7 @@ def test_the_gpu_suite_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert wrong == {"traffic": False, "heads": True, "bitwise": False, "attention": False}
 
 
+@pytest.mark.wide
 def test_the_gpu_suite_runs_the_files_with_marks() -> None:
     """Every file with a test for CUDA is run, and no file without one."""
     files = gpu_suite.with_marks()
@@ -396,6 +404,7 @@ def test_traffic_is_told_by_round() -> None:
     assert any("eqspec.py" in place for place in row["places"])
 
 
+@pytest.mark.wide
 def test_a_wait_in_a_strict_run_is_a_fault() -> None:
     """Where waits are refused, one is an error that says where, but for a round's transfer."""
     models.pick_device("sim")
@@ -408,6 +417,7 @@ def test_a_wait_in_a_strict_run_is_a_fault() -> None:
     assert verdict.accepted_B[0].item() == 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", uneven.CELLS)
 def test_runs_that_leave_out_filler_are_compared_on_the_same_tokens(name: str) -> None:
     """Both kinds of runs are made and timed, of the rows that a cell says, and what was changed for that is as it was."""

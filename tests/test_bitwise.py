@@ -129,6 +129,7 @@ def test_same_to_the_bit(name: str, dtype: torch.dtype, way: Way) -> None:
     assert same(decoded(name, dtype, way, bitwise=True), alone(name, dtype))
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_same_to_the_bit_on_cuda(dtype: torch.dtype) -> None:
@@ -145,6 +146,7 @@ def test_same_to_the_bit_on_cuda(dtype: torch.dtype) -> None:
     assert same(found[1], found[0])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "dtype", "way"),
     [
@@ -182,6 +184,7 @@ def require_equal_to_the_reference(name: str, align: str, tree: str, lengths: tu
     assert same(kept.logits, by_reference(target, asked))
 
 
+@pytest.mark.wide(but=["gemma3-exspec-dynamic"])
 @pytest.mark.parametrize(
     ("name", "align", "tree"),
     [("mistral", "ragged", "static"), ("llama", "eqspec", "chain"), ("gemma3", "exspec", "dynamic")],
@@ -208,6 +211,7 @@ LONG: dict[str, dict[str, Any]] = {
 """Models whose rows, and windows, are as long as a block of keys."""
 
 
+@pytest.mark.wide
 def test_sample_covers_the_matrix() -> None:
     """Every architecture meets both precisions, and every batch size every draft length and both precisions."""
     assert {(name, dtype) for name, dtype, _ in ways()} == set(itertools.product(zoo.NAMES, DTYPES))
@@ -215,6 +219,7 @@ def test_sample_covers_the_matrix() -> None:
     assert {(way.batch, dtype) for _, dtype, way in ways()} == set(itertools.product(BATCHES, DTYPES))
 
 
+@pytest.mark.wide
 def test_differs_without() -> None:
     """With kernels that go by the number of rows logits differ without bitwise, and are equal with it."""
     with ByShape():
@@ -228,6 +233,7 @@ SAMPLE = ("diffllama", "gemma2", "minicpm3", "phimoe")
 ALL = os.environ.get("SPECFRAME_ALL_ARCHITECTURES") == "1"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [name for name in (FROZEN["exact"] if ALL else SAMPLE) if name in architectures.NAMES])
 def test_an_architecture_is_the_same_to_the_bit_or_refused(name: str) -> None:
     """Every exact architecture has the reference's logits to the bit in bfloat16, but those that are refused in a sentence.
@@ -250,6 +256,7 @@ def test_an_architecture_is_the_same_to_the_bit_or_refused(name: str) -> None:
         assert same(kept.logits, wanted)
 
 
+@pytest.mark.wide
 def test_prompts_in_pieces_are_the_same_to_the_bit() -> None:
     """A long prompt that is read in pieces, beside rows that decode, has the reference's logits."""
     way = Way(3, 2, "ragged", 60)
@@ -257,12 +264,14 @@ def test_prompts_in_pieces_are_the_same_to_the_bit() -> None:
     assert same(decoded("qwen3", torch.bfloat16, way, bitwise=True, schedule="continuous,piece=7"), wanted)
 
 
+@pytest.mark.wide
 def test_recorded_forwards_are_the_same_to_the_bit() -> None:
     """Forwards over the buffers of recordings, with padded rows and slots, have the reference's logits."""
     found = decoded("mistral", torch.bfloat16, Way(3, 2), bitwise=True, graphs="on")
     assert same(found, alone("mistral", torch.bfloat16))
 
 
+@pytest.mark.wide
 def test_samples_are_the_same_at_any_batch_size() -> None:
     """In bfloat16 a seed gives the same samples at batch sizes 1 and 8."""
     target, draft = models("llama", torch.bfloat16)
@@ -325,6 +334,7 @@ def by_experts(x: torch.Tensor) -> torch.Tensor:
 WEIGHT = torch.randn(9, 36, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("inference", [True, False])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_rows_do_not_depend_on_their_number(name: str, inference: bool) -> None:
@@ -343,6 +353,7 @@ def test_rows_do_not_depend_on_their_number(name: str, inference: bool) -> None:
     torch.testing.assert_close(whole, function(x))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_is_the_usual_one(causal: bool) -> None:
     """Attention in blocks is torch's up to rounding, with shared heads, with masks of both kinds, and over any extent."""
@@ -362,6 +373,7 @@ def test_attention_is_the_usual_one(causal: bool) -> None:
         )
 
 
+@pytest.mark.wide
 def test_a_model_is_refused_by_the_module_at_fault() -> None:
     """A model whose products cannot be had in one shape is refused in one sentence, which names the module and the operator."""
     model = zoo.build("qwen3-moe")
@@ -376,6 +388,7 @@ def test_a_model_is_refused_by_the_module_at_fault() -> None:
         harness.pipeline(zoo.build("gpt2"), architectures.build("gpt_neo"), bitwise=True)
 
 
+@pytest.mark.wide
 def test_products_whose_rows_depend_on_their_place_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that gives the last row of a tile other values is refused before anything is decoded."""
     plain = torch.ops.aten.linear.default
@@ -391,6 +404,7 @@ def test_products_whose_rows_depend_on_their_place_are_found(monkeypatch: pytest
         require_bitwise(zoo.build("llama"), "the target")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("option", "value"), [("layers", "compiled"), ("attention", "packed"), ("attention", "flex")])
 def test_kernels_that_go_by_the_shape_are_refused(option: str, value: str) -> None:
     """Compiled layers, and attention by kernels of their own, cannot be had with bitwise."""
@@ -399,6 +413,7 @@ def test_kernels_that_go_by_the_shape_are_refused(option: str, value: str) -> No
         harness.pipeline(models("llama", torch.float32)[0], None, bitwise=True, **{option: value})
 
 
+@pytest.mark.wide
 def test_operators_that_write_into_a_tensor_are_refused() -> None:
     """A product that writes its result into a given tensor has no rule, and is no silent exception."""
     with (

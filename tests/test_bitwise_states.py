@@ -109,6 +109,7 @@ SAMPLE = {
 """The cells that every run of the tests tries."""
 
 
+@pytest.mark.wide(but=["qwen3_5_text-torch.float32-tree-eqspec"])
 @pytest.mark.parametrize(
     ("name", "dtype", "way"),
     [
@@ -122,6 +123,7 @@ def test_same_to_the_bit(name: str, dtype: torch.dtype, way: str) -> None:
     require_equal_to_the_reference(name, dtype, **WAYS[way])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", KINDS.values(), ids=KINDS)
 def test_the_reference_is_the_models_own(name: str) -> None:
     """One token after the other gives what a model's own scan gives, up to rounding."""
@@ -137,6 +139,7 @@ def test_the_reference_is_the_models_own(name: str) -> None:
         torch.testing.assert_close(found, usual, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.wide
 def test_samples_are_the_same_at_any_batch_size() -> None:
     """In bfloat16 a seed gives the same samples at batch sizes 1 and 8, those of one prompt from copies of one state."""
     model, drawn = target("qwen3_5_text", torch.bfloat16), []
@@ -147,6 +150,7 @@ def test_samples_are_the_same_at_any_batch_size() -> None:
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.wide
 def test_rows_that_begin_after_a_kept_state_are_the_same_to_the_bit() -> None:
     """A prompt that begins as another goes on from the state that was kept of that, with padding before its first token."""
     model, (long, *_) = target("nemotron_h", torch.bfloat16), harness.random_prompts([11], zoo.VOCABULARY, seed=2)
@@ -159,11 +163,13 @@ def test_rows_that_begin_after_a_kept_state_are_the_same_to_the_bit() -> None:
     assert same(kept.logits, by_reference(model, asked, 3))
 
 
+@pytest.mark.wide
 def test_invariants_are_checked() -> None:
     """The checks of every round compute the target's choices afresh, one token after the other as well."""
     require_equal_to_the_reference("lfm2", torch.float32, check=True, draft_length=2)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("tree", [False, True])
 def test_what_is_not_real_leaves_a_state_as_it_is(tree: bool) -> None:
     """A token that does not stand changes no bit of a state, not even where it is no number, and zeros keep their sign."""
@@ -201,6 +207,7 @@ class Plain:
         self.layers, self.shape, self.forward, self.advance = kind.layers, kind.shape, kind.forward, kind.advance
 
 
+@pytest.mark.wide
 def test_a_kind_that_does_not_allow_it_is_refused() -> None:
     """A kind that does not offer it is told by its name and the number of its layer."""
     expected = (
@@ -215,6 +222,7 @@ def test_a_kind_that_does_not_allow_it_is_refused() -> None:
         harness.decode(harness.pipeline(model, None), harness.requests([[5, 6]], 3))
 
 
+@pytest.mark.wide
 def test_a_kind_that_offers_it_has_what_goes_with_the_word() -> None:
     """A kind that offers it without a second form is refused when it is first used."""
     kind = type("Half", (Plain,), {"offers": frozenset({"bitwise"})})
@@ -222,6 +230,7 @@ def test_a_kind_that_offers_it_has_what_goes_with_the_word() -> None:
         harness.pipeline(states.fake_state_target(), None, bitwise=True)
 
 
+@pytest.mark.wide
 def test_a_model_is_tried_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan that takes another way for more than four tokens is found before anything is decoded."""
     scanned = recurrence.scanned
@@ -235,6 +244,7 @@ def test_a_model_is_tried_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         require_bitwise(architectures.build("qwen3_5_text"), "the target")
 
 
+@pytest.mark.wide(but=["jamba"])
 @pytest.mark.parametrize("name", ["qwen3_5_text", "nemotron_h", "jamba"])
 def test_a_model_is_tried_with_rejected_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state that rejected tokens decay by a ten-thousandth is found before anything is decoded."""

@@ -69,6 +69,7 @@ RULES: dict[str, tuple[Any, tuple[float, float], str | None]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("peeks", [False, True], ids=["first-drop", "past-it"])
 @pytest.mark.parametrize("rule", crossed([*RULES]))
 def test_the_first_drop_is_where_to_stop(rule: str, peeks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +144,7 @@ def test_policies_draw_from_the_target(rule: str, policy: str, branch: str | Non
     assert lengths.uneven
 
 
+@pytest.mark.wide(but=["traversal"])
 @pytest.mark.parametrize("rule", crossed(["traversal", "rejection"]))
 def test_budgets_of_trees_draw_from_the_target(rule: str) -> None:
     """Trees of which each row has a part that its past tells draw from the target."""

@@ -48,6 +48,7 @@ def numbers(budget: Budget) -> tuple[Any, ...]:
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -69,6 +70,7 @@ def test_budgets_are_as_wide_as_some_row_has_them(given: Budget, expected: tuple
     assert numbers(tight(given)) == expected
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("room", "budget", "expected"),
     [
@@ -108,6 +110,7 @@ def test_a_budget_stays_whole_where_the_output_depends_on_it() -> None:
 TOKENS_BN = torch.arange(12).view(3, 4)
 
 
+@pytest.mark.wide
 def test_a_chain_is_cut_to_the_budgets() -> None:
     """Each row has as many real tokens as its budget and the drafter say, and the host knows the bound."""
     budget = Budget(4, 4, np.array([4, 0, 2]), np.array([4, 0, 2]))
@@ -123,6 +126,7 @@ def test_a_chain_is_cut_to_the_budgets() -> None:
         assert (found.counts_B.tolist(), found.counts.tolist()) == (expected, known)
 
 
+@pytest.mark.wide
 def test_counts_of_the_host_go_to_the_device() -> None:
     """A drafter need not send its counts itself; without any, and without budgets of rows, a draft stays as it is."""
     found = cut(Draft(TOKENS_BN, counts=np.array([3, 3, 1])), Budget(4))
@@ -132,6 +136,7 @@ def test_counts_of_the_host_go_to_the_device() -> None:
         assert cut(draft, Budget(4)) is draft
 
 
+@pytest.mark.wide(but=["parents of each row"])
 @pytest.mark.parametrize("shared", [True, False], ids=["one row of parents", "parents of each row"])
 def test_a_tree_is_cut_where_it_gets_too_deep(shared: bool) -> None:
     """Of a row's nodes those before the first that is too deep are real, no more than it may have."""
@@ -163,6 +168,7 @@ class Own:
         """Nothing to learn."""
 
 
+@pytest.mark.wide(but=["rejection"])
 @pytest.mark.parametrize("rule", ["rejection", "block", "gumbel", "typical"])
 def test_a_rows_draws_depend_on_its_own_budget(rule: str) -> None:
     """Under rules that look at drafts a row draws beside rows with other budgets what it draws alone."""
@@ -180,6 +186,7 @@ def test_a_rows_draws_depend_on_its_own_budget(rule: str) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
 def test_figures_are_those_of_the_budgets(align: str) -> None:
     """What is cut is not counted as drafted; a right drafter has all that is left accepted."""
@@ -195,6 +202,7 @@ def test_figures_are_those_of_the_budgets(align: str) -> None:
         assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
 
+@pytest.mark.wide
 def test_rows_that_gain_alike_draft_alike() -> None:
     """Under an alignment whose rows all gain what the least row does, chains of a policy's unequal rows have their mean length."""
     asked, feeds = harness.requests(PROMPTS, 40), harness.Feeds()
@@ -212,6 +220,7 @@ def test_rows_that_gain_alike_draft_alike() -> None:
         assert report.drafted.tolist() == [round(float(said.depths_B.mean()))] * len(report.drafted)
 
 
+@pytest.mark.wide
 def test_a_drafter_drafts_no_longer_than_the_row_with_most() -> None:
     """Where all rows have less than the policy's depth the drafter is asked for less, and for nothing where none has any."""
     asked = harness.requests(PROMPTS, 20)
@@ -237,6 +246,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.wide(but=["more than the depth"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faulty_budgets_are_told(fault: str) -> None:
     """What a policy gives for rows that is no whole number of each, in range, is told in one sentence that names the policy."""
@@ -254,6 +264,7 @@ def test_faulty_budgets_are_told(fault: str) -> None:
         harness.decode(pipe, harness.requests(PROMPTS, 8))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("counts", "told"),
     [
@@ -278,6 +289,7 @@ def test_faulty_counts_are_told(counts: Any, told: str) -> None:
         harness.decode(pipe, asked)
 
 
+@pytest.mark.wide(but=["cpu"])
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_counts_of_device_and_host_that_differ_are_told(device: str) -> None:
     """A drafter that says of nodes that are real that they are not would have them judged without scores."""

@@ -39,6 +39,7 @@ def versions(text: str) -> list[str]:
     return [first or second for first, second in HEADING.findall(text)]
 
 
+@pytest.mark.wide
 def test_sections_are_versions_in_order() -> None:
     """Every section is a version with its date, or the one that is not out; the latest comes first and none is there twice."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -48,6 +49,7 @@ def test_sections_are_versions_in_order() -> None:
     assert found[0] == specframe.__version__
 
 
+@pytest.mark.wide
 def test_a_draft_shows_every_change(copy: Path) -> None:
     """A draft has the sentence of each file, under its kind, and writes nothing."""
     before = (copy / "CHANGELOG.md").read_text()
@@ -60,6 +62,7 @@ def test_a_draft_shows_every_change(copy: Path) -> None:
     assert (copy / "CHANGELOG.md").read_text() == before
 
 
+@pytest.mark.wide
 def test_a_version_takes_all_changes(copy: Path) -> None:
     """The section of a version goes to the top, and the files are gone."""
     before = versions((copy / "CHANGELOG.md").read_text())
@@ -79,6 +82,7 @@ def test_a_file_of_another_kind_is_refused(copy: Path) -> None:
     assert "+round.better.md" in refused.stderr
 
 
+@pytest.mark.wide
 def test_links_of_changes_resolve() -> None:
     """A change links to files from the top of the repository, where its section will be."""
     links = [link for path in FRAGMENTS for link in re.findall(r"\]\(([^)\s#]+)", path.read_text(encoding="utf-8"))]

@@ -52,6 +52,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return noted
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
 @pytest.mark.parametrize(
     ("options", "shows"),
@@ -108,6 +109,7 @@ class Late(RaggedLayout):
         return attrs.evolve(placement, positions_BT=placement.positions_BT - 1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("shape", ["", ",tree=dynamic,nodes=8,top=2"], ids=["chain", "tree"])
 def test_the_cache_of_a_head_is_checked(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head is fed rows without their first token, into a slab of its own; wrong positions there break an invariant."""

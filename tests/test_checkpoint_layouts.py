@@ -41,6 +41,7 @@ def decoded(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     return [one.token_ids for one in pipe.generate(prompts, 6)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("nemotron_h", "deepseek_v32"))) for name in PUBLISHED],

@@ -264,6 +264,7 @@ def decode(target: Any = TARGET, draft: Any = DRAFT, **options: Any) -> list[har
     return harness.decode(pipe, asked())
 
 
+@pytest.mark.wide(but=["swapped", "overwriting", "claiming", "swapped-verdicts"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_checks_name_what_is_broken(name: str) -> None:
     """A run with checks stops with an error that names the invariant, the round, the row and the prompt."""
@@ -297,6 +298,7 @@ def test_a_rules_wrong_bonus_token_is_named() -> None:
         decode(draft=drafter, accept=AnotherBonus())
 
 
+@pytest.mark.wide(but=["falcon"])
 @pytest.mark.parametrize("name", ["falcon", "llama"])
 def test_a_model_that_is_called_during_a_round_attends_as_ever(name: str) -> None:
     """Checks, observers and other threads get the model's own logits; Falcon compares the name of its attention with sdpa."""
@@ -316,6 +318,7 @@ def test_a_model_that_is_called_during_a_round_attends_as_ever(name: str) -> Non
     assert all(torch.allclose(one, expected, atol=1e-4) for one in found)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", FIVE)
 def test_verify_finds_what_is_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``verify`` finds every one of the five without checks, and tells each from a tie."""
@@ -328,6 +331,7 @@ def test_verify_finds_what_is_broken(name: str, monkeypatch: pytest.MonkeyPatch)
     assert outcome.batch_one.bugs > 0
 
 
+@pytest.mark.wide
 def test_verify_reports_a_broken_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
     """With checks, a cell's fault is the invariant that broke, and the other cells go on."""
     cell = {"target": TARGET, "drafter": [DRAFT], "align": "stale,ragged", "batch_size": 3, "check": True}
@@ -337,6 +341,7 @@ def test_verify_reports_a_broken_invariant(monkeypatch: pytest.MonkeyPatch) -> N
     assert good.sound
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=4"])
 @pytest.mark.parametrize(
     "align",
@@ -354,12 +359,14 @@ def test_what_is_sound_passes(align: str, schedule: str) -> None:
     harness.assert_exact(TARGET, asked(), decode(align=align, schedule=schedule))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", [{"kv": "slab"}, {"drafter": None}, {"batch_size": 1}, {"draft_length": 1}])
 def test_other_surroundings_pass(options: dict[str, Any]) -> None:
     """Checks hold with another KV backend, without a drafter, for a batch of one and for drafts of one token."""
     harness.assert_exact(TARGET, asked(), decode(align="eqspec", **options))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("architecture", "dtype"), [("qwen3", "float32"), ("gemma3", "bfloat16"), ("opt", "float32")])
 def test_real_models_pass(architecture: str, dtype: str) -> None:
     """Rounding is no violation: choices that differ from those computed without a cache are near ties."""
@@ -369,6 +376,7 @@ def test_real_models_pass(architecture: str, dtype: str) -> None:
     assert all(result.finish_reason in ("eos", "length") for result in results)
 
 
+@pytest.mark.wide(but=["padding-position"])
 @pytest.mark.parametrize(
     ("align", "invariant"),
     [
@@ -418,6 +426,7 @@ class HalfShifted(Slab):
         return self.Store(shapes, rows, capacity + 1, device)
 
 
+@pytest.mark.wide
 def test_layers_that_part_are_found() -> None:
     """A KV backend that moves some layers only is caught where they differ."""
     target = zoo.build("qwen3")
@@ -426,6 +435,7 @@ def test_layers_that_part_are_found() -> None:
     assert caught.value.invariant == "cache"
 
 
+@pytest.mark.wide
 def test_a_rule_that_picks_another_token_is_found() -> None:
     """A rule that claims to be lossless must give the target's own tokens."""
     rule = registry().make("acceptance rule", "synthetic,rate=1")
@@ -435,6 +445,7 @@ def test_a_rule_that_picks_another_token_is_found() -> None:
     assert caught.value.invariant == "bonus"
 
 
+@pytest.mark.wide
 def test_a_rule_that_promises_nothing_is_left_alone() -> None:
     """Forced acceptance is checked for everything but whose tokens they are."""
     assert len(decode(accept="synthetic,rate=0.5")) == len(PROMPTS)

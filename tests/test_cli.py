@@ -95,6 +95,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("greeter", None)
 
 
+@pytest.mark.wide
 def test_help_imports_nothing_heavy() -> None:
     """The help lists specframe's own commands and the lab's, and imports no package beside the plugins and four small ones."""
     shown = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True).stdout
@@ -114,6 +115,7 @@ def test_installed_command() -> None:
     assert shown == f"specframe, version {specframe.__version__}\n"
 
 
+@pytest.mark.wide
 def test_unknown_command() -> None:
     """A mistyped command is answered with the known ones and the nearest."""
     result = invoke("plugin", "list")
@@ -122,6 +124,7 @@ def test_unknown_command() -> None:
     assert result.stderr.endswith("did you mean 'plugins'?\n")
 
 
+@pytest.mark.wide
 def test_commands_of_plugins(site: Path) -> None:
     """A plugin's command is listed with its help and runs with its options."""
     install(site, "greeter", PLUGIN)
@@ -129,6 +132,7 @@ def test_commands_of_plugins(site: Path) -> None:
     assert invoke("greet", "--times", "2").stdout == "hello hello \n"
 
 
+@pytest.mark.wide
 def test_broken_commands_of_plugins(site: Path) -> None:
     """Commands that do not import, or are none, are listed all the same and say why when they are run."""
     install(site, "greeter", PLUGIN)
@@ -144,6 +148,7 @@ def test_broken_commands_of_plugins(site: Path) -> None:
     assert number.stderr.endswith(", got 4\n")
 
 
+@pytest.mark.wide
 def test_plugins_in_conflict(site: Path) -> None:
     """Of two commands of one name neither can be used, and both distributions are named; all else can."""
     install(site, "greeter", PLUGIN)
@@ -157,6 +162,7 @@ def test_plugins_in_conflict(site: Path) -> None:
     assert "command 'greet' is offered by both greeter and other" in refused.stderr
 
 
+@pytest.mark.wide
 def test_a_plugin_that_takes_the_name_of_an_own_command(site: Path) -> None:
     """specframe's own commands have no privilege: a name that a plugin takes is in conflict, and both are named."""
     install(site, "greeter", PLUGIN.replace('"greet", greet', '"models", greet'))
@@ -166,6 +172,7 @@ def test_a_plugin_that_takes_the_name_of_an_own_command(site: Path) -> None:
     assert invoke("plugins", "list").exit_code == 0
 
 
+@pytest.mark.wide
 def test_a_command_of_a_plugin_that_raises_is_named(site: Path) -> None:
     """What a plugin's command raises is one sentence with its distribution and the place; click's own errors stay click's."""
     install(site, "greeter", PLUGIN)
@@ -176,6 +183,7 @@ def test_a_command_of_a_plugin_that_raises_is_named(site: Path) -> None:
     assert refused.stderr.endswith("Error: times: expected a number of at least 0\n")
 
 
+@pytest.mark.wide
 def test_faults_are_one_sentence(site: Path) -> None:
     """An error of specframe's own is one line on standard error and status 2."""
     install(site, "greeter", PLUGIN)
@@ -184,6 +192,7 @@ def test_faults_are_one_sentence(site: Path) -> None:
     assert result.stderr == "Error: times: expected a number that brings no bad luck, got 13\n"
 
 
+@pytest.mark.wide
 def test_interruption(site: Path) -> None:
     """An interrupted command exits with status 130 and a short line."""
     install(site, "greeter", PLUGIN)
@@ -191,6 +200,7 @@ def test_interruption(site: Path) -> None:
     assert (result.exit_code, result.stderr.strip()) == (130, "interrupted")
 
 
+@pytest.mark.wide
 def test_options_are_those_of_the_pipeline() -> None:
     """Every option that describes a pipeline has the name and the default of the parameter it sets."""
     from specframe import Pipeline
@@ -205,6 +215,7 @@ def test_options_are_those_of_the_pipeline() -> None:
     assert {"target", "drafter", "align", "batch_size", "seed"} <= given.keys()
 
 
+@pytest.mark.wide
 def test_short_options() -> None:
     """An option that has a short form has it in every command, and no letter means two things."""
     from specframe.cli.options import SHORT
@@ -232,6 +243,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "saved"
 
 
+@pytest.mark.wide
 def test_models_list(folder: Path) -> None:
     """The list has the published pairs, what each drafts for, and who offers them."""
     lines = {line.split()[0]: line for line in invoke("models", "list").stdout.splitlines()}
@@ -240,6 +252,7 @@ def test_models_list(folder: Path) -> None:
     assert "specframe-std" in lines["qwen3-0.6b"]
 
 
+@pytest.mark.wide
 def test_models_add_and_show(folder: Path) -> None:
     """A name that was added is listed, and shown with the model's shape."""
     added = invoke("models", "add", "mine", str(folder))
@@ -249,6 +262,7 @@ def test_models_add_and_show(folder: Path) -> None:
     assert (shown["architecture"], shown["vocabulary"], shown["layers"]) == ("Qwen3ForCausalLM", "97", "2")
 
 
+@pytest.mark.wide
 def test_models_show_layers_that_keep_a_state(tmp_path: Path) -> None:
     """The layers of a hybrid are counted by their types, and what cannot be had with them is named."""
     kinds = ["linear_attention"] * 3 + ["full_attention"]
@@ -262,6 +276,7 @@ def test_models_show_layers_that_keep_a_state(tmp_path: Path) -> None:
     assert "not offered" not in shown
 
 
+@pytest.mark.wide
 def test_models_remove(folder: Path) -> None:
     """A name of one's own is taken back; one that a plugin offers, and one that nobody does, are refused."""
     invoke("models", "add", "mine", str(folder))
@@ -277,6 +292,7 @@ def test_models_remove(folder: Path) -> None:
         assert refused.stderr.startswith(f"Error: {said}")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("group", ["plugins", "models"])
 def test_a_group_alone_lists(group: str, folder: Path) -> None:
     """Without a subcommand the list is shown, as with it."""
@@ -286,6 +302,7 @@ def test_a_group_alone_lists(group: str, folder: Path) -> None:
     assert "specframe-tiny" in alone.stdout or "specframe-std" in alone.stdout
 
 
+@pytest.mark.wide
 def test_models_show_of_what_is_not_there(folder: Path) -> None:
     """A model that is not on disk is shown without its shape, with what drafts for it; an unknown name is refused."""
     shown = invoke("models", "show", "vicuna-7b").stdout
@@ -296,6 +313,7 @@ def test_models_show_of_what_is_not_there(folder: Path) -> None:
     assert refused.stderr.endswith("did you mean 'vicuna-7b'?\n")
 
 
+@pytest.mark.wide
 def test_models_add_refuses(folder: Path, tmp_path: Path) -> None:
     """A path that holds no model is refused and nothing is added."""
     result = invoke("models", "add", "mine", str(tmp_path))
@@ -322,6 +340,7 @@ def test_bars_of_loading_stay_out_of_a_standard_error_that_is_no_terminal(monkey
     assert (logging.is_progress_bar_enabled(), os.environ.get(VARIABLE)) == (True, None)
 
 
+@pytest.mark.wide(but=["None"])
 @pytest.mark.parametrize("given", [None, "info"])
 def test_log_lines_of_libraries_do_not_mix_with_those_of_a_command(given, monkeypatch):
     """A command, and a process that it begins, logs errors of libraries alone, or what the user asks for; then all is as before."""

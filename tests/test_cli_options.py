@@ -68,6 +68,7 @@ def test_sections() -> None:
     assert parsed("run", "--config", "c.toml", "--batch-size", "3")["batch_size"] == 3
 
 
+@pytest.mark.wide
 def test_the_documented_file() -> None:
     """The file shown in docs/cli.md is read as the page says."""
     page = (Path(__file__).parent.parent / "docs/cli.md").read_text(encoding="utf-8")
@@ -78,6 +79,7 @@ def test_the_documented_file() -> None:
     assert grid["align"] == ["ragged", "eqspec", "masking,positions=content"]
 
 
+@pytest.mark.wide
 def test_lists() -> None:
     """An option of a grid takes a list, or the text that the command line takes; each value is read like one typed there."""
     Path("c.toml").write_text(SHARED)
@@ -87,6 +89,7 @@ def test_lists() -> None:
     assert parsed("verify", "--config", "c.toml")["align"] == ["ragged", "eqspec"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -110,6 +113,7 @@ def test_refused_files(text: str, reason: str) -> None:
 # ---- the environment -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable goes before the file and the default, and the command line before it; it serves its command alone."""
     Path("c.toml").write_text("batch-size = 2\nseed = 7")
@@ -126,6 +130,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed("run")["seed"] == 7
 
 
+@pytest.mark.wide
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence names the variable, not an option that nobody typed."""
     monkeypatch.setenv("SPECFRAME_RUN_BATCH_SIZE", "many")
@@ -135,6 +140,7 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal("run", "x") == "SPECFRAME_RUN_CHECK: expected true or false, got 'maybe'"
 
 
+@pytest.mark.wide
 def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence names the nearest; a variable that is like none may be a plugin's."""
     for name in ("PLUGIN", "RUN_BATCHSIZE", "VERIFY_ALIGN", "HOME", "FUZZ"):
@@ -156,6 +162,7 @@ def completed(line: str) -> list[tuple[str, str]]:
     return [(item.type, item.value) for item in found]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
@@ -175,6 +182,7 @@ def test_values_are_completed(line: str, offered: list[str]) -> None:
     assert completed(line) == [("plain", value) for value in offered]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
@@ -189,6 +197,7 @@ def test_the_shell_completes_files(line: str, kind: str) -> None:
     assert completed(line) == [(kind, line.rpartition(" ")[2])]
 
 
+@pytest.mark.wide
 def test_completion_survives_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong value before, or a broken file of aliases, costs nothing but the names that cannot be known."""
     assert completed("run --batch-size x --config none.toml --align rag") == [("plain", "ragged")]

@@ -63,6 +63,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("bold_plugin", None)
 
 
+@pytest.mark.wide
 def test_list() -> None:
     """Every strategy is listed once, under its kind, with its distribution and a summary."""
     header, *listed = rows(invoke("list").stdout)
@@ -74,6 +75,7 @@ def test_list() -> None:
     assert all(len(row) >= 4 for row in listed)
 
 
+@pytest.mark.wide
 def test_list_of_what_does_not_work(site: Path) -> None:
     """A plugin that failed to load and a strategy that does not import are listed with the reason."""
     listed = rows(invoke("list").stdout)
@@ -85,6 +87,7 @@ def test_list_of_what_does_not_work(site: Path) -> None:
     assert "no_such_module" in failed[2]
 
 
+@pytest.mark.wide
 def test_show_everything_of_a_name() -> None:
     """A name that two kinds share is shown twice, each with its options and their defaults."""
     shown = invoke("show", "fixed").stdout
@@ -94,6 +97,7 @@ def test_show_everything_of_a_name() -> None:
     assert ["length", "default 5"] in rows(shown)
 
 
+@pytest.mark.wide
 def test_show_required_options(site: Path) -> None:
     """Options without a default are marked as required, the docstring is there, and what does not import says so."""
     shown = invoke("show", "bold").stdout
@@ -103,6 +107,7 @@ def test_show_required_options(site: Path) -> None:
     assert "drafter bold, of bold\n\n    cannot be used: " in shown
 
 
+@pytest.mark.wide
 def test_show_unknown() -> None:
     """An unknown name is answered with the nearest."""
     result = invoke("show", "ragd")
@@ -129,6 +134,7 @@ def test_matrix() -> None:
     assert (table["exspec"]["kv dynamic"], table["exspec"]["kv slab"]) == ("default", "yes")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -68,6 +68,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Several]]:
     registry.cache_clear()
 
 
+@pytest.mark.wide
 def test_one_process_has_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ranks a process writes, and shares with nobody; neither has the executor of one process ranks."""
     monkeypatch.delenv("RANK", raising=False)
@@ -79,6 +80,7 @@ def test_one_process_has_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ranks_of("local").several
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -97,6 +99,7 @@ def test_statuses(error: BaseException, status: int) -> None:
     assert status_of(error) == status
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("error", [ModelError("no layers"), None], ids=["error", "none"])
 def test_other_ranks_end_with_the_status_of_rank_zero(error: Exception | None, capsys: Any) -> None:
     """A rank that does not write prints nothing and exits with rank 0's status, whatever its own would be."""
@@ -115,6 +118,7 @@ def test_other_ranks_end_with_the_status_of_rank_zero(error: Exception | None, c
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.wide
 def test_rank_zero_tells_its_own_error() -> None:
     """Rank 0 tells the others its status, and raises what it would have raised alone."""
     executor: Any = types.SimpleNamespace(rank=0, ends=[])
@@ -124,6 +128,7 @@ def test_rank_zero_tells_its_own_error() -> None:
     assert executor.ends == [(2, "no layers")]
 
 
+@pytest.mark.wide
 def test_other_ranks_read_and_write_nothing(
     several: type[Several], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

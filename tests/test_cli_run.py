@@ -70,6 +70,7 @@ def records(path: str = "out.jsonl") -> list[dict]:
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_prompts_from_arguments(pair: list[str]) -> None:
     """Completions, with --verbose all figures, and the combination are printed; nothing goes to standard error."""
     result = run(*pair, "ab", "def f(x):", "--verbose")
@@ -91,6 +92,7 @@ def test_prompts_from_arguments(pair: list[str]) -> None:
     assert "align ragged, schedule continuous, kv slab, draft length goodput, batch size 8" in result.stdout
 
 
+@pytest.mark.wide
 def test_the_gain_is_told_in_words(pair: list[str]) -> None:
     """The line before the last says what a round gained, by the report's own figures, and how to time plain decoding."""
     result = run(*pair, "aaaa", "bb", "--draft-length", "3", "--report", "report.json")
@@ -104,6 +106,7 @@ def test_the_gain_is_told_in_words(pair: list[str]) -> None:
     assert not any(f"\n{figure} " in result.stdout for figure in FIGURES)
 
 
+@pytest.mark.wide(but=["1.26-1.3"])
 @pytest.mark.parametrize(("speed", "words"), [(0.0437, "0.044"), (1.26, "1.3"), (9.96, "10"), (1234.5, "1,234")])
 def test_a_slow_model_has_a_rate(speed: float, words: str) -> None:
     """Below 10 tokens a second the line has two significant digits, and never 0 for what was decoded."""
@@ -112,6 +115,7 @@ def test_a_slow_model_has_a_rate(speed: float, words: str) -> None:
     assert f" s ({words} a second): " in told
 
 
+@pytest.mark.wide(but=["bfloat16-True-False-True"])
 @pytest.mark.parametrize(
     ("dtype", "lossless", "bitwise", "caveat"),
     [
@@ -150,6 +154,7 @@ def test_worker_processes_are_offered_where_they_pay(pair: list[str], monkeypatc
     assert offer not in run(*batches).stdout
 
 
+@pytest.mark.wide
 def test_built_in_prompts(pair: list[str]) -> None:
     """Without prompts, starts of Python code are completed: all different, none blank, each ending its line."""
     result = run(*pair, "--drafter", "none", "--max-new-tokens", "1")
@@ -158,6 +163,7 @@ def test_built_in_prompts(pair: list[str]) -> None:
     assert all(prompt in result.stdout for prompt in prompts.BUILT_IN if len(prompt) < zoo.CONTEXT)
 
 
+@pytest.mark.wide
 def test_standard_input(pair: list[str]) -> None:
     """Lines of standard input are prompts."""
     result = run(*pair, "--prompts", "-", given="one\n{two}\n")
@@ -169,6 +175,7 @@ def test_standard_input(pair: list[str]) -> None:
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide(but=["--logprobs-99999-logprobs: expected at most 97, the target's token ids, got 99999"])
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
@@ -189,6 +196,7 @@ def test_refused_values(option: str, value: str, reason: str, pair: list[str]) -
     assert not Path("out.jsonl").exists()
 
 
+@pytest.mark.wide
 def test_config(pair: list[str]) -> None:
     """A file's values are the defaults, keys with hyphens or underscores; the command line wins."""
     Path("c.toml").write_text('align = "exspec"\nbatch-size = 2\ndraft_length = 3\noutput = "out.jsonl"\n')
@@ -199,6 +207,7 @@ def test_config(pair: list[str]) -> None:
     assert "align exspec, schedule same-length, kv dynamic, draft length 4, batch size 2" in result.stdout
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -231,6 +240,7 @@ def test_a_second_config_is_refused(pair: list[str]) -> None:
     assert json.loads(done.stdout)["settings"]["seed"] == 2
 
 
+@pytest.mark.wide
 def test_graphs_without_a_device_that_has_them_are_told(pair: list[str]) -> None:
     """`--graphs on` says where nothing is recorded; "auto" says nothing."""
     result = run(*pair, "x", "--device", "cpu", "--graphs", "on")
@@ -239,6 +249,7 @@ def test_graphs_without_a_device_that_has_them_are_told(pair: list[str]) -> None
     assert run(*pair, "x", "--device", "cpu").stderr == ""
 
 
+@pytest.mark.wide
 def test_terminal_output(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal a bar shows speed and acceptance while it works, and the prompt is dimmed."""
     status, text = on_terminal(monkeypatch, *pair, "--verbose", "--batch-size", "1", "aaaa", "bb\x1b[31mbb", "")
@@ -251,6 +262,7 @@ def test_terminal_output(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> No
     assert "tokens_per_second" in text
 
 
+@pytest.mark.wide
 def test_a_terminal_has_results_in_the_order_asked(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A result that is there before an earlier prompt's waits for it; without a terminal it is told at once."""
     lines = [json.dumps({"prompt": f"a{index}", "max_new_tokens": most}) for index, most in enumerate((9, 1, 5, 1))]
@@ -292,6 +304,7 @@ def everything(master: int) -> str:
 MANY = [f"prompt {number} " + "x" * (3 * number) for number in range(9)]
 
 
+@pytest.mark.wide
 def test_records(pair: list[str]) -> None:
     """A line holds the result and the settings, nothing of the clock, and lines are in the order asked."""
     run(*pair, *MANY, "--batch-size", "3", "--draft-length", "3", "--output", "out.jsonl")
@@ -306,6 +319,7 @@ def test_records(pair: list[str]) -> None:
     assert not any("second" in key or "latency" in key for record in kept for key in (*record, *record["metrics"]))
 
 
+@pytest.mark.wide(but=["3"])
 @pytest.mark.quick("3")
 @pytest.mark.parametrize("batch_size", ["1", "3"])
 def test_resume(batch_size: str, pair: list[str]) -> None:
@@ -322,6 +336,7 @@ def test_resume(batch_size: str, pair: list[str]) -> None:
     assert {path.name for path in Path().iterdir()} == {"whole.jsonl", "out.jsonl"}
 
 
+@pytest.mark.wide
 def test_interruption_loses_nothing_finished(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted run exits with 130, says what is kept, and is completed by --resume without decoding it again."""
     options = [*pair, *MANY[:4], "--batch-size", "1", "--draft-length", "3", "--output"]
@@ -349,6 +364,7 @@ def test_interruption_loses_nothing_finished(pair: list[str], monkeypatch: pytes
     assert out.read_bytes() == Path("whole.jsonl").read_bytes()
 
 
+@pytest.mark.wide
 def test_a_full_disk_loses_nothing(pair: list[str]) -> None:
     """Where a result cannot be written there is one sentence and status 2; --resume completes what is there."""
     options = [*pair, *MANY[:5], "--batch-size", "1", "--draft-length", "3", "--output"]
@@ -371,6 +387,7 @@ def test_a_full_disk_loses_nothing(pair: list[str]) -> None:
     assert {path.name for path in Path().iterdir()} == {"whole.jsonl", "out.jsonl"}
 
 
+@pytest.mark.wide
 def test_figures_that_cannot_be_written_lose_no_results(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the disk is full for the file of --report, the sentence says that all results are there."""
     place, replace = Path("report.json").resolve(), files.replace
@@ -390,6 +407,7 @@ def test_figures_that_cannot_be_written_lose_no_results(pair: list[str], monkeyp
     assert len(records()) == 2
 
 
+@pytest.mark.wide
 def test_ids_that_are_given_twice_resume_right(pair: list[str]) -> None:
     """A run over prompts of one id says so, and is completed by --resume as any other."""
     Path("p.jsonl").write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n{"prompt": "c", "id": 1}\n')
@@ -402,6 +420,7 @@ def test_ids_that_are_given_twice_resume_right(pair: list[str]) -> None:
     assert Path("out.jsonl").read_text() == whole
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("more", [[], ["--resume"]], ids=["anew", "resumed"])
 def test_a_file_is_written_by_one_run(more: list[str], pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A second run into the same file is refused while the first goes on, which loses nothing by it."""
@@ -426,6 +445,7 @@ def test_a_file_is_written_by_one_run(more: list[str], pair: list[str], monkeypa
     assert {path.name for path in Path().iterdir()} == {"whole.jsonl", "out.jsonl"}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("number", "status", "said"),
     [
@@ -463,6 +483,7 @@ def test_a_run_with_a_file_needs_no_standard_output(
     assert [kept["prompt"] for kept in records()] == MANY[:3]
 
 
+@pytest.mark.wide
 def test_a_run_with_a_file_needs_no_stream_at_all(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the readers of both streams gone every prompt is decoded, and the status is of prompts that failed."""
 
@@ -482,6 +503,7 @@ def test_a_run_with_a_file_needs_no_stream_at_all(pair: list[str], monkeypatch: 
 # ---- what is shown ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_results_on_standard_output(pair: list[str]) -> None:
     """With --output - standard output has nothing but the lines a file would have; the rest goes to standard error."""
     options = [*pair, *MANY[:3], "", "--batch-size", "1", "--draft-length", "3"]
@@ -520,6 +542,7 @@ def test_the_report(pair: list[str]) -> None:
     assert run(*options, "--report", "report.json").exit_code == 1
 
 
+@pytest.mark.wide
 def test_resume_with_nothing_left(pair: list[str]) -> None:
     """A complete file is left as it is, and no model is loaded for it."""
     options = [*pair, "x", "--output", "out.jsonl"]
@@ -531,6 +554,7 @@ def test_resume_with_nothing_left(pair: list[str]) -> None:
     assert Path("out.jsonl").read_bytes() == before
 
 
+@pytest.mark.wide
 def test_existing_results_are_refused(pair: list[str]) -> None:
     """Without --resume a file with results is not touched, nor one with anything else, and each is called what it is."""
     for content, said in (
@@ -543,6 +567,7 @@ def test_existing_results_are_refused(pair: list[str]) -> None:
         assert Path("out.jsonl").read_text() == content
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -595,6 +620,7 @@ def environment(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.mark.wide
 def test_warnings_are_sentences(pair: list[str]) -> None:
     """What goes on in another way than asked for is said without a place in the code."""
     result = run("one", *pair, "--max-new-tokens", "2", "--attention", "flex")

@@ -36,6 +36,7 @@ def decoded(*arguments: str) -> list[dict]:
     return kept
 
 
+@pytest.mark.wide
 def test_a_temperature_brings_a_rule_that_samples() -> None:
     """Without --accept the rule is greedy, and block where a temperature is above 0; the seed decides what comes out."""
     assert "accept greedy," in run("import os").stdout
@@ -47,6 +48,7 @@ def test_a_temperature_brings_a_rule_that_samples() -> None:
     assert len({tuple(kept[0]["token_ids"]) for kept in (cold, warm, other)}) == 3
 
 
+@pytest.mark.wide
 def test_stop_and_logprobs() -> None:
     """A stop string ends text before it; log-probabilities come one for each token."""
     free = decoded("import os")[0]["text"]
@@ -58,6 +60,7 @@ def test_stop_and_logprobs() -> None:
     assert all(len(top) == 2 for top in kept["top_logprobs"])
 
 
+@pytest.mark.wide
 def test_parameters_of_one_line() -> None:
     """What a JSON line says wins over the options; a wrong value fails that prompt alone, and other keys mean nothing."""
     Path("p.jsonl").write_text(
@@ -90,6 +93,7 @@ def test_resume_completes_the_samples_of_a_prompt() -> None:
     assert "was made with temperature 1.0: expected the default" in cold.stderr
 
 
+@pytest.mark.wide
 def test_stream() -> None:
     """Streamed text is that of the results, prompt after prompt, each with its end."""
     texts = [one["text"] for one in decoded("import os", "class A:")]
@@ -101,6 +105,7 @@ def test_stream() -> None:
     assert shown.startswith(expected)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

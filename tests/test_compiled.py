@@ -42,6 +42,7 @@ SLOW = ("mistral", "gpt2", "gemma3", *(("llama", "phi3") if os.environ.get("SPEC
 """Windows, learned positions, and windows in some layers; Llama and Phi-3 are like Mistral without windows."""
 
 
+@pytest.mark.wide
 @COMPILED
 @pytest.mark.parametrize(
     "name",
@@ -91,6 +92,7 @@ def test_a_graph_serves_all_masks(graphs: list[Any], name: str, most: int) -> No
     assert 2 <= len(graphs) <= most
 
 
+@pytest.mark.wide
 def test_layers_that_compute_their_masks_run_eagerly(graphs: list[Any]) -> None:
     """They see the lengths of keys alone that are not in the cache yet; a warning says so, and the tokens are exact."""
     target = zoo.build("opt")
@@ -137,6 +139,7 @@ def test_architectures_that_cannot_be_compiled_are_exact(graphs: list[Any], name
         harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
 
 
+@pytest.mark.wide
 def test_a_model_is_left_as_it_was(graphs: list[Any]) -> None:
     """Between forwards the caller's model has its own layers and attention."""
     model = zoo.build("opt")
@@ -149,6 +152,7 @@ def test_a_model_is_left_as_it_was(graphs: list[Any]) -> None:
     assert "forward" not in vars(second)
 
 
+@pytest.mark.wide
 def test_layers_that_cannot_be_compiled_run_eagerly(graphs: list[Any]) -> None:
     """A warning says why, and the tokens are the same."""
     model = zoo.build("qwen3")
@@ -202,6 +206,7 @@ def test_tokens_are_exact_when_compiled(name: str) -> None:
     assert ModelRunner(target, "target").compiled_layers is not None
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize("graph", ["on", "off"])
 def test_tokens_are_exact_on_cuda(graph: str) -> None:
@@ -227,6 +232,7 @@ def test_auto_compiles_when_it_pays(graphs: list[Any], monkeypatch: pytest.Monke
     assert graphs
 
 
+@pytest.mark.wide
 def test_auto_leaves_large_layers_alone(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are bound by their matrices, which compiling does not shorten."""
     monkeypatch.setattr(runner, "COMPILING_PAYS", 0)

@@ -45,6 +45,7 @@ def name_of(strategy) -> str:
     return next(entry.name for entry in registry() if entry.factory is type(strategy))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("align", "schedule", "kv"),
     [("ragged", "continuous", "slab"), ("eqspec", "fixed", "dynamic"), ("exspec", "same-length", "dynamic")],
@@ -55,6 +56,7 @@ def test_alignment_chooses_what_it_is_made_for(align, schedule, kv):
     assert (name_of(made.scheduler), name_of(made.kv)) == (schedule, kv)
 
 
+@pytest.mark.wide
 def test_ragged_on_dynamic_names_slab():
     """A combination that cannot work is refused by one sentence that says what is missing and which backend has it."""
     with pytest.raises(CompositionError) as raised:
@@ -66,6 +68,7 @@ def test_ragged_on_dynamic_names_slab():
     assert "\n" not in message
 
 
+@pytest.mark.wide
 def test_nothing_fits_an_alignment_with_needs_of_its_own():
     """An alignment that needs what no backend offers is refused, saying that none is installed."""
     needy = registry().make("alignment", "ragged")
@@ -74,6 +77,7 @@ def test_nothing_fits_an_alignment_with_needs_of_its_own():
         composed(align=needy)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("option", "kind"), [("accept", "acceptance rule"), ("draft_length", "draft-length policy")])
 def test_unknown_names_say_their_role(option, kind):
     """An unknown strategy is an error of its own role."""
@@ -81,6 +85,7 @@ def test_unknown_names_say_their_role(option, kind):
         composed(**{option: "nonesuch"})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -97,6 +102,7 @@ def test_parts_are_named_as_they_were_asked_for(options: dict[str, Any], said: s
         composed(**options)
 
 
+@pytest.mark.wide
 def test_a_draft_model_is_named_as_it_was_asked_for() -> None:
     """The drafter that a model's alias stands for is told by the alias, with its options."""
     said = "drafter 'tiny-draft,branch=2/2' needs 'tree' to be offered, and alignment 'padding' does not offer it, as "
@@ -106,6 +112,7 @@ def test_a_draft_model_is_named_as_it_was_asked_for() -> None:
         check("tiny-draft,branch=2/2", 5, "padding", "auto", None)
 
 
+@pytest.mark.wide
 def test_the_rule_of_a_run_that_samples_is_named() -> None:
     """A rule that "auto" stands for only with a temperature is told by its own name."""
     drafter = fakes.always_right([[1]])
@@ -116,12 +123,14 @@ def test_the_rule_of_a_run_that_samples_is_named() -> None:
         use.sampling(registry(), Recipe())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("given", [3, " 3", "fixed,length=3"])
 def test_draft_length_by_number_or_name(given):
     """A draft length is a number, written as such or in words, or a policy."""
     assert draft_length_policy(registry(), given).maximum == Budget(3)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("given", [0, "-1", None, True])
 def test_draft_lengths_out_of_range(given):
     """A draft length below 1, or none at all, is refused."""
@@ -129,6 +138,7 @@ def test_draft_lengths_out_of_range(given):
         draft_length_policy(registry(), given)
 
 
+@pytest.mark.wide
 def test_drafter_of_a_pipeline():
     """A loaded model drafts through the drafter for models, None is plain decoding, an object is itself."""
     target = fakes.fake_target()
@@ -140,12 +150,14 @@ def test_drafter_of_a_pipeline():
     assert made[2].composition.drafter is scripted
 
 
+@pytest.mark.wide
 def test_no_draft_model_is_known_for_a_loaded_target():
     """A loaded target has no known draft: the pipeline says so instead of guessing."""
     with pytest.raises(OptionError, match="no draft model is known"):
         harness.Pipeline(target=fakes.fake_target())
 
 
+@pytest.mark.wide
 def test_a_draft_as_long_as_the_context_is_refused() -> None:
     """It could never be used, and its slots would take the memory."""
     target = zoo.build("llama")
@@ -168,6 +180,7 @@ def test_a_run_that_samples_keeps_its_draft_length() -> None:
     assert once == again
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("role", "kind"), [("kv", "KV backend"), ("scheduler", "scheduler")])
 def test_an_alignment_whose_own_strategy_is_not_installed(role: str, kind: str) -> None:
     """An alignment may ask for a KV backend or a scheduler of another plugin; where that is missing, both are named."""
@@ -178,6 +191,7 @@ def test_an_alignment_whose_own_strategy_is_not_installed(role: str, kind: str) 
         composed(align=wishing)
 
 
+@pytest.mark.wide
 def test_a_policy_with_a_maximum_below_0() -> None:
     """A policy's maximum is what caches and graphs are made for."""
     negative = FixedLength(3)

@@ -95,6 +95,7 @@ def tokens(results: list[Result]) -> list[list[int]]:
     return [result.token_ids for result in results]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_the_fakes_constrain(name: str) -> None:
     """Reference decoding gives other tokens with the fakes than without, and every kind of end comes up."""
@@ -107,11 +108,13 @@ def test_the_fakes_constrain(name: str) -> None:
         assert reference_decode(TARGET, prompt, NEW, STOPS, [own]) == expected(name)[PROMPTS.index(prompt)]
 
 
+@pytest.mark.wide(but=["test_equals_reference[none]"])
 class TestEven(ConstraintSuite):
     def make(self) -> Even:
         return Even()
 
 
+@pytest.mark.wide(but=["test_equals_reference[none]"])
 class TestDigitSum(ConstraintSuite):
     def make(self) -> DigitSum:
         return DigitSum()
@@ -126,6 +129,7 @@ def drafter_of(name: str) -> Any:
     return scripts[name](harness.truth(TARGET, asked(None))) if name in scripts else name
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "drafter", "align"), crossed([*CONSTRAINTS], DRAFTERS, ("ragged", "eqspec", "exspec"))
 )
@@ -139,6 +143,7 @@ def test_equals_reference(name: str, drafter: str, align: str) -> None:
         assert tokens(harness.decode(pipe, asked(CONSTRAINTS[name][0]()))) == expected(name)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("schedule", ["continuous,piece=4", "same-length,window=4"])
 def test_prompts_in_pieces_and_rows_that_change_places(schedule: str) -> None:
     """Rows that come, go and change places each keep their own state."""
@@ -146,6 +151,7 @@ def test_prompts_in_pieces_and_rows_that_change_places(schedule: str) -> None:
     assert tokens(harness.decode(pipe, asked(DigitSum()))) == expected("digit-sum")
 
 
+@pytest.mark.wide
 def test_rows_with_other_constraints() -> None:
     """In one batch rows have one constraint, another one or none, and each gets its own tokens."""
     given: list[Any] = [Even(), DigitSum(), None]
@@ -157,6 +163,7 @@ def test_rows_with_other_constraints() -> None:
         assert tokens(harness.decode(pipe, requests)) == wanted
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("drafter", ["model", "model,tree=dynamic", "prompt-lookup"])
 def test_rows_that_do_not_draft(drafter: str) -> None:
     """Beside rows without speculation, of which drafters know nothing, each row has its own state."""
@@ -165,6 +172,7 @@ def test_rows_that_do_not_draft(drafter: str) -> None:
     assert tokens(harness.decode(pipe, requests)) == expected("digit-sum")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("drafter", DRAFTERS[:5])
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_sampling_equals_plain_decoding(name: str, drafter: str) -> None:
@@ -205,6 +213,7 @@ RULES = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("accept", "drafter"), RULES)
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_rules_that_draw_drafts(name: str, accept: str, drafter: str) -> None:
@@ -223,6 +232,7 @@ def test_rules_that_draw_drafts(name: str, accept: str, drafter: str) -> None:
     assert ids(Sampling(temperature=1.1), constraint=make()) == ids(own)
 
 
+@pytest.mark.wide
 def test_samples_start_anew() -> None:
     """Each sample of a prompt has a state of its own, which begins after the prompt."""
 
@@ -257,6 +267,7 @@ class High(Even):
         return pack_masks(np.broadcast_to(allowed, (len(states), drafted.count, len(allowed))))
 
 
+@pytest.mark.wide
 def test_a_drafter_that_knows_nothing_that_is_allowed() -> None:
     """Where a draft model has none of the allowed ids, its tokens are rejected, and nobody is warned."""
     target = zoo_pair()[0]
@@ -295,6 +306,7 @@ class Counting(DigitSum):
         return super().advance(state, tokens)
 
 
+@pytest.mark.wide
 def test_masks_are_asked_for_once_a_round() -> None:
     """One call has all rows and nodes; a drafter's steps have one each, for the one place that comes next."""
     counting, feeds = Counting(), harness.Feeds()
@@ -324,6 +336,7 @@ class Cramped(ChainVerifier):
         return super().score(batch, draft)
 
 
+@pytest.mark.wide
 def test_rows_that_are_put_back_begin_again() -> None:
     """After a lack of memory states are made again from the tokens, and the tokens are the same."""
     counting = Counting()
@@ -357,6 +370,7 @@ def open_engine(pipe: Pipeline) -> Engine:
     return engine
 
 
+@pytest.mark.wide(but=["begin-none-"])
 @pytest.mark.parametrize("check", [False, True], ids=["", "check"])
 @pytest.mark.parametrize("drafter", ["none", "model", "prompt-lookup", "model,tree=static"])
 @pytest.mark.parametrize("member", ["begin", "advance", "nothing"])
@@ -382,6 +396,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("member", "why"), FAULTS.items())
 def test_an_error_for_all_rows_ends_those_with_the_constraint(member: str, why: str) -> None:
     """Rows with another constraint, or none, go on beside those of one whose masks are wrong."""
@@ -431,6 +446,7 @@ class Acting(DigitSum):
 ACTS = ("memory", "error", "exit", "abort", "close")
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 @pytest.mark.parametrize("when", ["first", "middle", "last"])
 @pytest.mark.parametrize("member", ["begin", "masks", "advance"])
@@ -482,6 +498,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.wide(but=["width"])
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_masks_are_refused(name: str) -> None:
     """The sentence names the constraint, what its masks have to be and what was got."""
@@ -498,6 +515,7 @@ def test_wrong_masks_are_refused(name: str) -> None:
         guarded.masks(states, Drafted(nothing, nothing, 1))
 
 
+@pytest.mark.wide
 def test_masks_are_bits_in_ascending_order() -> None:
     """Token id i is bit i % 32 of number i // 32, whatever the number of ids."""
     for size in (1, 31, 32, 33, 61, 64, 100):
@@ -521,6 +539,7 @@ def known() -> Any:
     del found.entries["constraint"]
 
 
+@pytest.mark.wide
 def test_by_name(known: Any) -> None:
     """A pipeline's constraint holds for requests that name none, options follow the name, and objects do as well."""
     for given in ("digit-sum", "digit-sum,base=5,every=3", DigitSum()):
@@ -543,6 +562,7 @@ def test_by_name(known: Any) -> None:
     assert engine.idle
 
 
+@pytest.mark.wide
 def test_on_the_command_line(known: Any) -> None:
     """`specframe run --constraint NAME` decodes with it, and refuses a name that nothing has."""
     options = ["run", "--max-new-tokens", "8", "--output", "-", "--quiet", "import os\n"]

@@ -28,11 +28,13 @@ def complete(kind: str) -> types.SimpleNamespace:
     return types.SimpleNamespace(**{name: made[annotation] for name, annotation in members(kind).items()})
 
 
+@pytest.mark.wide
 def test_every_kind_of_object_has_a_protocol() -> None:
     """They are what plugins register, the plain functions (commands, checkpoints) aside, and the models that users give."""
     assert set(PROTOCOLS) - {"model"} == {*ROLES, *OTHERS} - {"command", "checkpoint"}
 
 
+@pytest.mark.wide
 def test_members_are_those_of_the_protocol() -> None:
     """Methods and attributes are listed, those of the protocols that one builds on too."""
     words = {"needs": "frozenset[str]", "offers": "frozenset[str]"}
@@ -42,6 +44,7 @@ def test_members_are_those_of_the_protocol() -> None:
     assert members("alignment")["needs"] == "frozenset[str]"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", PROTOCOLS)
 def test_an_object_with_all_members_is_taken(kind: str) -> None:
     """Nothing is said of an object that has everything, nor of what the built-in plugins register and needs no option."""
@@ -52,6 +55,7 @@ def test_an_object_with_all_members_is_taken(kind: str) -> None:
     assert [fault(kind, one) for one in made] == [None] * len(made)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
 def test_a_member_that_is_not_there_is_named(kind: str, name: str) -> None:
     """The message names what is checked, every member it has to have, and the one that it lacks."""
@@ -64,6 +68,7 @@ def test_a_member_that_is_not_there_is_named(kind: str, name: str) -> None:
     assert str(raised.value) == f"mine: expected an object with {', '.join(members(kind))}, got {got}"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("kind", "name"), [one for one in MEMBERS if members(one[0])[one[1]] != PROPERTY])
 def test_a_member_of_another_type_is_named(kind: str, name: str) -> None:
     """A method that cannot be called, or an attribute of another type, is named with what it is. Properties may wait."""
@@ -73,6 +78,7 @@ def test_a_member_of_another_type_is_named(kind: str, name: str) -> None:
     assert fault(kind, given) == f"expected {name} of SimpleNamespace to be of type {asked}, got 2.5"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", PROTOCOLS)
 @pytest.mark.parametrize("given", [None, 5, [], {"a": 1}], ids=str)
 def test_what_is_no_strategy_at_all_is_shown(kind: str, given: object) -> None:
@@ -80,6 +86,7 @@ def test_what_is_no_strategy_at_all_is_shown(kind: str, given: object) -> None:
     assert fault(kind, given) == f"expected an object with {', '.join(members(kind))}, got {given!r}"
 
 
+@pytest.mark.wide
 def test_a_class_is_not_an_object_of_it() -> None:
     """A strategy's class, given where an object is expected, is named as such."""
     assert str(fault("observer", Watcher)).endswith("got the class Watcher and not an object of it")
@@ -97,6 +104,7 @@ OLD_RULE = type(
 OLD_POLICY = type("OldPolicy", (), {"maximum": 4, "draft_length": lambda *_: 4, "observe": lambda *_: None})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "lacking", "contract"),
     [

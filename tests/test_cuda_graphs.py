@@ -23,6 +23,7 @@ def waits(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (values * float(values[0]),)
 
 
+@pytest.mark.wide
 def test_a_graph_is_recorded_after_all_others_are_gone() -> None:
     """The memory of graphs goes with the last of them, and the next one gets other memory."""
     values = torch.arange(4.0, device="cuda")
@@ -38,6 +39,7 @@ def test_a_graph_is_recorded_after_all_others_are_gone() -> None:
         gc.collect()
 
 
+@pytest.mark.wide
 def test_graphs_share_memory() -> None:
     """A second graph takes no further memory for what the first one has made and thrown away."""
     values = torch.zeros(2**22, device="cuda")  # 16 MiB
@@ -53,6 +55,7 @@ def test_graphs_share_memory() -> None:
         assert first.replay(1)[0].tolist() == second.replay(1)[0].tolist() == [2.0**22]
 
 
+@pytest.mark.wide
 def test_a_recording_that_fails_leaves_the_device_as_it_was() -> None:
     """Random numbers are drawn, work goes where it went, and other functions are recorded, afterwards as before."""
     values, queue = torch.ones(3, device="cuda"), torch.cuda.current_stream()

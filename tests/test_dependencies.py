@@ -60,6 +60,7 @@ def undeclared(name: str, project: dict, folder: Path) -> list[str]:
     return wrong
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", PROJECTS)
 def test_imports_are_declared(name):
     """Whatever a distribution's modules import, lazily or not, is among its dependencies, or in the extra of that part."""
@@ -69,6 +70,7 @@ def test_imports_are_declared(name):
     assert undeclared(name, project, folder) == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", PROJECTS)
 def test_distributions_have_one_version_and_fit_each_other(name):
     """Each is of the core's version, and depends on the others as a new plugin is made to."""
@@ -78,6 +80,7 @@ def test_distributions_have_one_version_and_fit_each_other(name):
     assert set(inside.values()) <= {bounds()}
 
 
+@pytest.mark.wide(but=["specframe-lab"])
 @pytest.mark.parametrize("name", PROJECTS)
 def test_dependencies_have_a_lower_bound(name):
     """Every dependency but another distribution of this project says the least version that it was tried with."""
@@ -87,6 +90,7 @@ def test_dependencies_have_a_lower_bound(name):
     assert [one for one, bounds in outside.items() if not re.match(r"(\[[\w,-]+\])?>=", bounds)] == []
 
 
+@pytest.mark.wide
 def test_an_undeclared_import_is_found(tmp_path):
     """An import inside a function, a lazily imported part of an extra, and another name of a distribution are looked at."""
     (tmp_path / "heads").mkdir()
@@ -99,6 +103,7 @@ def test_an_undeclared_import_is_found(tmp_path):
     ]
 
 
+@pytest.mark.wide
 def test_names_of_distributions_are_those_installed():
     """The distributions that are called otherwise than their package provide that package."""
     provided = importlib.metadata.packages_distributions()

@@ -182,12 +182,14 @@ def test_drafts_in_8_bits_draw_from_the_target(rule: str) -> None:
     assert judged(Cell(f"{rule}-fp8", "ragged", 4, "t1"), SAMPLES, accept=rule, kv="slab,draft_dtype=fp8") > LEAST
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", RULES)
 def test_each_rule_draws_from_the_target(rule: str) -> None:
     """Under the default alignment, with a draft of four and a temperature of 1, each rule passes."""
     assert judged(Cell(rule, "ragged", 4, "t1"), FEWER) > LEAST
 
 
+@pytest.mark.wide
 def test_sample_covers_the_matrix() -> None:
     """Every rule meets every alignment, draft length and sampling; every alignment both draft lengths and three samplings."""
     seen = cells()
@@ -198,6 +200,7 @@ def test_sample_covers_the_matrix() -> None:
     assert all(len({c.sampling for c in seen if c.align == align}) >= 3 for align in ALIGNMENTS)
 
 
+@pytest.mark.wide
 def test_typical_acceptance_is_seen_to_be_biased() -> None:
     """A rule that is not lossless fails, by far."""
     assert judged(Cell("typical", "ragged", 4, "t1"), FEWER) < LEAST**2
@@ -223,6 +226,7 @@ def test_trees_draw_from_the_target(rule: str, siblings: str, branch: str) -> No
     assert judged(cell, SAMPLES, **options) > LEAST
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])
 def test_each_tree_rule_draws_from_the_target(rule: str) -> None:
     """With two children for every node, each rule for trees passes."""
@@ -268,6 +272,7 @@ def test_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> Non
     assert judged(Cell(f"{rule}-mixed", "ragged", 4, "t1"), SAMPLES, **options) > LEAST
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", ["block", "traversal"])
 def test_some_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> None:
     """The same for fewer sequences."""
@@ -289,6 +294,7 @@ def test_found_drafts_draw_from_the_target(name: str) -> None:
     assert judged(cell, SAMPLES, **options) > LEAST
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["block", "traversal-tree"])
 def test_some_found_drafts_draw_from_the_target(name: str) -> None:
     """A chain and a tree that were found, under a rule for each."""
@@ -320,6 +326,7 @@ def accepted(rule: str, branch: str) -> float:
     return pipe.report.mean_acceptance_length
 
 
+@pytest.mark.wide
 def test_traversal_accepts_most() -> None:
     """On one tree traversal accepts more than recursive rejection; a tree is accepted from more often than its chain."""
     chain, recursive, traversal = (
@@ -330,6 +337,7 @@ def test_traversal_accepts_most() -> None:
     assert chain < recursive < traversal
 
 
+@pytest.mark.wide
 def test_traversal_is_block_verification_on_a_chain() -> None:
     """The same chains are accepted by traversal and by ``block``, token for token."""
 
@@ -344,6 +352,7 @@ LEVELS = (-1, -1, 0, 0, 1, 1)
 """The parents of a tree of two levels, two children for every node."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("siblings", ["distinct", "independent"])
 @pytest.mark.parametrize("rule", ["traversal", "rejection"])
 def test_what_follows_a_node_whose_children_fall_is_drawn_from_the_target(rule: str, siblings: str) -> None:
@@ -424,6 +433,7 @@ def test_what_a_rejected_draft_drew_is_not_drawn_again() -> None:
     assert p_value(counts, SAMPLINGS["t1"]) > LEAST
 
 
+@pytest.mark.wide
 def test_the_statistic_is_calibrated() -> None:
     """Counts drawn from the exact distribution have p-values that are spread as they should be."""
     sampling = SAMPLINGS["t1"]
@@ -494,6 +504,7 @@ def test_gumbel_gives_the_tokens_of_plain_sampling(setting: dict[str, Any]) -> N
     assert gumbel_ids(DRAFTERS[setting["drafter"]], draft_length=setting["length"], **options) == plain_ids()
 
 
+@pytest.mark.wide
 def test_gumbel_at_changing_draft_lengths() -> None:
     """The draft length may change from round to round, to none and back: the tokens are plain sampling's."""
     assert gumbel_ids(NEAR, draft_length=Wavering(), batch_size=4) == plain_ids()
@@ -518,6 +529,7 @@ class Wavering:
         pass
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_changing_draft_lengths_draw_from_the_target(rule: str) -> None:
     """A draft length that changes with the rounds, not with what was drawn to come, leaves the distribution as it is."""
@@ -540,6 +552,7 @@ def overflowing() -> LlamaForCausalLM:
     return model
 
 
+@pytest.mark.wide(but=["traversal"])
 @pytest.mark.parametrize("rule", ["rejection", "block", "traversal"])
 def test_a_draft_without_distribution_leaves_the_targets(rule: str) -> None:
     """Where a draft model's logits overflow, tokens are drawn from the target as if nothing had been drafted there."""
@@ -550,6 +563,7 @@ def test_a_draft_without_distribution_leaves_the_targets(rule: str) -> None:
         assert judged(Cell(rule, "ragged", 4, "t1"), FEWER, **options) > LEAST
 
 
+@pytest.mark.wide(but=["rejection"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_rows_without_speculation_do_not_depend_on_those_with(rule: str) -> None:
     """What is filler for a row is as if it had not been drafted: it draws what it draws alone."""

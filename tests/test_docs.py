@@ -66,6 +66,7 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[module]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
 def test_python_blocks_run(page: Path, workshop: Path) -> None:
     """The Python blocks of a page run one after the other; those that start with a file's name are that file."""
@@ -76,6 +77,7 @@ def test_python_blocks_run(page: Path, workshop: Path) -> None:
             exec(compile(block, f"{name(page)}, block {number}", "exec"), namespace)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("line", sorted(set(commands())))
 def test_commands_parse(line: str) -> None:
     """A ``specframe`` command in the documentation names a command, options and strategies that exist."""
@@ -94,6 +96,7 @@ def test_commands_parse(line: str) -> None:
                 plugins.registry().make(STRATEGY_OPTIONS[option], one)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_resolve(page: Path) -> None:
     """Links between pages lead to files and headings that exist."""
@@ -106,6 +109,7 @@ def test_links_resolve(page: Path) -> None:
         assert not heading or heading in anchors(target), f"{name(page)} links to {link}"
 
 
+@pytest.mark.wide
 def test_every_page_is_linked() -> None:
     """Every page of docs/ is linked from the README."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -123,6 +127,7 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.mark.wide
 def test_check_names_what_is_stale(
     generate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +160,7 @@ def test_every_strategy_is_described() -> None:
         assert missing == [], f"{entry.kind} {entry.name}"
 
 
+@pytest.mark.wide
 def test_every_figure_is_defined() -> None:
     """docs/figures.md defines every figure of a run and of a sequence."""
     text = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
@@ -164,6 +170,7 @@ def test_every_figure_is_defined() -> None:
     assert sorted(figure for figure in names if f"`{figure}`" not in text) == []
 
 
+@pytest.mark.wide
 def test_every_hook_is_documented() -> None:
     """Every hook follows the schema: purpose, Called, Argument, Must, Must not; and is in docs/hooks.md."""
     text = (ROOT / "docs/hooks.md").read_text(encoding="utf-8")

@@ -115,6 +115,7 @@ def words(command: str, models: dict[str, str]) -> list[str]:
     return [models.get(word, word) for word in given]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "page",
     [
@@ -137,6 +138,7 @@ def test_commands_of_a_page_run_in_order(page: Path, folder: Path, models: dict[
             assert done.exit_code == 0, f"{step}\n{done.output[-2000:]}"
 
 
+@pytest.mark.wide
 def test_commands_that_are_run_elsewhere_are_there() -> None:
     """Every entry of ELSEWHERE excuses a command of some page, and names what is there to run it."""
     asked = [step for page in PAGES for kind, step in steps(page) if kind == "sh"]
@@ -145,6 +147,7 @@ def test_commands_that_are_run_elsewhere_are_there() -> None:
         assert any(excused(step, part) for step in asked), part
 
 
+@pytest.mark.wide(but=["docs/output.md"])
 @pytest.mark.parametrize("page", WALKED, ids=name)
 def test_commands_of_a_page_write_to_places_of_their_own(page: Path) -> None:
     """No command of a page is given a file or a folder that an earlier one has filled, unless it goes on with it."""

@@ -59,6 +59,7 @@ def common_tokens(count):
     return [token for token, _ in found.most_common(count)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_tokens_are_those_without_an_assistant(name):
     """Left-padded batches of eight, with the pad id as eos id inside prompts, give the same tokens in every architecture."""
@@ -69,6 +70,7 @@ def test_tokens_are_those_without_an_assistant(name):
     assert (ended[:, -3:] == zoo.EOS).any(), "no row ended early"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("draft_length", [1, 2, 7])
 @pytest.mark.parametrize("options", [{}, {"align": "eqspec"}, {"align": "exspec", "kv": "slab"}], ids=str)
 def test_any_draft_length_and_alignment(draft_length, options):
@@ -104,6 +106,7 @@ PROCESSORS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("processors", PROCESSORS)
 def test_processors_see_what_they_see_in_generate(processors):
     """Every processor that ``generate`` makes, and one's own, is applied at each place to the prefix it would see there."""
@@ -113,6 +116,7 @@ def test_processors_see_what_they_see_in_generate(processors):
         assert plain.shape != unprocessed.shape or not torch.equal(plain, unprocessed), "the processor does nothing"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("sampled", [False, True])
 def test_equal_rows_are_read_once(sampled):
     """Rows with one prompt, padded alike or by other rows, have it read once; their tokens are what each has by itself."""
@@ -153,6 +157,7 @@ CRITERIA = {
 }
 
 
+@pytest.mark.wide(but=["one's own"])
 @pytest.mark.parametrize("criteria", CRITERIA)
 def test_criteria_end_rows_where_they_end_in_generate(criteria):
     """Criteria are asked after every token with the ids that ``generate`` would show them, and each row ends on its own."""
@@ -160,12 +165,14 @@ def test_criteria_end_rows_where_they_end_in_generate(criteria):
     assert (plain[:, -1] == zoo.EOS).any() or plain.shape[1] < 14 + NEW, "no row ended early"
 
 
+@pytest.mark.wide
 def test_time():
     """When there is no time, there is one token, as in ``generate``; with time enough there are all."""
     assert assert_same(max_time=0.0).shape[1] == 15
     assert assert_same(max_time=1e6).shape[1] == 14 + NEW
 
 
+@pytest.mark.wide
 def test_what_is_not_asked_for_is_not_returned():
     """Without ``output_scores`` there are none, and without ``return_dict_in_generate`` there is a tensor."""
     _, drafted = both(return_dict_in_generate=True, output_logits=True)
@@ -173,6 +180,7 @@ def test_what_is_not_asked_for_is_not_returned():
     assert isinstance(both(output_scores=True, output_hidden_states=True)[1], torch.Tensor)
 
 
+@pytest.mark.wide
 def test_prompt_lookup_is_what_drafts_where_it_is_asked_for(monkeypatch):
     """``prompt_lookup_num_tokens`` drafts from the prompt, as many tokens, and the model given to the drop-in is not asked."""
     monkeypatch.setattr(DRAFT, "forward", None)
@@ -184,6 +192,7 @@ def test_prompt_lookup_is_what_drafts_where_it_is_asked_for(monkeypatch):
         assert torch.equal(plain, MODEL.generate(**inputs, **asked, custom_generate=assisted))
 
 
+@pytest.mark.wide
 def test_the_draft_may_be_named(tmp_path):
     """A draft model may be a directory, as text or path, or an alias; a drafter is known by its name."""
     target = models.load_model("tiny", "target", torch.device("cpu"), torch.float32)
@@ -196,6 +205,7 @@ def test_the_draft_may_be_named(tmp_path):
         assert_same(model=target, draft=draft, inputs=inputs)
 
 
+@pytest.mark.wide
 def test_a_model_may_change_between_two_calls():
     """Embeddings that grew or shrank between two calls of one drop-in count: those of the target, and those of the draft."""
     torch.manual_seed(0)
@@ -228,6 +238,7 @@ def test_a_models_state_is_all_that_a_pipeline_depends_on():
     assert all(one != other for place, one in enumerate(states) for other in states[:place])
 
 
+@pytest.mark.wide
 def test_a_model_no_longer_used_is_let_go_of():
     """A drop-in keeps hold of the model of its latest call, and of no other."""
     assisted, gone = specframe.assisted(DRAFT, 3), []
@@ -269,6 +280,7 @@ class Opened(Slab):
         return self.latest
 
 
+@pytest.mark.wide(but=["False"])
 @pytest.mark.parametrize("keep", [False, True])
 def test_caches_are_kept_where_it_is_asked_for(keep):
     """Calls of as many tokens then open none, after a change of weights neither; longer ones do, and all have their tokens."""
@@ -290,6 +302,7 @@ def test_caches_are_kept_where_it_is_asked_for(keep):
     assert opened(40) == (0 if keep else 2)
 
 
+@pytest.mark.wide
 def test_prompts_that_were_kept_go_when_weights_are_synchronised():
     """Weights copied through ``data`` between two calls, as those of a trainer are, have prompts read again."""
     model, asked = copy.deepcopy(MODEL), {**padded(PROMPTS[:3]), "max_new_tokens": 9, "do_sample": False}
@@ -326,6 +339,7 @@ def test_a_call_that_fails_keeps_no_cache():
     assert slab.count == before + 2
 
 
+@pytest.mark.wide
 def test_threads_take_turns():
     """One drop-in serves calls from several threads on models that share a draft: each gets its own tokens."""
     assisted = specframe.assisted(DRAFT, 3)
@@ -362,6 +376,7 @@ def chances(model, prompt, temperature):
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("accept", ["auto", pytest.param("gumbel", marks=pytest.mark.slow)])
 def test_sampled_tokens_are_distributed_as_in_generate(accept):
     """Continuations of two tokens come as often as the target's probabilities say: chi-square over 3,000 rows."""
@@ -384,6 +399,7 @@ def test_sampled_tokens_are_distributed_as_in_generate(accept):
     assert statistic < 24 + 4.5 * 48**0.5
 
 
+@pytest.mark.wide
 def test_sampling_follows_the_seed_of_torch():
     """``torch.manual_seed`` makes sampled tokens come again; without it they differ from call to call."""
     assisted = specframe.assisted(DRAFT, 4)
@@ -401,6 +417,7 @@ def test_sampling_follows_the_seed_of_torch():
     assert not torch.equal(first[0], first[1])
 
 
+@pytest.mark.wide
 def test_a_greedy_rule_does_not_sample():
     """``do_sample=True`` with a rule that always takes the most likely token is refused, as a pipeline refuses it."""
     with pytest.raises(OptionError, match="do_sample=True has no effect on an acceptance rule that always takes"):
@@ -418,6 +435,7 @@ UNUSABLE = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("what", UNUSABLE)
 def test_what_no_pipeline_can_be_made_of_is_refused_at_once(what):
     """A draft or a draft length that cannot be had is refused where it is given, by a sentence that names it."""
@@ -443,6 +461,7 @@ def test_a_policy_object_decides_how_much_is_drafted():
         specframe.assisted(DRAFT, object())
 
 
+@pytest.mark.wide
 def test_an_encoder_decoder_model_is_refused():
     """A model that is no decoder alone is refused."""
     config = transformers.T5Config(
@@ -453,12 +472,14 @@ def test_an_encoder_decoder_model_is_refused():
         model.generate(torch.tensor([[1, 2]]), max_new_tokens=3, custom_generate=specframe.assisted(DRAFT))
 
 
+@pytest.mark.wide
 def test_ids_beyond_the_vocabulary_are_refused():
     """A prompt that holds no token's id is refused by a sentence."""
     with pytest.raises(PromptError, match="token id 97"):
         MODEL.generate(torch.tensor([[5, 97]]), max_new_tokens=2, custom_generate=specframe.assisted(DRAFT))
 
 
+@pytest.mark.wide
 def test_a_context_bounds_the_new_tokens():
     """As many tokens as the model's context holds may be asked for, and are given."""
     inputs = padded([[5] * 150, [7] * 3])

@@ -116,6 +116,7 @@ def generated(criteria, assisted=None, **asked):
     return MODEL.generate(**asked, stopping_criteria=StoppingCriteriaList(criteria))
 
 
+@pytest.mark.wide(but=["each row's ids without an eos id"])
 @pytest.mark.filterwarnings("error::specframe.errors.SpecframeWarning")
 @pytest.mark.parametrize("what", CRITERIA)
 def test_criteria_are_called_as_in_generate(what, accepted):
@@ -132,6 +133,7 @@ def test_criteria_are_called_as_in_generate(what, accepted):
     assert min(accepted) > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("asked", [EOS, NO_EOS], ids=["eos", "no eos"])
 def test_streamers_get_no_token_beyond_the_end(asked):
     """The streamers of rows, and that of ``generate``, get the tokens that are returned, in order."""
@@ -146,6 +148,7 @@ def test_streamers_get_no_token_beyond_the_end(asked):
     assert torch.equal(torch.stack(steps.puts[1:], dim=1), expected)
 
 
+@pytest.mark.wide
 def test_a_criterion_that_raises_raises_in_generate():
     """An error of a criterion is raised as it is."""
     with pytest.raises(IndexError):

@@ -136,6 +136,7 @@ NOT_DRAFTED = {
 """Kinds in which nothing is drafted: a static cache among them for the sake of the attention weights."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "kind"), crossed(NAMES, [*KINDS]))
 def test_a_call_gives_what_it_gives_without_the_drop_in(name, kind, recwarn):
     """Tokens are equal; scores, hidden states, attention weights and the cache have the same shapes and nearly the same values."""
@@ -162,6 +163,7 @@ def test_a_call_gives_what_it_gives_without_the_drop_in(name, kind, recwarn):
     assert_same(layers_of(got.past_key_values), layers_of(expected.past_key_values), slice(None))
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:nothing is drafted")
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
 def test_attention_weights_of_sdpa(name):
@@ -178,6 +180,7 @@ def test_attention_weights_of_sdpa(name):
         assert_same(got, expected, slice(None))
 
 
+@pytest.mark.wide
 def test_models_are_as_before():
     """Nothing of all this changes a model's configuration."""
     model = copy.deepcopy(MODELS["llama"])

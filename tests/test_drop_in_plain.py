@@ -83,12 +83,14 @@ class Sums(StoppingCriteria):
         return input_ids.sum(-1) % 7 == 0
 
 
+@pytest.mark.wide(but=["positions other than a token's place"])
 @pytest.mark.parametrize("why", PLAIN)
 def test_what_drafts_do_not_go_with_is_decoded_plainly(why):
     """Each call gives the tokens of ``generate``, and one sentence says why nothing is drafted."""
     assert_plain(PLAIN[why], why)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["gemma3"])
 def test_embeddings_and_ids(name):
     """Prompts given as embeddings give their continuation alone, and with ids beside them the ids, too, in each architecture."""
@@ -112,6 +114,7 @@ LONG_ROPE = {
 LENGTHS = {"short and long rows": ((5, 30), 6, True), "short rows": ((5, 16), 6, False)}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", LENGTHS)
 def test_rotary_factors_are_those_of_generate(case, recwarn):
     """Where factors change with a batch's longest row, rows get those of ``generate``; where they do not, tokens are drafted."""
@@ -187,6 +190,7 @@ IN_ORDER = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("why", IN_ORDER)
 def test_processors_that_count_calls_or_compare_rows(why):
     """A processor that has to be called once per token, with all rows, is: it does what it does in ``generate``."""
@@ -218,6 +222,7 @@ FREE = {
 }
 
 
+@pytest.mark.wide(but=["a processor made for so many rows"])
 @pytest.mark.parametrize("what", FREE)
 def test_what_goes_by_a_rows_ids_is_drafted_along(what, recwarn):
     """Processors and criteria that go by the ids of a row alone see each prefix, and nothing is said."""
@@ -272,6 +277,7 @@ def prefix_tuning(model, fed, first):
     return fed
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("change", [prompt_tuning, prefix_tuning])
 def test_models_that_prepare_their_inputs_in_another_way(change):
     """A model tuned by a prompt or a prefix gives the tokens that it gives in ``generate``, and not those of its base."""
@@ -280,6 +286,7 @@ def test_models_that_prepare_their_inputs_in_another_way(change):
     assert not torch.equal(tokens, generated(MODEL, DRAFT, lambda: padded([[1, 2, 3], [4, 5, 6]])))
 
 
+@pytest.mark.wide
 def test_what_cannot_be_had_is_refused_by_name(monkeypatch):
     """What is no decoding of rows is named before the model is asked anything."""
     monkeypatch.setattr(MODEL, "forward", unasked)

@@ -50,6 +50,7 @@ WAYS = {"drafted": {}, "not drafted": {"use_cache": False}}
 """What is asked so that tokens are drafted, or not."""
 
 
+@pytest.mark.wide(but=["not drafted"])
 @pytest.mark.filterwarnings("ignore:nothing is drafted")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_row_has_a_streamer(way):
@@ -69,6 +70,7 @@ def test_every_row_has_a_streamer(way):
     assert len(lengths) > 2
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:nothing is drafted")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_streamer_of_generate(way):
@@ -82,6 +84,7 @@ def test_the_streamer_of_generate(way):
         assert torch.equal(got, expected)
 
 
+@pytest.mark.wide
 def test_a_reader_of_the_streamer_of_generate():
     """Who reads text while another thread generates gets all of it, and then the end."""
     streamer = TextIteratorStreamer(TOKENIZER, skip_prompt=True, timeout=1200)
@@ -94,6 +97,7 @@ def test_a_reader_of_the_streamer_of_generate():
     assert text == TOKENIZER.decode(MODEL.generate(**asked)[0, 3:])
 
 
+@pytest.mark.wide
 def test_a_reader_does_not_wait_for_what_is_refused():
     """A call that is refused ends the streamers that it was given."""
     streamer = Notes()
@@ -111,6 +115,7 @@ def refusing(streamer, rows):
     return specframe.assisted(DRAFT, streamer=[streamer, *(Notes() for _ in range(rows - 1))])
 
 
+@pytest.mark.wide
 def test_one_streamer_serves_one_row():
     """One streamer for several rows, or too few of them, is refused."""
     with pytest.raises(OptionError, match="streamer: expected one for each of 8 rows, got 1"):

@@ -24,6 +24,7 @@ from specframe.forward.runner import ModelRunner
 from specframe.models.hollow import META, hollow
 
 
+@pytest.mark.wide(but=["columns", "biases"])
 @pytest.mark.parametrize(
     "name", ["slab", "columns", pytest.param("windows", marks=pytest.mark.slow), "experts", "biases", "states"]
 )
@@ -139,6 +140,7 @@ def test_a_span_has_its_own_peak_and_is_a_part_of_the_whole() -> None:
     assert len(kept) == 100
 
 
+@pytest.mark.wide
 def test_a_hollow_model_has_shapes_and_no_numbers() -> None:
     """A copy without weights is on no device, keeps tied weights tied, and leaves the model as it is."""
     model = CASES["slab"].models[0]
@@ -151,6 +153,7 @@ def test_a_hollow_model_has_shapes_and_no_numbers() -> None:
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
 
 
+@pytest.mark.wide
 def test_storages_are_counted_until_their_last_tensor_is_gone() -> None:
     """Views take nothing, a copy takes its bytes, and what is deleted is free."""
     with Allocations() as counter:
@@ -174,6 +177,7 @@ def test_operators_made_of_others_are_counted_piece_by_piece() -> None:
     assert counter.peak.total == 64 + 128 + 128
 
 
+@pytest.mark.wide
 def test_what_was_made_before_counts_when_it_is_used() -> None:
     """Tensors from before the block count from their first use on, and by their own name where they were held."""
     weights, constant = torch.zeros(8), torch.zeros(2)
@@ -206,6 +210,7 @@ def test_a_copy_on_the_host_takes_no_memory_of_the_device() -> None:
         held[1:].copy_(copied[1:].to(META))
 
 
+@pytest.mark.wide
 def test_copies_of_states_are_told() -> None:
     """Copies of states that are kept for other prompts count as the states of so many rows do, and a run has no more."""
     case, counter = attrs.evolve(CASES["states"], options={"kv": "paged,share=on,states=7"}), Allocations()

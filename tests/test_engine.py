@@ -62,6 +62,7 @@ def assert_exact(done: Iterable[Sequence], requests: list[Request], target: Any 
         assert (sequence.token_ids, sequence.finish_reason) == harness.expected(target, sequence.request)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_two_engines_in_turns_are_exact(align: str) -> None:
     """Two engines on the same models, a step of one after a step of the other, each have the reference's tokens."""
@@ -79,6 +80,7 @@ def test_two_engines_in_turns_are_exact(align: str) -> None:
     assert_exact(done[1], other)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("align", "schedule"), SCHEMES)
 def test_requests_are_added_between_steps(align: str, schedule: str | None) -> None:
     """A request that comes while others are decoded is decoded with them: more rows are opened, up to the batch size."""
@@ -93,6 +95,7 @@ def test_requests_are_added_between_steps(align: str, schedule: str | None) -> N
     assert max(round.rows for round in feeds.rounds) == 3
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("align", "schedule"), SCHEMES)
 def test_a_request_longer_than_all_before_it(align: str, schedule: str | None) -> None:
     """A request beyond the capacity that is open is decoded like any other, and those under way keep their tokens."""
@@ -108,6 +111,7 @@ def test_a_request_longer_than_all_before_it(align: str, schedule: str | None) -
     assert_exact([*done, *run(one)], requests)
 
 
+@pytest.mark.wide
 def test_idle_engines_do_nothing_and_go_on() -> None:
     """An engine is idle before the first request and after the last, a step of it is no round, and it takes further requests."""
     one, requests = engine(), asked()
@@ -125,6 +129,7 @@ def test_idle_engines_do_nothing_and_go_on() -> None:
     assert one.idle
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("align", "schedule"), SCHEMES)
 @pytest.mark.parametrize("steps", range(7))
 def test_an_aborted_request_leaves_the_others_as_they_are(align: str, schedule: str | None, steps: int) -> None:
@@ -147,6 +152,7 @@ def test_an_aborted_request_leaves_the_others_as_they_are(align: str, schedule: 
     assert steps < 6 or any(sequence.token_ids for sequence in aborted)
 
 
+@pytest.mark.wide
 def test_abort_frees_the_row() -> None:
     """The row of an aborted request is taken by the next one that waits; a key that is unknown or has finished gives None."""
     one, requests = engine(batch_size=1, schedule="continuous"), asked(9)
@@ -163,6 +169,7 @@ def test_abort_frees_the_row() -> None:
     assert one.abort((5, 0)) is None
 
 
+@pytest.mark.wide
 def test_abort_of_what_has_not_arrived() -> None:
     """A request that arrives later is aborted before that, and nobody waits for it."""
     one = engine()
@@ -172,6 +179,7 @@ def test_abort_of_what_has_not_arrived() -> None:
     assert (ended.token_ids, ended.finish_reason, one.idle) == ([], "abort", True)
 
 
+@pytest.mark.wide
 def test_the_result_of_an_aborted_request() -> None:
     """A result is made of it as of any other: its tokens so far, as many log-probabilities, and the reason."""
     results = Results(None, TARGET.device)
@@ -197,6 +205,7 @@ def samples(engine: Engine, count: int = 3, new: int = 8) -> list[Request]:
     return requests
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("sample", "steps", "schedule"), crossed(range(3), range(5), ["continuous,piece=4", "fixed"]))
 def test_abort_of_one_of_several_samples(schedule: str, steps: int, sample: int) -> None:
     """The samples left have their tokens, whether the one that reads the prompt is aborted or one that starts from its row."""
@@ -216,6 +225,7 @@ def test_abort_of_one_of_several_samples(schedule: str, steps: int, sample: int)
     assert tokens == {key: value for key, value in expected.items() if finished or key != (0, sample)}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("ids", "why"), [([], "empty"), ([1] * 256, "256 tokens"), ([61], "token id 61"), ([-1], "token id -1")], ids=str
 )
@@ -230,6 +240,7 @@ def test_a_request_that_cannot_be_decoded_is_refused_alone(ids: list[int], why: 
     assert_exact(run(one), requests)
 
 
+@pytest.mark.wide(but=["exspec-greedy"])
 @pytest.mark.parametrize("accept", ["greedy", "block", "gumbel"])
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_requests_without_speculation(align: str, accept: str) -> None:
@@ -249,6 +260,7 @@ def test_requests_without_speculation(align: str, accept: str) -> None:
     assert all((drafted[index] > 0) == (index % 2 == 0) for index in drafted)
 
 
+@pytest.mark.wide
 def test_room_for_requests_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for every row and for long sequences, caches are opened once, whatever comes later."""
     opened = []

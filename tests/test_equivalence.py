@@ -102,6 +102,7 @@ def test_equals_reference(cell: Cell) -> None:
     assert rate > 0.3 if cell.draft == "good" else rate < 0.2, "the draft is not what the matrix means it to be"
 
 
+@pytest.mark.wide
 def test_sample_covers_the_matrix() -> None:
     """Every architecture meets every layout and scheduler, and every pair of values of the other options meets too."""
     seen = cells()
@@ -115,6 +116,7 @@ def test_sample_covers_the_matrix() -> None:
             assert len(met) == len(values[0]) * len(values[1]), (Cell._fields[one], Cell._fields[other])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_every_architecture(name: str) -> None:
     """Each architecture decodes right with the default strategies."""
@@ -122,6 +124,7 @@ def test_every_architecture(name: str) -> None:
     harness.check(harness.pipeline(loaded["target"], loaded["good"], batch_size=4, draft_length=4), asked(6))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_no_near_ties(name: str) -> None:
     """The target's best two logits are well apart wherever the matrix looks: rounding decides nothing."""
@@ -136,6 +139,7 @@ def gaps(target: PreTrainedModel, prompt: list[int], tokens: list[int]) -> list[
     return [harness.logit_gap(target, [*prompt, *tokens[:place]]) for place in range(len(tokens))]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_reference_is_the_models_own_output(name: str) -> None:
     """The oracle's tokens are those of transformers' own greedy generation, stop ids included."""
@@ -158,6 +162,7 @@ def outcome(order: list[int], **options: Any) -> dict[int, tuple[list[int], str]
     return {place: (result.token_ids, result.finish_reason) for place, result in zip(order, results, strict=True)}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("schedule", SCHEDULERS)
 @pytest.mark.parametrize(("align", "kv"), LAYOUTS)
 def test_same_tokens_in_any_setting(align: str, kv: str, schedule: str) -> None:
@@ -179,6 +184,7 @@ def test_a_prompt_given_many_times() -> None:
     assert len({tuple(result.token_ids) for result in results}) == 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "options",
     [{"vocab_size": 80}, {"vocab_size": 128}, {"max_position_embeddings": 12}],
@@ -192,12 +198,14 @@ def test_drafts_that_know_less_or_more(options: dict[str, int], align: str) -> N
     harness.check(harness.pipeline(target, draft, align=align, batch_size=3, draft_length=4), asked(8))
 
 
+@pytest.mark.wide
 def test_a_draft_with_learned_positions_and_a_short_context() -> None:
     """A draft whose table of positions ends before the sequences do changes no token."""
     draft = zoo.build("gpt2", n_positions=12)
     harness.check(harness.pipeline(models("llama")["target"], draft, batch_size=3, draft_length=4), asked(8))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_eager_attention(name: str) -> None:
     """A target that is set to another attention implementation runs on that one and is left with it."""
@@ -207,6 +215,7 @@ def test_eager_attention(name: str) -> None:
     assert target.config._attn_implementation == "eager"
 
 
+@pytest.mark.wide
 def test_attention_of_the_model_is_left_as_it_was() -> None:
     """After a run the model attends as before: what it gives outside of a pipeline is unchanged."""
     target = zoo.build("llama")
@@ -217,6 +226,7 @@ def test_attention_of_the_model_is_left_as_it_was() -> None:
     assert torch.equal(target(ids).logits, before)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_bfloat16_parts_only_at_ties(align: str) -> None:
     """In bfloat16 a divergence from the reference is a tie: the best two logits are as close as rounding."""
@@ -233,6 +243,7 @@ def test_bfloat16_parts_only_at_ties(align: str) -> None:
             assert gap < 0.1, harness.difference(target, request, result.token_ids, want)
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize(("align", "kv"), LAYOUTS)
 def test_equals_reference_on_cuda(align: str, kv: str) -> None:

@@ -21,6 +21,7 @@ def ids(pipe: Pipeline) -> list[list[int]]:
     return [result.token_ids for result in pipe.generate(PROMPTS, 8)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_models_put_in_training_mode_after_the_pipeline_was_made(checkpointing: bool) -> None:
     """They decode without dropout, with gradient checkpointing too; every module is then in the mode it was in."""

@@ -21,11 +21,13 @@ SHOWS = {
 """What each example prints, as a pattern."""
 
 
+@pytest.mark.wide
 def test_every_example_is_tested() -> None:
     """There is an expectation for each example."""
     assert {path.stem for path in FOLDER.glob("*.py")} == set(SHOWS)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("example", sorted(SHOWS))
 def test_example_is_short(example: str) -> None:
     """An example has at most 40 lines, and says in its first what it shows."""
@@ -34,6 +36,7 @@ def test_example_is_short(example: str) -> None:
     assert re.fullmatch(r'""".+\."""', lines[0])
 
 
+@pytest.mark.wide(but=["stream"])
 @pytest.mark.parametrize("example", sorted(SHOWS))
 def test_example_runs(
     example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -50,11 +50,13 @@ class Asked:
         return Budget(value.depth // 2) if self.halved and isinstance(value, Budget) else value
 
 
+@pytest.mark.wide(but=["test_equals_reference[eqspec]"])
 class TestLocal(ExecutorSuite):
     def make(self) -> str:
         return "local"
 
 
+@pytest.mark.wide(but=["test_equals_reference[exspec]"])
 class TestStranger(ExecutorSuite):
     def make(self) -> Asked:
         return Asked()
@@ -75,6 +77,7 @@ def stranger() -> Any:
     registry.cache_clear()
 
 
+@pytest.mark.wide
 def test_a_strangers_executor_by_name(stranger: str) -> None:
     """An executor that a plugin registers decodes, and is asked to agree on the budget of every round."""
     pipe = harness.pipeline(TARGET, DRAFT, draft_length="goodput", executor=stranger)
@@ -84,6 +87,7 @@ def test_a_strangers_executor_by_name(stranger: str) -> None:
     assert sum(isinstance(value, Budget) for value in executor.values) == pipe.report.rounds
 
 
+@pytest.mark.wide
 def test_the_draft_length_is_that_of_the_executor() -> None:
     """A round drafts as much as was agreed on, not as this rank's policy says."""
     feeds = harness.Feeds()
@@ -92,6 +96,7 @@ def test_the_draft_length_is_that_of_the_executor() -> None:
     assert {round.report.draft.nodes for round in feeds.decoding[:3]} == {3}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "late",
     [Request(1, [1, 2], 20, max_time=1000.0), Request(1, [1, 2], 20, arrival=1000.0)],
@@ -108,6 +113,7 @@ def test_the_clock_is_agreed_on(late: Request) -> None:
     assert asked[1] == 1
 
 
+@pytest.mark.wide
 def test_rank_zeros_time_ends_a_request() -> None:
     """A request whose time is up on rank 0 ends with the round, whatever this rank's clock shows."""
 
@@ -122,6 +128,7 @@ def test_rank_zeros_time_ends_a_request() -> None:
     assert (len(result.token_ids), result.finish_reason) == (1, "length")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("executor", "error", "told"),
     [
@@ -166,6 +173,7 @@ class Raising(Asked):
         raise ValueError("rank 1 is gone")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("executor", "told"),
     [
@@ -184,6 +192,7 @@ def test_faults_of_an_executor_are_one_sentence(executor: Any, told: str) -> Non
             harness.decode(pipe, harness.requests(PROMPTS, 6))
 
 
+@pytest.mark.wide
 def test_the_executor_of_this_process_comes_through_the_hook() -> None:
     """It is registered by the core for every process, as a reference that is imported when it is used."""
     entry = registry().entry("executor", "local")
@@ -216,6 +225,7 @@ class Ranked(Asked):
             raise self._error
 
 
+@pytest.mark.wide
 def test_a_round_is_taken_over_when_all_ranks_stand() -> None:
     """Each round asks once; where another rank lacks memory by then, the round counts for nothing, and half the rows go on."""
     executor = Ranked(3, torch.OutOfMemoryError("rank 1 has no memory"))
@@ -234,6 +244,7 @@ def test_ranks_keep_nothing_of_prompts_between_runs() -> None:
         assert pipe.report.prefix_hit_tokens == 0
 
 
+@pytest.mark.wide
 def test_a_fault_of_another_rank_is_raised() -> None:
     """What a rank raises in a step ends the run here, in its own words."""
     executor = Ranked(2, ModelError("rank 1: its disk is full"))
@@ -241,6 +252,7 @@ def test_a_fault_of_another_rank_is_raised() -> None:
         harness.decode(harness.pipeline(TARGET, DRAFT, executor=executor), harness.requests(PROMPTS, 12))
 
 
+@pytest.mark.wide
 def test_ranks_agree_on_what_is_aborted() -> None:
     """The request of rank 0's call ends, whichever this rank names."""
 
@@ -277,6 +289,7 @@ class Loading(Asked):
         return model
 
 
+@pytest.mark.wide
 def test_an_executor_takes_part_in_loading(tmp_path: Path) -> None:
     """It names the device, is told each model's role and configuration, and its options go to ``from_pretrained``."""
     zoo.save_pair(tmp_path)
@@ -288,6 +301,7 @@ def test_an_executor_takes_part_in_loading(tmp_path: Path) -> None:
     harness.assert_exact(zoo.build("qwen3"), asked, harness.decode(pipe, asked))
 
 
+@pytest.mark.wide
 def test_an_executor_refuses_a_model_before_its_weights_are_read(tmp_path: Path) -> None:
     """A model that the executor refuses is told in its sentence, though its weights are not there."""
     zoo.save_pair(tmp_path)
@@ -306,6 +320,7 @@ class Mapping(Asked):
         return [row | {"text": ""} for row in dataset]
 
 
+@pytest.mark.wide
 def test_an_executor_maps_data_sets() -> None:
     """``Pipeline.map`` hands the data set and the run's options over, and no model is loaded for it."""
     executor = Mapping()
@@ -325,6 +340,7 @@ def test_an_executor_maps_data_sets() -> None:
     assert [result.token_ids for result in found] == [result.token_ids for result in alone]
 
 
+@pytest.mark.wide
 def test_an_executor_that_maps_nothing_is_refused() -> None:
     """Another executor cannot be asked for it: one sentence names one that can."""
     with pytest.raises(

@@ -112,6 +112,7 @@ def calls(point: Point) -> int:
     return acting.calls
 
 
+@pytest.mark.wide(but=["scheduler  rows"])
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_every_member_may_fail_at_any_call(point: Point) -> None:
     """A shortage of memory that passes changes no token; any other fault is told with the strategy's role."""
@@ -129,6 +130,7 @@ def test_every_member_may_fail_at_any_call(point: Point) -> None:
             assert f"{point[2]}() raised" in told, (fault, at, told)
 
 
+@pytest.mark.wide(but=["alignment layout arrange", "KV backend open release"])
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_an_engine_goes_on_after_any_error(point: Point) -> None:
     """Stepped on after an error it has the target's tokens for every request, each reported once: a round counts whole or not."""
@@ -140,6 +142,7 @@ def test_an_engine_goes_on_after_any_error(point: Point) -> None:
         assert engine.idle
 
 
+@pytest.mark.wide(but=["KV backend open reserve"])
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_aborts_and_a_close_from_inside_any_call(point: Point) -> None:
     """A request that is aborted from inside ends once, as the abort says, and the others go on; a closed engine is idle."""
@@ -170,6 +173,7 @@ def test_aborts_and_a_close_from_inside_any_call(point: Point) -> None:
             held[0].close()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("entry", ["generate", "stream"])
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_results_come_before_an_error(point: Point, entry: str) -> None:
@@ -203,6 +207,7 @@ class Aborting:
             self.aborted = self._held[0].close() if self._gone is None else self._held[0].abort(self._gone.key)
 
 
+@pytest.mark.wide(but=["3-gone1"])
 @pytest.mark.parametrize("gone", [*ASKED, None])
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_aborts_and_a_close_from_inside_a_stop_check(at: int, gone: Any) -> None:
@@ -223,6 +228,7 @@ def test_aborts_and_a_close_from_inside_a_stop_check(at: int, gone: Any) -> None
     assert ended == WANTED
 
 
+@pytest.mark.wide(but=["scheduler  next_batch-one column less"])
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_a_wrong_value_is_told_or_does_nothing(point: Point, wrong: str) -> None:

@@ -36,6 +36,7 @@ def _frozen() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.wide(but=["enter", "leave"])
 @pytest.mark.parametrize("member", [one for one in members("observer") if one != "spent"])  # told of other processes
 def test_an_observer_that_raises_is_heard_after_the_results(member: str) -> None:
     """Whoever gave an observer hears its own error, no strategy is blamed, and no result is lost."""
@@ -60,6 +61,7 @@ def test_an_observer_that_raises_is_heard_after_the_results(member: str) -> None
             assert not isinstance(heard[0], ContractError)
 
 
+@pytest.mark.wide(but=["target-exit"])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_models_forward_may_fail(role: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +131,7 @@ def attended(backend: Gathering) -> tuple[list[Result], str]:
     return collected(pipe.decode(ATTENDED))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("member", ["suits", "plan", "attend"])
 def test_an_attention_backend_may_fail_at_any_call(member: str) -> None:
     """The backend is named, in the middle of a model's forward as well, in its trial and later; a lack of memory passes."""
@@ -145,6 +148,7 @@ def test_an_attention_backend_may_fail_at_any_call(member: str) -> None:
             assert bool(told) == (fault != "memory")
 
 
+@pytest.mark.wide(but=["one column less"])
 @pytest.mark.parametrize("wrong", [one for one in WRONG if one != "nan"])
 def test_values_of_an_attention_backend_that_are_wrong_are_told(wrong: str) -> None:
     """What a layer's attention returns is looked at where it returns: the model, which would fail on it, is not blamed."""
@@ -158,6 +162,7 @@ def test_values_of_an_attention_backend_that_are_wrong_are_told(wrong: str) -> N
         assert_once(ATTENDING, ATTENDED, results, complete=False)
 
 
+@pytest.mark.wide
 def test_a_row_that_attention_leaves_undecided_ends_alone_or_the_backend_is_refused() -> None:
     """Nan in a trial refuses the backend; later it ends the sequences of that forward with an error, and no other."""
     usual = Gathering("attend")
@@ -184,6 +189,7 @@ FIELDS = {"drafter": "drafter", "verifier": "verifier", "acceptance rule": "rule
 """The roles' names in a composition."""
 
 
+@pytest.mark.wide(but=["drafter-propose-logits_BNV"])
 @pytest.mark.parametrize(("role", "member", "field"), ELSEWHERE)
 def test_a_value_on_another_device_is_told(role: str, member: str, field: str | None) -> None:
     """On an accelerator a tensor of the host is told as its strategy's: not as that of the next one, which it fails in."""

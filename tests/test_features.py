@@ -60,6 +60,7 @@ class Head:
         return Draft(ideas_B[:, None].repeat(1, budget.depth))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_features_are_those_of_the_accepted_tokens(align: str) -> None:
     """Under every alignment the features told with a verdict are those the bonus token was chosen by."""
@@ -70,6 +71,7 @@ def test_features_are_those_of_the_accepted_tokens(align: str) -> None:
     assert head.wrong == 0
 
 
+@pytest.mark.wide
 def test_prompts_in_pieces_are_told_in_pieces() -> None:
     """Of a prompt that is read in pieces a drafter is told every piece, and all its tokens once."""
     target, head = zoo.build("qwen3"), Head()

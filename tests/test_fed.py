@@ -55,6 +55,7 @@ def facts(found: Any) -> list[tuple[Any, ...]]:
     return [(one.index, one.sample, one.token_ids, one.finish_reason, one.error) for one in ordered]
 
 
+@pytest.mark.wide(but=["greedy"])
 @pytest.mark.parametrize(
     ("how", "more"),
     [
@@ -105,6 +106,7 @@ class Line(str):
     __slots__ = ("__weakref__",)
 
 
+@pytest.mark.wide
 def test_a_run_holds_what_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither prompts nor results pile up in the process of a run, nor in that of its resumption; the file has all of them."""
     count = 160
@@ -148,6 +150,7 @@ def test_a_run_holds_what_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         out.write_text("".join(whole[60:30:-1] + whole[3:7]))
 
 
+@pytest.mark.wide
 def test_keys_are_in_order() -> None:
     """Each pair of index and sample has a key of its own, in the order of the pairs, also at the ends of what is allowed."""
     pairs = [(0, 0), (0, SAMPLES - 1), (1, 0), (9, 3), (SAMPLES - 1, SAMPLES - 1)]
@@ -160,6 +163,7 @@ def test_keys_are_in_order() -> None:
         assert index.last == keys[-1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", ["file", "pipe", "stdin"])
 def test_prompts_are_read_as_often_as_they_are_asked_for(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,6 +183,7 @@ def test_prompts_are_read_as_often_as_they_are_asked_for(
         assert [prompt.text for prompt in found] == ["a", "b", "c"]
 
 
+@pytest.mark.wide
 def test_rows_that_come_once() -> None:
     """Rows of a stream are read once, and can be looped over again."""
     rows = Spool(iter([{"a": 1}, {"b": [2]}]))

@@ -93,6 +93,7 @@ def test_no_room_leaves_what_was_there() -> None:
     assert everything() == {"out": b"one\nthree\n"}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
 def test_what_the_system_refuses_is_a_sentence(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any fault of the operating system is one sentence with its reason, and no draft is left."""
@@ -107,6 +108,7 @@ def test_what_the_system_refuses_is_a_sentence(number: int, monkeypatch: pytest.
     assert everything() == {}
 
 
+@pytest.mark.wide
 def test_the_mark_is_found_at_both_ends() -> None:
     """A file is its maker's by a mark near its start or end; an empty one is nobody's."""
     for content in (MARK + "x" * 3 * ENDS, "x" * 3 * ENDS + MARK, ""):
@@ -122,6 +124,7 @@ def test_the_mark_is_found_at_both_ends() -> None:
 # ---- locks -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_a_file_has_one_writer() -> None:
     """A second process is refused by a sentence with the first one's number; a killed process keeps nobody."""
     with subprocess.Popen(
@@ -183,6 +186,7 @@ def test_a_lock_file_that_was_deleted_meanwhile_is_no_lock(tmp_path: Path, monke
     os.close(descriptor)
 
 
+@pytest.mark.wide
 def test_a_file_system_without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file system has no locks a file is written all the same."""
 
@@ -247,6 +251,7 @@ CASES = [
 IDS = [f"{c}-{f}" for table, faults in ((FILES, FILE_FAULTS), (FOLDERS, FOLDER_FAULTS)) for c in table for f in faults]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("command", "make", "said"), CASES, ids=IDS)
 def test_an_output_that_cannot_be_written_is_refused_at_once(
     command: list[str], make: Callable[[], str], said: str, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +269,7 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(
     assert everything() == before
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("command", "page"), [("compare", "report.html"), ("reproduce", "reproduction.md")], ids=["compare", "reproduce"]
 )
@@ -298,6 +304,7 @@ def write_report(monkeypatch: pytest.MonkeyPatch) -> None:
     report_page.write_report(SimpleNamespace(schemes=[]), {"speed": table}, "out")  # type: ignore[arg-type]
 
 
+@pytest.mark.wide
 def test_a_report_replaces_its_own_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of an earlier report are replaced or, where they are no longer drawn, deleted; what is foreign stays."""
     Path("out/figures").mkdir(parents=True)
@@ -312,6 +319,7 @@ def test_a_report_replaces_its_own_figures(monkeypatch: pytest.MonkeyPatch) -> N
     assert Path("out/figures/speed.csv").read_bytes() == b"scheme,median\r\nragged,1.5\r\n"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["figures/speed.svg", "figures/speed.png", "figures/speed.csv", "report.html"])
 def test_a_report_leaves_foreign_files(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that somebody else made under a figure's or the page's name is refused in a sentence and stays."""
@@ -334,6 +342,7 @@ GONE = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", GONE)
 def test_a_working_folder_that_is_gone(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that writes in a working folder which was deleted ends with one sentence and status 2."""
@@ -345,6 +354,7 @@ def test_a_working_folder_that_is_gone(case: str, tmp_path: Path, monkeypatch: p
     assert (result.exit_code, result.stderr.count("Error: ")) == (2, 1), result.output
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("data", "told"),
     [

@@ -38,6 +38,7 @@ def meant(feeds: harness.Feeds) -> int:
     return sum(LENGTHS) + sum(one.rows + int(one.report.drafted.sum()) for one in feeds.decoding)
 
 
+@pytest.mark.wide
 def test_a_rectangle() -> None:
     """Padding of prompts, and draft tokens beyond a row's limit, are filler of the target; the draft model pads prompts alone."""
     target = zoo.build("qwen3")
@@ -52,6 +53,7 @@ def test_a_rectangle() -> None:
     assert report.filler_share == pytest.approx(1 - (filler.real.total() / report.tokens_computed))
 
 
+@pytest.mark.wide
 def test_laid_in_one_row() -> None:
     """What is left out is not computed, and no filler: neither of prompts nor of drafts that the host counts."""
     target = zoo.build("qwen3")
@@ -130,6 +132,7 @@ def test_a_recorded_bucket() -> None:
     assert told.all == [("target", *numbers) for numbers in ((18, 18), (15, 15), (15, 32), (12, 13), (12, 16))]
 
 
+@pytest.mark.wide
 def test_who_asks_for_nothing_is_told_nothing() -> None:
     """An observer that inherits the member is not called."""
 

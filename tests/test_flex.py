@@ -59,6 +59,7 @@ def visible(placement: Placement, window: int | None) -> torch.Tensor:
     return padded.unflatten(2, (-1, flex.BLOCK)).unflatten(1, (-1, flex.BLOCK)).any(4).any(2)
 
 
+@pytest.mark.wide(but=["ragged-40-sizes3"])
 @pytest.mark.parametrize(("layout", "window", "sizes"), CELLS)
 def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None, sizes: Any) -> None:
     """None is missing; where a row's tokens lie in order, and none is padding, none is there for nothing."""
@@ -70,12 +71,14 @@ def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None
         assert (needed == looked_at).all()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("heads", [(6, 3, 8), (2, 2, 24)])
 def test_scores_agree_with_masked_attention(heads: tuple[int, int, int]) -> None:
     """Shared heads, one head for all, odd sizes; with a window and without."""
     assert kernel_trial.error(flex.Flex(), CPU, torch.float32, *heads) < 1e-5
 
 
+@pytest.mark.wide
 def test_the_self_check_tells_right_from_wrong() -> None:
     """Tokens that see all slots are found out."""
 
@@ -103,6 +106,7 @@ def test_a_compiled_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_trial.error(flex.Flex(), CPU, torch.float32, 4, 2, 32) < 1e-5
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("options", [{}, {"graphs": "on"}, {"align": "eqspec"}], ids=str)
 def test_tokens_are_exact(name: str, options: dict[str, str]) -> None:
@@ -128,6 +132,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]:
     return found
 
 
+@pytest.mark.wide
 def test_long_prompts_take_flex_attention_where_it_can_be_had(
     monkeypatch: pytest.MonkeyPatch, ways: list[tuple[str | None, int]]
 ) -> None:
@@ -140,6 +145,7 @@ def test_long_prompts_take_flex_attention_where_it_can_be_had(
     assert any(way is None for way, _ in ways)
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("dtype", "heads", "key_heads", "size"),
@@ -150,6 +156,7 @@ def test_scores_agree_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, si
     assert flex.works(torch.device("cuda"), dtype, heads, key_heads, size)
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize("options", [{"graphs": "on"}, {"align": "eqspec", "graphs": "off"}], ids=str)
 def test_tokens_are_exact_on_cuda(options: dict[str, str]) -> None:

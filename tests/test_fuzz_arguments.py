@@ -289,6 +289,7 @@ def an_argument_of_assisted(draw: random.Random) -> None:
 KINDS = (an_argument_of_the_pipeline, an_argument_of_a_run, a_parameter_of_a_request, an_argument_of_assisted)
 
 
+@pytest.mark.wide(but=["2"])
 @fuzzing.inputs("argument")
 def test_an_argument(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call with anything for its arguments ends with a sentence that names one, or with the target's own ids."""

@@ -200,6 +200,7 @@ def options_of(command: click.Command) -> list[click.Option]:
     return [one for one in command.params if isinstance(one, click.Option)]
 
 
+@pytest.mark.wide
 def test_every_option_has_a_range() -> None:
     """An option that is added to a command has to say here which values it takes."""
     found = {long_name(one) for _, command in commands() for one in options_of(command) if not one.is_flag}
@@ -352,6 +353,7 @@ def require_ending(result: Result, words: tuple[str, ...], asked: Asked, wrong: 
     fuzzing.require_sentence(sentence, known, given)
 
 
+@pytest.mark.wide(but=["7"])
 @fuzzing.inputs("command")
 def test_a_command(number: int, here: Path, pair: list[str]) -> None:
     """It ends with 0, 1, or 2 and a sentence; nothing outside of a range is taken, and no file but the asked ones is written."""

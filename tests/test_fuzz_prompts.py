@@ -235,6 +235,7 @@ def require_results(lines: list[Line], found: list[dict[str, Any]], given: Any) 
     assert max(one["index"] for one in found) < len(lines), given
 
 
+@pytest.mark.wide(but=["11"])
 @fuzzing.inputs("prompts")
 def test_a_file_of_prompts(number: int, pair: list[str]) -> None:
     """Every prompt has its results, once; the good ones are the target's own tokens, whatever stands beside them."""
@@ -291,6 +292,7 @@ def interrupting(draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "replace", put)
 
 
+@pytest.mark.wide
 @fuzzing.inputs("interruption")
 def test_an_interrupted_run(number: int, pair: list[str]) -> None:
     """However often it is interrupted, resumed it holds every result once, with the ids of a run without interruption."""

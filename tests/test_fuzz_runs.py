@@ -208,6 +208,7 @@ KINDS = (*(a_stepped_run,) * 12, *(a_sampled_run,) * 7, a_run_of_workers)
 """What is tried with a combination, by its share."""
 
 
+@pytest.mark.wide(but=["2"])
 @fuzzing.inputs("run", fast=20)
 def test_a_run(number: int, head_of: Any) -> None:
     """Whatever is combined, whenever requests come and go: the tokens are the target's own, and every request ends once."""

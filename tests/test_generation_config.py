@@ -64,6 +64,7 @@ GREEDY: dict[str, Any] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "align"), crossed([*GREEDY], ("ragged", "eqspec")))
 def test_greedy_tokens_are_those_of_generate(model: PreTrainedModel, name: str, align: str) -> None:
     """Whatever one setting asks for, the tokens and where they end are those of ``generate``; switched off, those without it."""
@@ -76,6 +77,7 @@ def test_greedy_tokens_are_those_of_generate(model: PreTrainedModel, name: str, 
         assert decoded(align=align, generation_config=None) == FREE
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "least"), [("min_length", 12), ("min_new_tokens", 9)])
 def test_least_lengths_are_those_of_generate(model: PreTrainedModel, name: str, least: int) -> None:
     """No eos id ends a sequence before the length, with the prompt or without, that the generation config asks for."""
@@ -101,6 +103,7 @@ EXPLICIT = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", EXPLICIT)
 def test_a_parameter_that_is_given_wins(model: PreTrainedModel, name: str) -> None:
     """A sampling parameter takes the place of the setting, where it switches it off too."""
@@ -118,6 +121,7 @@ DRAWN: list[tuple[dict[str, Any], Sampling]] = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("config", "sampling"), DRAWN, ids=lambda one: str(one)[:40])
 def test_sampling_defaults_of_the_checkpoint(
     model: PreTrainedModel, config: dict[str, Any], sampling: Sampling
@@ -128,6 +132,7 @@ def test_sampling_defaults_of_the_checkpoint(
     assert decoded(Sampling(temperature=0)) == decoded(accept="greedy") == FREE
 
 
+@pytest.mark.wide
 def test_each_parameter_is_inherited_by_itself(model: PreTrainedModel) -> None:
     """A temperature that is given leaves the checkpoint's other settings; without ``do_sample`` none is drawn unless asked for."""
     model.generation_config.update(temperature=0.3, top_p=0.9)
@@ -139,6 +144,7 @@ def test_each_parameter_is_inherited_by_itself(model: PreTrainedModel) -> None:
     assert decoded(Sampling(top_p=1.0)) == decoded(Sampling(temperature=0.3, top_k=7), generation_config=None)
 
 
+@pytest.mark.wide(but=["top_k"])
 @pytest.mark.parametrize("name", sorted({*WARPERS} - {"temperature"}))
 def test_cutoffs_are_those_of_generate(model: PreTrainedModel, name: str) -> None:
     """A row's logits go through what ``generate`` puts them through before it draws."""
@@ -160,6 +166,7 @@ def test_cutoffs_are_those_of_generate(model: PreTrainedModel, name: str) -> Non
     assert bool(torch.isinf(shaped).any())
 
 
+@pytest.mark.wide
 def test_stop_strings_and_time_of_the_checkpoint(model: PreTrainedModel) -> None:
     """Strings that end a continuation, and how long it may take, come from the generation config as well."""
     tokenizer = zoo.character_tokenizer()
@@ -172,6 +179,7 @@ def test_stop_strings_and_time_of_the_checkpoint(model: PreTrainedModel) -> None
     assert {len(result.token_ids) for result in pipe.generate(PROMPTS, NEW)} == {1}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", NOT_DONE)
 def test_what_is_not_done_is_told(model: PreTrainedModel, name: str) -> None:
     """A setting that ``generate`` honours and a pipeline does not is named in a warning; switched off, nothing is said."""
@@ -182,6 +190,7 @@ def test_what_is_not_done_is_told(model: PreTrainedModel, name: str) -> None:
     assert decoded(generation_config=None) == FREE
 
 
+@pytest.mark.wide
 def test_every_setting_has_a_place_in_the_order() -> None:
     """The settings that the order of processors is made of are attributes of a generation config, but for one of our own."""
     assert [name for name in MAKERS if not hasattr(TARGET.generation_config, name)] == [
@@ -190,6 +199,7 @@ def test_every_setting_has_a_place_in_the_order() -> None:
     ]
 
 
+@pytest.mark.wide
 def test_verification_leaves_generation_configs_aside(tmp_path: Path) -> None:
     """``specframe verify`` compares greedy decoding with greedy decoding, whatever the checkpoint's generation config asks for."""
     pair = zoo.save_pair(tmp_path)
@@ -201,6 +211,7 @@ def test_verification_leaves_generation_configs_aside(tmp_path: Path) -> None:
     assert "2 of 2 combinations decode as the reference decoder does" in result.output
 
 
+@pytest.mark.wide
 def test_the_last_line_of_a_run_says_what_applies(tmp_path: Path) -> None:
     """Settings that hold are named with their values; those that an option wins over, or that are switched off, are not."""
     pair = zoo.save_pair(tmp_path)

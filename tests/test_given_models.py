@@ -40,6 +40,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_wrapped_model_is_decoded_as_the_model_inside(name: str) -> None:
     """What torch.compile returns and a PEFT model with adapters in its layers give the tokens of the model inside."""
@@ -50,6 +51,7 @@ def test_a_wrapped_model_is_decoded_as_the_model_inside(name: str) -> None:
     assert (pipe.target_model, pipe.draft_model) == (TARGET, DRAFT)
 
 
+@pytest.mark.wide(but=["target"])
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_learned_prefix_is_refused(role: str) -> None:
     """A PEFT model whose prefix or prompt is no part of the tokens is refused with its type."""
@@ -58,6 +60,7 @@ def test_a_learned_prefix_is_refused(role: str) -> None:
         Pipeline(*((learned, DRAFT) if role == "target" else (TARGET, learned)))
 
 
+@pytest.mark.wide
 def test_a_draft_whose_context_is_too_short_is_told() -> None:
     """Where sequences pass the draft model's context one warning names both numbers, and the tokens are the target's own."""
     target = fakes.fake_target(context=256)

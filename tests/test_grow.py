@@ -59,6 +59,7 @@ def logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     return model(torch.tensor([ids], device=model.device)).logits[0].float().cpu()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in ("qwen3, tied", "glm4") else pytest.mark.slow) for name in SHAPES]
 )
@@ -73,6 +74,7 @@ def test_a_grown_model_gives_the_small_ones_tokens(
         assert reference_decode(grown, prompt, 16) == reference_decode(source, prompt, 16)
 
 
+@pytest.mark.wide
 def test_a_grown_pair_keeps_the_acceptance() -> None:
     """Target and draft grown apart agree on as many draft tokens as the small ones do."""
     rates = []
@@ -95,6 +97,7 @@ def test_places_of_heads_keep_the_sharing_of_keys() -> None:
         assert [shown[query // (heads // keys)] for query in queries] == [0, 0, 0, 1, 1, 1]
 
 
+@pytest.mark.wide
 def test_what_cannot_be_grown_is_one_sentence(tiny: PreTrainedModel, plain: PreTrainedModel) -> None:
     """A shape that is too small, of another kind, or unknown is refused in words that name it."""
     with pytest.raises(ModelError, match="hidden_size is 144: expected at least 192"):
@@ -109,6 +112,7 @@ def test_what_cannot_be_grown_is_one_sentence(tiny: PreTrainedModel, plain: PreT
         grow.shape("qwen3-9b")
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_growing_on_the_device(dtype: torch.dtype, tiny: PreTrainedModel, texts: list[list[int]]) -> None:

@@ -53,6 +53,7 @@ def assert_theirs(model: PreTrainedModel, hidden: Mapping[int, torch.Tensor], id
             torch.testing.assert_close(states_BTD[row, -count:], theirs[number][0, -count:], atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_states_are_those_of_transformers(name: str) -> None:
     """Every hidden state, embedding and final norm included, of a prompt and of a chain fed after it."""
@@ -68,6 +69,7 @@ def test_states_are_those_of_transformers(name: str) -> None:
     assert_theirs(model, fed.hidden, [p + d for p, d in zip(PROMPTS, drafts, strict=True)], 3)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -100,6 +102,7 @@ def test_states_of_recorded_and_compiled_forwards(
         assert len(target._recorded.recordings) == 1
 
 
+@pytest.mark.wide
 def test_states_of_prompts_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The states of all chunks of a prompt come in one piece."""
     monkeypatch.setattr(choice, "PREFILL_TOKENS", 8)
@@ -112,6 +115,7 @@ def test_states_of_prompts_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     assert_theirs(model, read.hidden, PROMPTS, max(map(len, PROMPTS)))
 
 
+@pytest.mark.wide(but=["past0-0"])
 @pytest.mark.parametrize(("past", "cached"), [([True, False], 0), ([False, True], 0), ([False], 12)])
 def test_cached_tokens_are_fed_where_anyone_needs_their_states(past: list[bool], cached: int) -> None:
     """Who asks for the states of all tokens gets them, whatever others ask for before and afterwards."""
@@ -125,6 +129,7 @@ def test_cached_tokens_are_fed_where_anyone_needs_their_states(past: list[bool],
     assert run.target.reserve(again, 14) == cached
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["qwen3", "glm4", "gemma3", "gpt2"])
 @torch.inference_mode()
 def test_the_last_state_before_the_norm(name: str) -> None:
@@ -138,6 +143,7 @@ def test_the_last_state_before_the_norm(name: str) -> None:
     assert (hidden[last] - hidden[last + 1]).abs().max() > 1e-3
 
 
+@pytest.mark.wide
 def test_nothing_is_taken_that_was_not_asked_for() -> None:
     """Without a request there are no states, and only those asked for are held; the model is left as it was."""
     model = zoo.build("qwen3")
@@ -149,6 +155,7 @@ def test_nothing_is_taken_that_was_not_asked_for() -> None:
     assert all("forward" not in vars(module) and not module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.wide
 def test_further_arguments_reach_the_model() -> None:
     """What a drafter has for its model beside ids, positions and a cache is handed to it as it is."""
     model, given = zoo.build("qwen3"), []
@@ -159,6 +166,7 @@ def test_further_arguments_reach_the_model() -> None:
     assert given[before:] == [note]
 
 
+@pytest.mark.wide(but=["unknown"])
 @pytest.mark.parametrize(
     ("model", "message"),
     [

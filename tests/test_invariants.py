@@ -37,11 +37,13 @@ def batch_of(sequences: list[Sequence], rows: Any = PROMPTS) -> Batch:
     return Batch(sequences, *on_device, tokens, lengths, lengths, on_device[1], prefill=False)
 
 
+@pytest.mark.wide
 def test_a_sound_batch_passes(sequences: list[Sequence]) -> None:
     """Rows that hold their sequences' tokens are in order."""
     assert [account.index for account in Checks().batch(batch_of(sequences))] == [0, 1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("rows", "on_host", "told"),
     [
@@ -68,6 +70,7 @@ def test_rows_that_do_not_hold_their_sequence(
     assert (caught.value.row, caught.value.index) == (1, 1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("added", [[1, STOP], [1] * (LIMIT - 2)], ids=["stop", "limit"])
 def test_a_row_that_goes_on_after_its_end(sequences: list[Sequence], added: list[int]) -> None:
     """No round has a row whose sequence has had its stop token, or reached its limit."""
@@ -77,6 +80,7 @@ def test_a_row_that_goes_on_after_its_end(sequences: list[Sequence], added: list
         checks.batch(batch_of(sequences, (PROMPTS[0], [*PROMPTS[1], *added])))
 
 
+@pytest.mark.wide
 def test_a_stop_token_in_a_prompt_ends_nothing() -> None:
     """A prompt may hold the stop token, at its end too."""
     sequence = Sequence(Request(0, [3, STOP], 5, frozenset({STOP})), LIMIT)
@@ -89,6 +93,7 @@ def test_a_sequence_with_two_rows(sequences: list[Sequence]) -> None:
         Checks().batch(batch_of([sequences[0]] * 2, (PROMPTS[0], PROMPTS[0])))
 
 
+@pytest.mark.wide(but=["3"])
 @pytest.mark.parametrize("accepted", [-1, 3])
 def test_more_accepted_than_drafted(sequences: list[Sequence], accepted: int) -> None:
     """A lossless rule accepts no more tokens than were drafted, and no fewer than none."""
@@ -100,6 +105,7 @@ def test_more_accepted_than_drafted(sequences: list[Sequence], accepted: int) ->
         checks.judged(verdict, batch_of(sequences[:1], PROMPTS[:1]), None, SimpleNamespace(logits_BTV=logits_BTV))
 
 
+@pytest.mark.wide(but=["0-2"])
 @pytest.mark.parametrize(("accepted", "token"), [(1, 1), (0, 2)])
 def test_a_host_that_has_another_verdict(sequences: list[Sequence], accepted: int, token: int) -> None:
     """What the host is told is what stands on the device: counts, and the tokens up to the bonus token."""
@@ -110,6 +116,12 @@ def test_a_host_that_has_another_verdict(sequences: list[Sequence], accepted: in
         Checks().committed(batch_of(sequences[:1], PROMPTS[:1]), sequences[:1], verdict, stands)
 
 
+@pytest.mark.wide(
+    but=[
+        "4-offered0-None-held0-the row gained 4 tokens, expected 2: up to its first stop token, or to its limit of 8",
+        "2-offered3-None-held3-the row goes on after its end",
+    ]
+)
 @pytest.mark.parametrize(
     ("gained", "offered", "reason", "held", "told"),
     [
@@ -147,6 +159,7 @@ CAUSAL = [[1, 1, 0], [1, 1, 1]]
 """What the queries at the places 1 and 2 see of them."""
 
 
+@pytest.mark.wide(but=["names2-visible2-fault2"])
 @pytest.mark.parametrize(
     ("names", "visible", "fault"),
     [

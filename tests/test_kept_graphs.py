@@ -75,6 +75,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
 def test_later_runs_replay(kind: str) -> None:
     """Runs of the same shapes replay what earlier ones have recorded, and are exact; goodput may come to new shapes."""
@@ -94,6 +95,7 @@ def test_later_runs_replay(kind: str) -> None:
         assert not made[-1], made
 
 
+@pytest.mark.wide
 def test_fewer_rows_and_shorter_prompts_replay() -> None:
     """Stores that are large enough serve, and so does what was recorded over them."""
     pipe = piped(batch_size=4)
@@ -105,6 +107,7 @@ def test_fewer_rows_and_shorter_prompts_replay() -> None:
     assert recorded(lambda: [harness.check(pipe, longer) for _ in range(2)]), "larger stores are new memory"
 
 
+@pytest.mark.wide
 def test_a_store_that_is_opened_anew_has_its_own() -> None:
     """What was recorded over a store goes with it, and the next run begins with nothing."""
     pipe = piped()
@@ -113,6 +116,7 @@ def test_a_store_that_is_opened_anew_has_its_own() -> None:
     assert recorded(lambda: settled(pipe))
 
 
+@pytest.mark.wide
 def test_memory_is_given_back() -> None:
     """A closed pipeline holds no recording: all that runs took is free."""
     pipe = piped()
@@ -142,6 +146,7 @@ class Adapted(fakes.FakeModel):
         return output
 
 
+@pytest.mark.wide(but=["number inside"])
 @pytest.mark.parametrize("change", ["text", "number inside"])
 def test_settings_of_a_model(change: str) -> None:
     """Where a model computes with another number, as with another adapter, its forwards are recorded anew."""
@@ -176,6 +181,7 @@ def test_weights_replaced_through_data() -> None:
     assert settings(module) != before
 
 
+@pytest.mark.wide(but=["register_forward_pre_hook"])
 @pytest.mark.parametrize("kind", ["register_forward_pre_hook", "register_forward_hook"])
 def test_another_hook_is_another_setting(kind: str) -> None:
     """What a module calls before or after its forward tells it from what it was, where one takes another's place."""
@@ -192,6 +198,7 @@ def pre_hook(called: list[int], *_: Any) -> None:
     called.append(1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("change", ["hook", "forward"])
 def test_other_code_of_a_module(change: str) -> None:
     """Another hook, or a forward that was put in a module's place, is recorded."""
@@ -217,6 +224,7 @@ class AtOnce(ModelDrafter):
         return True
 
 
+@pytest.mark.wide(but=["seed"])
 @pytest.mark.parametrize("change", ["seed", "rule"])
 def test_drafts_are_drawn_as_the_run_asks(change: str) -> None:
     """Another seed, or another rule for requests with a temperature, has chains recorded anew: drafts are as good as ever."""
@@ -283,6 +291,7 @@ class Mapping(AtOnce):
         return self._table_V[super()._choose(batch, offset, logits_B1V)]
 
 
+@pytest.mark.wide
 def test_a_table_that_is_made_anew() -> None:
     """The simulated device tells of a drafter whose recorded choice reads what its next start lets go."""
     pipe = piped(drafter=Mapping())
@@ -303,6 +312,7 @@ class Fails(harness.Feeds):
             raise RuntimeError("on purpose")
 
 
+@pytest.mark.wide
 def test_a_run_that_failed_leaves_nothing() -> None:
     """After an error stores are opened anew, and recordings with them."""
     failing = Fails()
@@ -314,6 +324,7 @@ def test_a_run_that_failed_leaves_nothing() -> None:
     assert recorded(lambda: settled(pipe))
 
 
+@pytest.mark.wide
 def test_a_run_without_memory() -> None:
     """Where memory runs out in a run that replays, the batch is halved and all goes on, exactly."""
     pipe = piped(zoo.build("qwen3"), zoo.good_draft(zoo.build("qwen3")), batch_size=4)

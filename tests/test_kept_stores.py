@@ -53,6 +53,7 @@ def noted(target: Any = TARGET, **options: Any) -> tuple[Pipeline, Noted]:
     return harness.pipeline(target, DRAFT, kv=kv, **options), kv
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 @pytest.mark.parametrize("graphs", ["off", "on"])
 def test_a_second_run_opens_nothing(align: str, graphs: str) -> None:
@@ -73,6 +74,7 @@ def test_a_second_run_opens_nothing(align: str, graphs: str) -> None:
     assert kv.alive() == 2
 
 
+@pytest.mark.wide
 def test_samples_and_temperatures_use_the_same() -> None:
     """Another acceptance rule has the same caches, and draws what it would have drawn."""
     pipe, kv = noted(accept="auto", draft_length=3)
@@ -84,6 +86,7 @@ def test_samples_and_temperatures_use_the_same() -> None:
     assert found == [one.token_ids for one in free.generate(prompts[:1], 5, sampling=how)]
 
 
+@pytest.mark.wide
 def test_states_begin_anew() -> None:
     """The states of rows of an earlier run are not those of another's."""
     with states.known():
@@ -95,6 +98,7 @@ def test_states_begin_anew() -> None:
     assert len(kv.opened) == 2
 
 
+@pytest.mark.wide
 def test_a_run_that_is_left_in_the_middle() -> None:
     """A run whose results are not waited for leaves rows to the next one, and forgets its own."""
     pipe, kv = noted()
@@ -105,6 +109,7 @@ def test_a_run_that_is_left_in_the_middle() -> None:
     assert len(kv.opened) == 2
 
 
+@pytest.mark.wide
 def test_closing_frees_the_memory() -> None:
     """A closed pipeline holds no store and goes on with new ones; one that is gone holds none either."""
     pipe, kv = noted()
@@ -132,6 +137,7 @@ class Failing(ChainVerifier):
         return super().score(*given)
 
 
+@pytest.mark.wide(but=["ValueError"])
 @pytest.mark.parametrize("error", [ValueError("planted"), torch.OutOfMemoryError("CUDA out of memory")], ids=type)
 def test_what_a_round_has_failed_in_is_not_used_again(error: Exception) -> None:
     """After an error, or a lack of memory, caches are opened anew."""
@@ -146,6 +152,7 @@ def test_what_a_round_has_failed_in_is_not_used_again(error: Exception) -> None:
     assert (len(kv.opened), kv.alive()) == (4, 2)
 
 
+@pytest.mark.wide
 def test_engines_that_are_open_together_share_nothing() -> None:
     """Whoever opens has the stores alone; what the last one leaves is used next."""
     pipe, kv = noted(drafter="none")
@@ -166,6 +173,7 @@ def test_engines_that_are_open_together_share_nothing() -> None:
     assert len(kv.opened) == 2
 
 
+@pytest.mark.wide
 def test_checked_runs_open_their_own() -> None:
     """Whoever checks compares with what it has seen from the first token on."""
     pipe, kv = noted(check=True)
@@ -209,6 +217,7 @@ def test_what_is_kept_of_prompts_is_of_the_same_rotary_factors() -> None:
 COMMON = harness.random_prompts([14], zoo.VOCABULARY, seed=4)[0]
 
 
+@pytest.mark.wide(but=["plain"])
 @pytest.mark.parametrize("draft", [False, True], ids=["plain", "a draft model"])
 def test_a_second_run_reads_what_is_not_cached(draft: bool) -> None:
     """Of prompts that begin like those of an earlier run the other tokens alone are fed; tokens are the reference's."""
@@ -231,6 +240,7 @@ def test_a_second_run_reads_what_is_not_cached(draft: bool) -> None:
     assert fed([[*COMMON, 5]]) == ([(1, 15)], 0)
 
 
+@pytest.mark.wide
 def test_pages_of_earlier_runs_are_given_up_for_others() -> None:
     """A store keeps of earlier prompts what nobody else needs: any number of runs fits."""
     target = zoo.build("llama")
@@ -279,6 +289,7 @@ def setting(model: Any) -> None:
 WRITES: list[Callable[[Any], None]] = [noise, copy, one_row, two_rows, buffer, setting]
 
 
+@pytest.mark.wide(but=["two_rows", "buffer", "setting"])
 @pytest.mark.parametrize("write", WRITES, ids=lambda one: one.__name__)
 def test_what_was_cached_with_other_weights_is_read_again(write: Callable[[Any], None]) -> None:
     """After any write between two runs tokens are those of the weights as they are; without one nothing is read again."""

@@ -86,6 +86,7 @@ def check(name: str, align: str, tree: str | None, accept: str = "greedy", seed:
     assert align == "rollback" or pipe.report.mean_acceptance_length > 1.0
 
 
+@pytest.mark.wide(but=["roformer", "glm_moe_dsa"])
 @pytest.mark.parametrize("place", range(len(MODELS)), ids=list(MODELS))
 def test_trees_equal_the_target(place: int) -> None:
     """Nodes of a tree stand where their path says, not where their slots are; each alignment by turns."""
@@ -103,6 +104,7 @@ def test_every_alignment(name: str, align: str, tree: str | None, accept: str, s
     check(name, align, tree, accept, seed)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "accept", "align"), crossed([*WITH_STATES], ["greedy", "gumbel"], ALIGNMENTS), ids=str
 )
@@ -111,12 +113,14 @@ def test_chains_beside_states(name: str, accept: str, align: str) -> None:
     check(name, align, None, accept)
 
 
+@pytest.mark.wide(but=["flex"])
 @pytest.mark.parametrize("attention", ["masked", "flex"])
 def test_chunks_in_every_attention(attention: str) -> None:
     """What is left out of a chunk by mask tensors, flex attention leaves out by blocks."""
     check("llama4", "ragged", "static", attention=attention)
 
 
+@pytest.mark.wide
 def test_most_models_are_told_nothing() -> None:
     """Models that take positions, and nothing else of them, are run as they are."""
     for name in ("llama", "gpt2", "gemma3_text", "falcon", "opt"):
@@ -174,6 +178,7 @@ def test_a_model_that_hears_no_positions_is_refused(monkeypatch: pytest.MonkeyPa
         _ = ModelRunner(target, "target").kv_shapes
 
 
+@pytest.mark.wide(but=["gpt_neo-False", "mpt-False", "inkling-True"])
 @pytest.mark.parametrize(
     ("name", "plain"),
     [
@@ -208,6 +213,7 @@ def test_a_context_ends_where_positions_do() -> None:
     harness.check(harness.pipeline(target, draft, batch_size=2, draft_length=4), asked)
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(bool(architectures.OTHERWISE), reason="indexers are written in another way")
 def test_an_indexer_that_reads_the_cache_is_refused() -> None:
     """Positions that transformers' own cache would hold are nowhere in a store: it is one sentence."""

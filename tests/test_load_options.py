@@ -68,6 +68,7 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CoarseQuantizer, "missing", False)
 
 
+@pytest.mark.wide
 def test_target_and_draft_model_are_quantised_and_decoded_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are loaded with a config of their own and never moved; output is that of the quantised target alone."""
     monkeypatch.setattr(PreTrainedModel, "to", lambda *_: pytest.fail("a quantised model was moved"))
@@ -110,6 +111,7 @@ def test_a_quantised_model_is_made_on_its_device(monkeypatch: pytest.MonkeyPatch
     assert moved == [place]
 
 
+@pytest.mark.wide
 def test_a_loaded_model_stays_as_it_is() -> None:
     """Load options are for models by name."""
     model = loading.load_model("tiny", "target", CPU, torch.float32)
@@ -131,6 +133,7 @@ def test_options_are_given_to_what_has_them() -> None:
     assert keywords(None) == keywords("none") == {}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -166,6 +169,7 @@ def test_wrong_load_options_are_told_before_a_model_is_loaded(
         Pipeline("tiny", "none", load_options=given)
 
 
+@pytest.mark.wide
 def test_a_quantizer_whose_package_is_missing_is_told_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transformers looks for most packages while it loads, and names what to install."""
     monkeypatch.setattr(CoarseQuantizer, "missing", True)
@@ -173,6 +177,7 @@ def test_a_quantizer_whose_package_is_missing_is_told_with_the_model(monkeypatch
         Pipeline("tiny", "none", load_options="coarse")
 
 
+@pytest.mark.wide(but=["run"])
 @pytest.mark.parametrize("command", ["run", "verify"])
 def test_commands_take_load_options(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model that a command loads has them, those of its references among them."""
@@ -200,6 +205,7 @@ def test_commands_take_load_options(command: str, monkeypatch: pytest.MonkeyPatc
     assert made == [3, 3]
 
 
+@pytest.mark.wide
 def test_a_command_tells_wrong_load_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence names the option, and the exit status is 2."""
     done = CliRunner().invoke(cli, ["run", "--load-options", "coarse,bits", "x"])
@@ -207,6 +213,7 @@ def test_a_command_tells_wrong_load_options(monkeypatch: pytest.MonkeyPatch) -> 
     assert "--load-options: option 'bits' of 'coarse': expected key=value" in done.output
 
 
+@pytest.mark.wide
 def test_torchaos_classes_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A class of torchao is known by its words, and options go to it or to transformers' config around it."""
 

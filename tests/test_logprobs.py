@@ -45,6 +45,7 @@ def assert_own(result, count):
     torch.testing.assert_close(told, values, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ALIGNMENTS)
 @pytest.mark.parametrize("draft_length", [1, 3, 6])
 def test_they_are_the_targets(align, draft_length):
@@ -57,6 +58,7 @@ def test_they_are_the_targets(align, draft_length):
         assert [next(iter(top)) for top in result.top_logprobs] == result.token_ids, "greedy takes the most likely"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("accept", ["gumbel", "rejection", "block", "typical"])
 def test_they_are_told_before_anything_is_done_to_them(accept):
     """Temperature, top-k, penalties and the acceptance rule change which tokens come, not what the target says of them."""
@@ -81,6 +83,7 @@ def test_each_prompt_is_told_what_it_asks_for():
     assert [result.token_ids for result in results] == plain
 
 
+@pytest.mark.wide
 def test_as_many_as_there_are():
     """The probabilities of all tokens of the vocabulary add up to 1; more than it has are refused."""
     with pytest.raises(
@@ -95,6 +98,7 @@ def test_as_many_as_there_are():
         assert torch.tensor(list(top.values())).exp().sum() == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("new", [1, 2, 3, 5, 6, 7])
 def test_rows_that_end_inside_a_block(new):
     """There is a value for each token of a result and none for what was cut, wherever in a block it ends."""
@@ -107,6 +111,7 @@ def test_rows_that_end_inside_a_block(new):
         assert_own(result, 1)
 
 
+@pytest.mark.wide
 def test_samples_have_their_own():
     """Each sample of a prompt is told the values of its own tokens, those that start from another's row included."""
     results = list(pipeline().generate(PROMPTS[:2], NEW, sampling=Sampling(temperature=1.3, samples=4, logprobs=2)))
@@ -115,6 +120,7 @@ def test_samples_have_their_own():
         assert_own(result, 2)
 
 
+@pytest.mark.wide
 def test_streamed_results_have_them():
     """The result that comes with the last chunk of a stream has them as well."""
     results = [chunk.result for chunk in pipeline().stream(PROMPTS, 5, sampling=Sampling(logprobs=2)) if chunk.result]
@@ -123,6 +129,7 @@ def test_streamed_results_have_them():
         assert_own(result, 2)
 
 
+@pytest.mark.wide
 def test_prompts_that_failed_have_none():
     """An error has no tokens, and so no values."""
     failed = next(pipeline().generate([[]], sampling=Sampling(logprobs=2)))

@@ -32,6 +32,7 @@ def watched(draft, asked, **options):
     return results, feeds
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=5"])
 @pytest.mark.parametrize("align", registry().names("alignment"))
 def test_draft_is_fed_at_most_k_plus_one_tokens_per_row(align, schedule):
@@ -44,6 +45,7 @@ def test_draft_is_fed_at_most_k_plus_one_tokens_per_row(align, schedule):
     assert max(fed) == K + 1
 
 
+@pytest.mark.wide(but=["ragged"])
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_prompts_are_read_once(align):
     """Over a whole run, the target and the draft are each fed every prompt once, in the round that reads it."""
@@ -54,6 +56,7 @@ def test_prompts_are_read_once(align):
         assert sum(tokens for _, tokens in round.draft) == longest - 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_full_acceptance_yields_k_plus_one_tokens(align):
     """When all draft tokens stand the round gives K + 1 tokens, the target's own after them included."""
@@ -63,6 +66,7 @@ def test_full_acceptance_yields_k_plus_one_tokens(align):
     assert [result.metrics.acceptance_histogram for result in results] == [{K: 3}] * len(asked)
 
 
+@pytest.mark.wide
 def test_no_acceptance_yields_one_token():
     """When no draft token stands the round gives the target's own token, as plain decoding does."""
     asked = harness.requests(PROMPTS[:3], 6)
@@ -71,6 +75,7 @@ def test_no_acceptance_yields_one_token():
     assert [result.metrics.num_accepted_draft_tokens for result in results] == [0, 0, 0]
 
 
+@pytest.mark.wide
 def test_rows_gain_what_is_theirs():
     """In one round each row gains its own accepted tokens and one more."""
     asked = harness.requests(PROMPTS[:3], 13)
@@ -79,6 +84,7 @@ def test_rows_gain_what_is_theirs():
     assert feeds.decoding[0].report.accepted.tolist() == [0, 2, 4]
 
 
+@pytest.mark.wide(but=["ragged"])
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_a_nearly_finished_row_does_not_shorten_the_others_drafts(align):
     """A row with one token to come drafts in vain; the others' drafts are as long as ever."""
@@ -89,6 +95,7 @@ def test_a_nearly_finished_row_does_not_shorten_the_others_drafts(align):
     assert sorted(feeds.decoding[0].report.gained) == [1, K + 1, K + 1]
 
 
+@pytest.mark.wide
 def test_no_draft_is_longer_than_any_row_can_use():
     """When every row is near its end the draft is only as long as the row with the most to come can use."""
     asked = harness.requests(PROMPTS[:3], [2, 3, 4])
@@ -97,6 +104,7 @@ def test_no_draft_is_longer_than_any_row_can_use():
     assert drafter.proposed == [2]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("align", "schedule"), [("ragged", "continuous"), ("eqspec", "fixed"), ("exspec", "same-length")]
 )
@@ -108,6 +116,7 @@ def test_figures_do_not_depend_on_the_neighbours(align, schedule):
     assert [result.metrics for result in together] == [result.metrics for result in alone]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ALIGNMENTS)
 @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=3"])
 def test_finished_rows_are_not_run(align, schedule):
@@ -123,12 +132,14 @@ def test_finished_rows_are_not_run(align, schedule):
     assert ended == set(range(6))
 
 
+@pytest.mark.wide
 def test_one_target_pass_per_round():
     """A round that decodes runs the target once, on K + 1 tokens per row, whatever was drafted before."""
     _, feeds = watched(DRAFT, harness.requests(PROMPTS, 12))
     assert all(round.target == [(round.rows, round.report.draft.depth + 1)] for round in feeds.decoding)
 
 
+@pytest.mark.wide
 def test_plain_decoding_is_the_same_loop():
     """Without a drafter each round feeds one token per row and gains one, and nothing counts as drafted."""
     results, feeds = watched(None, harness.requests(PROMPTS[:3], 6))
@@ -136,6 +147,7 @@ def test_plain_decoding_is_the_same_loop():
     assert [result.metrics.num_spec_steps for result in results] == [0, 0, 0]
 
 
+@pytest.mark.wide
 def test_results_come_in_the_order_asked():
     """Results are yielded by index, each as soon as those before it are, whatever finishes first."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
@@ -144,6 +156,7 @@ def test_results_come_in_the_order_asked():
     assert all(result.prompt_tokens == len(PROMPTS[result.index]) for result in results)
 
 
+@pytest.mark.wide
 def test_a_faulty_prompt_fails_alone():
     """An empty prompt, one beyond the context and one with a foreign id each fail with a reason; the rest complete."""
     prompts = [PROMPTS[0], [], [1] * 256, [61], [-1], PROMPTS[1]]
@@ -157,6 +170,7 @@ def test_a_faulty_prompt_fails_alone():
     assert results[5].token_ids == harness.continuation(TARGET, PROMPTS[1], 4)
 
 
+@pytest.mark.wide
 def test_a_run_that_was_dropped_leaves_the_pipeline_free():
     """Results not asked for are not waited for: the pipeline decodes the next prompts."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
@@ -187,6 +201,7 @@ class Sometimes:
         """Nothing to learn."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("lengths", [[4, 0], [0, 0, 0, 0, 3], [1, 7, 0, 2]])
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_rounds_without_a_draft(align, lengths):
@@ -196,6 +211,7 @@ def test_rounds_without_a_draft(align, lengths):
     watched(DRAFT, asked, align=align, schedule="continuous", draft_length=Sometimes(lengths))
 
 
+@pytest.mark.wide
 def test_loop_is_short_and_knows_no_strategy():
     """The loop's module stays readable in one sitting, reads no clock, prints nothing and names no strategy."""
     source = Path(inspect.getsourcefile(decode_module)).read_text()
@@ -208,6 +224,7 @@ def test_loop_is_short_and_knows_no_strategy():
     assert "print(" not in source
 
 
+@pytest.mark.wide
 def test_reference_stops_and_ends():
     """The oracle ends with a stop id, which it keeps, at its limit, and at the end of the model's context."""
     target = fakes.fake_target(context=20)
@@ -218,6 +235,7 @@ def test_reference_stops_and_ends():
     assert reference_decode(target, [5, 6], 0) == []
 
 
+@pytest.mark.wide
 def test_a_reference_token_is_computed_when_it_is_asked_for():
     """A token costs one forward pass, and none that nobody asks for is computed."""
     target, fed = fakes.fake_target(), list[int]()
@@ -232,6 +250,7 @@ def test_a_reference_token_is_computed_when_it_is_asked_for():
     assert fed == [3, 1]
 
 
+@pytest.mark.wide
 def test_reference_equals_a_forward_without_cache():
     """The oracle's tokens are those of the model run on the whole sequence each time."""
     ids = [7, 7, 3]
@@ -240,6 +259,7 @@ def test_reference_equals_a_forward_without_cache():
         ids = [*ids, token]
 
 
+@pytest.mark.wide
 def test_pipeline_is_lazy():
     """Nothing is decoded before the first result is asked for."""
     feeds = harness.Feeds()
@@ -250,6 +270,7 @@ def test_pipeline_is_lazy():
     assert feeds.rounds
 
 
+@pytest.mark.wide
 def test_a_model_that_counts_positions_itself_is_refused():
     """A model whose forward takes no positions would go wrong silently: it is refused by name before any work."""
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "dim_head": 8, "dim_ff": 16, "num_hidden_layers": 1}
@@ -268,6 +289,7 @@ class OwnMask(transformers.LlamaForCausalLM):
         return super().forward(input_ids, attention_mask, position_ids, past_key_values, **given)
 
 
+@pytest.mark.wide
 def test_a_model_with_a_causal_mask_of_its_own_is_refused():
     """A model that goes by the order of slots would go wrong silently: it is refused before any work."""
     model = OwnMask(zoo.build("llama").config).eval()

@@ -53,6 +53,7 @@ class Cramped:
         return scores
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 @pytest.mark.parametrize("rounds", [{1}, {3}], ids=str)
 def test_the_batch_is_halved_and_nothing_is_lost(align: str, rounds: set[int]) -> None:
@@ -68,6 +69,7 @@ def test_the_batch_is_halved_and_nothing_is_lost(align: str, rounds: set[int]) -
     assert pipe.report.tokens == sum(len(tokens) for tokens, _ in (harness.expected(TARGET, one) for one in asked))
 
 
+@pytest.mark.wide
 def test_the_batch_that_is_halved_is_the_one_there_was() -> None:
     """Three prompts in a batch of up to 64 go on one by one at once."""
     verifier = Cramped(1, {1})
@@ -77,6 +79,7 @@ def test_the_batch_that_is_halved_is_the_one_there_was() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.wide
 def test_a_cpu_without_memory_is_no_other() -> None:
     """Its allocator has no class of error of its own; what is another error stays one."""
     for message, expected in (
@@ -91,6 +94,7 @@ def test_a_cpu_without_memory_is_no_other() -> None:
             list(pipe.generate(PROMPTS[:1], 4))
 
 
+@pytest.mark.wide
 def test_samples_and_noise_survive() -> None:
     """Samples that started from another's row read their prompt on their own afterwards, and draw what they would have."""
     how = Sampling(temperature=1.0, samples=3)
@@ -102,6 +106,7 @@ def test_samples_and_noise_survive() -> None:
     assert cramped == [result.token_ids for result in free.generate(PROMPTS[:3], 10, sampling=how)]
 
 
+@pytest.mark.wide
 def test_results_that_were_given_stay_given() -> None:
     """What has finished before the memory ran out is not decoded again."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=3, verify=Cramped(2, {3}))
@@ -112,6 +117,7 @@ def test_results_that_were_given_stay_given() -> None:
     assert indexes[0] == 0
 
 
+@pytest.mark.wide
 def test_not_enough_for_one_row_is_one_sentence() -> None:
     """Where even one sequence does not fit there is nothing to halve."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2, verify=Cramped(0, {1, 2}))
@@ -146,6 +152,7 @@ class Greedy(Watcher):
         self._fall("round", bool(report.finished) or not self._finished)
 
 
+@pytest.mark.wide(but=["round-False"])
 @pytest.mark.parametrize(
     ("member", "finished"), [("enter", False), ("leave", False), ("forward", False), ("round", False), ("round", True)]
 )
@@ -218,6 +225,7 @@ def test_the_rows_that_are_halved_are_those_there_were() -> None:
     assert kv.asked == [16, 8]
 
 
+@pytest.mark.wide
 def test_rows_grow_again_after_a_passing_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """After enough calm rounds twice the rows are tried, up to all; each further lack doubles the wait."""
     monkeypatch.setattr(gc, "collect", lambda: 0)  # each takes as long as there are objects of other tests

@@ -99,6 +99,7 @@ def pipeline(within: Within, nbytes: int = 120, **options: Any) -> Pipeline:
     return harness.pipeline(TARGET, DRAFT, memory=nbytes, **given)
 
 
+@pytest.mark.wide
 def test_a_prompt_that_does_not_fit_is_refused_alone(within: Within) -> None:
     """Its result is a sentence with both numbers; those before and after it have their tokens, whatever their number."""
     prompts = [[5] * 9, [7] * 130, [3] * 4, [2] * 118]
@@ -111,6 +112,7 @@ def test_a_prompt_that_does_not_fit_is_refused_alone(within: Within) -> None:
         assert one.token_ids == harness.continuation(TARGET, prompt, 6)
 
 
+@pytest.mark.wide
 def test_where_nothing_fits_the_run_ends(within: Within) -> None:
     """No request is at fault where a short one does not fit either: the sentence is that of the longest."""
     with pytest.raises(
@@ -119,6 +121,7 @@ def test_where_nothing_fits_the_run_ends(within: Within) -> None:
         list(pipeline(within, 7).generate([[5] * 9, [7] * 40], 6))
 
 
+@pytest.mark.wide
 def test_requests_of_other_kinds_than_the_first_are_planned_for(within: Within) -> None:
     """Rows whose tokens are drawn, of which the first batch has none, take as much as was planned."""
     hows = [Sampling()] * 3 + [DRAWN] * 3
@@ -147,6 +150,7 @@ def test_a_kind_that_comes_later_has_the_caches_opened_anew(within: Within) -> N
     assert len(within.steps) == 2, "once for each kind"
 
 
+@pytest.mark.wide
 def test_growing_prompts_are_not_looked_at_one_by_one(within: Within) -> None:
     """Of a thousand prompts each longer than the one before, few lengths are looked at, and as many are refused as do not fit."""
     pipe = pipeline(within, 200)
@@ -222,6 +226,7 @@ def test_a_server_under_load_stays_within_the_bound(within: Within) -> None:
     assert all(step.footprint.total <= 120 for step, *_ in within.steps)
 
 
+@pytest.mark.wide
 def test_what_rows_may_be_like_has_keys_of_its_own() -> None:
     """Requests of all kinds are decoded together in a dry run, samples of one prompt and those of other runs among them."""
     bound: Any = MemoryBound(harness.pipeline(TARGET, DRAFT, memory="1GB").recipe, None, None)  # type: ignore[arg-type]
@@ -257,6 +262,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("options", "how"), ASKED.values(), ids=ASKED)
 def test_whatever_a_request_has_is_decoded_within_a_bound(options: dict[str, Any], how: dict[str, Any]) -> None:
     """A bound of memory that suffices changes no token, whatever a dry run would have to ask of numbers that it has not."""

@@ -124,6 +124,7 @@ def ladder(maximum: Budget = FIVE) -> tuple[Ladder, Sizes]:
     return Ladder([Form(drafted), Form(plain, drafts=False)], maximum), drafted
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("nbytes", "rows", "nodes"),
     [
@@ -145,6 +146,7 @@ def test_a_run_goes_down_the_ladder(nbytes: int, rows: int, nodes: int) -> None:
     assert chosen.footprint.total <= nbytes
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("nbytes", "place", "rows", "nodes"),
     [(1880, 0, 8, 1), (1879, 1, 8, 2), (1719, 1, 7, 2), (1090, 1, 1, 1), (1089, 2, 3, 0)],
@@ -159,12 +161,14 @@ def test_a_draft_is_shortened_before_its_cache_is_and_that_before_rows(
     assert (forms.index(chosen.form), chosen.rows, chosen.budget.nodes) == (place, rows, nodes)
 
 
+@pytest.mark.wide
 def test_a_tree_is_pruned() -> None:
     """Fewer nodes are no deeper than the tree was, nor than there are nodes."""
     found = [ladder(Budget(3, 8))[0].choose(nbytes, Workload(1, 10, 20)).budget for nbytes in (1180, 1159, 1125)]
     assert found == [Budget(3, 8), Budget(3, 5), Budget(2, 2)]
 
 
+@pytest.mark.wide
 def test_less_than_the_least_is_refused_with_the_numbers() -> None:
     """One row without a drafter is the least: what it takes is named beside what there is."""
     with pytest.raises(
@@ -173,6 +177,7 @@ def test_less_than_the_least_is_refused_with_the_numbers() -> None:
         ladder()[0].choose(959, Workload(8, 10, 20))
 
 
+@pytest.mark.wide
 def test_a_step_is_looked_at_once() -> None:
     """What is known is not decoded again, and few steps are looked at where bytes grow evenly."""
     made, sizes = ladder(Budget(1))
@@ -181,6 +186,7 @@ def test_a_step_is_looked_at_once() -> None:
     assert len(sizes.asked) == len(set(sizes.asked)) <= 5
 
 
+@pytest.mark.wide(but=["21"])
 @pytest.mark.parametrize("bound", range(0, 60, 7))
 def test_the_most_is_found_on_any_rising_line(bound: int) -> None:
     """The number is that of a search one by one, whatever the steps."""
@@ -189,6 +195,7 @@ def test_the_most_is_found_on_any_rising_line(bound: int) -> None:
     assert most(steps.__getitem__, 8, bound) == expected
 
 
+@pytest.mark.wide
 def test_a_policy_is_capped() -> None:
     """Its budget has no more depth and nodes than memory suffices for, in no row, and what it learns it is told."""
     told: list[Any] = []
@@ -204,6 +211,7 @@ def test_a_policy_is_capped() -> None:
     assert (made.maximum, told) == (Budget(3), ["run", "report"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("memory", ["22 parsecs", "-1GB", 0, True])
 def test_nonsense_is_refused(memory: Any) -> None:
     """A bound that is no amount of memory is one sentence."""
@@ -233,6 +241,7 @@ def test_a_bound_is_kept_by_drafting_less_and_by_no_drafter() -> None:
     assert few <= more < all_alone
 
 
+@pytest.mark.wide
 def test_copies_on_the_host_take_nothing_of_the_bound() -> None:
     """Where rows give way and their keys and values go to the host, a run takes what it takes where they are read again."""
     few = "paged,block=4,blocks=15"  # for less than both rows, so that one gives way in the dry run, too
@@ -249,6 +258,7 @@ def test_copies_on_the_host_take_nothing_of_the_bound() -> None:
     assert footprints[1].kv_bytes == footprints[0].kv_bytes
 
 
+@pytest.mark.wide
 def test_prompts_of_many_lengths_take_no_more_than_the_longest() -> None:
     """What is kept of a prompt's forward, as its mask, is no more where the prompts before had other lengths."""
     prompts = [[7] * length for length in (24, 9, 98, 30)]
@@ -261,6 +271,7 @@ def test_prompts_of_many_lengths_take_no_more_than_the_longest() -> None:
     assert counter.peak.total <= told
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", [4, 15])
 def test_memory_never_ends_under_a_bound_that_is_kept(seed: int) -> None:
     """A run within its bound asks for no byte more, and greedy tokens are those of the run without a bound."""

@@ -47,6 +47,7 @@ def test_the_names_are_those_that_are_registered(monkeypatch: pytest.MonkeyPatch
         assert names == every, kind
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -66,6 +67,7 @@ def test_a_name_says_what_to_install(options: list[str], told: str, monkeypatch:
         Pipeline(**{"target": "./nowhere", options[0].removeprefix("--"): name})
 
 
+@pytest.mark.wide
 def test_a_name_of_a_part_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says where SPECFRAME_PLUGINS leaves a distribution out, and where one does not load."""
     monkeypatch.setenv(LIMIT_VARIABLE, "std")
@@ -83,6 +85,7 @@ def test_a_name_of_a_part_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert "Error: drafter 'medusa' is part of specframe-heads, which was skipped: plugin 'heads'" in done.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("sign", missing_packages.SIGNS[:1])
 def test_the_checkpoint_of_a_head_says_what_runs_it(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a head is not taken for a language model where nothing that is installed runs heads."""
@@ -98,6 +101,7 @@ def test_the_checkpoint_of_a_head_says_what_runs_it(sign: str, tmp_path: Path, m
     )
 
 
+@pytest.mark.wide
 def test_a_missing_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command of the lab is one sentence and status 2, whatever is asked of it, and the help says how to get it."""
     alone(monkeypatch)

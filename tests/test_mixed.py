@@ -51,6 +51,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one != "gpt2")) for one in zoo.NAMES])
 def test_architectures(name: str, joined: list[tuple[int, int]]) -> None:
     """Every architecture decodes what the reference decoder does."""
@@ -60,6 +61,7 @@ def test_architectures(name: str, joined: list[tuple[int, int]]) -> None:
     assert len(joined) > 2
 
 
+@pytest.mark.wide(but=["{'bitwise': True}-True"])
 @pytest.mark.parametrize(
     ("options", "joins"),
     [
@@ -91,6 +93,7 @@ def test_whatever_attends_stores_and_drafts(
     assert bool(joined) == joins
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("accept", "tree"),
     [
@@ -133,6 +136,7 @@ def test_layers_that_keep_a_state(align: str) -> None:
         assert found[0] == found[1]
 
 
+@pytest.mark.wide
 def test_a_piece_rides_in_the_forward_of_a_round(joined: list[tuple[int, int]]) -> None:
     """Rows that decode wait for no piece, each forward of both computes real tokens alone, and every prompt is fed once."""
     feeds, filler = harness.Feeds(), Filler()
@@ -148,6 +152,7 @@ def test_a_piece_rides_in_the_forward_of_a_round(joined: list[tuple[int, int]]) 
     assert pipe.report.tokens == 52
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("at", [6, 7])
 def test_aborts(at: int, joined: list[tuple[int, int]]) -> None:
     """Whoever is aborted, a row that decodes or one whose prompt is read beside, the others have their own tokens."""
@@ -170,6 +175,7 @@ def test_aborts(at: int, joined: list[tuple[int, int]]) -> None:
     assert joined
 
 
+@pytest.mark.wide(but=["the forward of a piece"])
 @pytest.mark.parametrize("place", ["the forward of both", "the forward of a piece", "the drafter"])
 def test_lack_of_memory(place: str, monkeypatch: pytest.MonkeyPatch, joined: list[tuple[int, int]]) -> None:
     """A round that ran out of memory counts for nothing, one that stands is kept: no token is lost, wherever it was."""
@@ -200,6 +206,7 @@ def test_lack_of_memory(place: str, monkeypatch: pytest.MonkeyPatch, joined: lis
     assert failed
 
 
+@pytest.mark.wide
 def test_a_verifier_that_knows_nothing_of_it() -> None:
     """Where a verifier feeds rows that decode alone, the piece is read in the same round, in a forward of its own."""
 
@@ -222,6 +229,7 @@ def test_masks_that_would_be_large(monkeypatch: pytest.MonkeyPatch, joined: list
     assert not joined
 
 
+@pytest.mark.wide
 def test_on_a_device() -> None:
     """On a device as strict as CUDA pieces beside rows are exact, between rounds that are recorded."""
     target = zoo.build("qwen3")
@@ -230,6 +238,7 @@ def test_on_a_device() -> None:
         harness.check(harness.pipeline(target, zoo.good_draft(target), **options), ASKED)
 
 
+@pytest.mark.wide(but=["tree-a wide piece"])
 @pytest.mark.parametrize(
     ("widths", "slots"),
     [((2, 5), (7, 4)), ((5, 2), (4, 7)), ((3, 3), (5, 5))],

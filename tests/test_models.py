@@ -141,6 +141,7 @@ def load_fault(location: str | Path, role: str = "target") -> str:
 # ---- loading ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_model_is_loaded_back_unchanged(family: str, tmp_path: Path) -> None:
     """A directory gives the same class, in eval mode, with the same logits and next tokens."""
@@ -155,6 +156,7 @@ def test_a_saved_model_is_loaded_back_unchanged(family: str, tmp_path: Path) -> 
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.wide
 def test_the_hub_cache_is_read_without_the_hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cached model and its tokenizer load by hub id and by alias, and nobody asks the hub."""
     copy_to_hub_cache(llama, tmp_path / "hub", "org/big")
@@ -164,6 +166,7 @@ def test_the_hub_cache_is_read_without_the_hub(llama: Path, tmp_path: Path, monk
         assert len(models.load_tokenizer(name)) == 258
 
 
+@pytest.mark.wide
 def test_a_cached_model_without_its_tokenizer_asks_the_hub(llama: Path, tmp_path: Path) -> None:
     """A tokenizer that is not in the cache is reported as such, and no empty one is made in its place."""
     copy_to_hub_cache(llama, tmp_path / "hub", "org/big")
@@ -172,6 +175,7 @@ def test_a_cached_model_without_its_tokenizer_asks_the_hub(llama: Path, tmp_path
         models.load_tokenizer("big")
 
 
+@pytest.mark.wide
 def test_a_model_that_is_not_on_disk_without_network() -> None:
     """The sentence names role, alias and hub id, says why, and how to point at a local copy."""
     assert load_fault("big") == (
@@ -181,6 +185,7 @@ def test_a_model_that_is_not_on_disk_without_network() -> None:
     assert "`specframe models add ALIAS PATH`" in load_fault("org/other", "draft")
 
 
+@pytest.mark.wide
 def test_a_silent_hub_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that has not answered within the time limit is given up on while it is still silent."""
     silence = threading.Event()
@@ -193,6 +198,7 @@ def test_a_silent_hub_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
         silence.set()
 
 
+@pytest.mark.wide
 def test_offline_mode_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the hub client's offline mode on, no request is made and the sentence says why."""
     monkeypatch.setattr(models, "_ask_hub", ASK_HUB)
@@ -200,6 +206,7 @@ def test_offline_mode_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "offline mode is enabled" in load_fault("org/other")
 
 
+@pytest.mark.wide
 def test_what_the_hub_offers_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the hub has the model, transformers is called once more with leave to download."""
     calls = []
@@ -216,6 +223,7 @@ def test_what_the_hub_offers_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None
     assert calls == [("org/big", False, False)]
 
 
+@pytest.mark.wide
 def test_a_directory_without_config(tmp_path: Path) -> None:
     """A directory that holds no model is named."""
     (tmp_path / "empty").mkdir()
@@ -224,6 +232,7 @@ def test_a_directory_without_config(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.wide
 def test_truncated_weights(copy: Path) -> None:
     """Weights that were cut off are reported, not half loaded."""
     weights = copy / "model.safetensors"
@@ -231,6 +240,7 @@ def test_truncated_weights(copy: Path) -> None:
     assert load_fault(copy).startswith(f"the weights of target '{copy}' cannot be read: ")
 
 
+@pytest.mark.wide
 def test_missing_tensors(copy: Path) -> None:
     """A tensor that is not in the file is an error, where transformers would make up random numbers."""
     tensors = load_file(copy / "model.safetensors")
@@ -240,6 +250,7 @@ def test_missing_tensors(copy: Path) -> None:
     assert load_fault(copy, "draft") == f"the weights of draft '{copy}' {expected}"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
@@ -255,6 +266,7 @@ def test_other_kinds_of_models_are_refused(config: PreTrainedConfig, kind: str, 
     assert load_fault(tmp_path) == f"target '{tmp_path}' is a {kind}: expected a causal language model"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "text",
     [
@@ -269,6 +281,7 @@ def test_a_configuration_that_transformers_cannot_read(text: str, copy: Path) ->
     assert load_fault(copy).startswith(f"the configuration of target '{copy}' cannot be read: ")
 
 
+@pytest.mark.wide
 def test_something_that_is_no_model() -> None:
     """An object of another type is refused with what was expected."""
     with pytest.raises(ModelError, match="the draft is a int: expected an alias, a directory, a hub id or a loaded"):
@@ -278,6 +291,7 @@ def test_something_that_is_no_model() -> None:
 # ---- tokenizers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_a_tokenizer_is_loaded_by_name_and_by_model(llama: Path) -> None:
     """A directory and the model loaded from it give the same tokenizer, which round-trips text."""
     by_name = models.load_tokenizer(llama)
@@ -286,12 +300,14 @@ def test_a_tokenizer_is_loaded_by_name_and_by_model(llama: Path) -> None:
     assert by_name.get_vocab() == by_model.get_vocab()
 
 
+@pytest.mark.wide
 def test_a_model_made_in_memory_has_no_tokenizer() -> None:
     """A loaded model that came from nowhere gives None."""
     factory, config = FAMILIES["llama"]
     assert models.load_tokenizer(factory(config)) is None
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_directory_without_a_tokenizer(family: str, tmp_path: Path) -> None:
     """A named model without a tokenizer is an error, also where transformers would make an empty one."""
@@ -304,6 +320,7 @@ def test_a_directory_without_a_tokenizer(family: str, tmp_path: Path) -> None:
     assert models.load_tokenizer(models.load_model(tmp_path / family, "target", CPU, torch.float32)) is None
 
 
+@pytest.mark.wide
 def test_a_tokenizer_of_the_older_kind(copy: Path) -> None:
     """A SentencePiece file that cannot be read comes with the packages that reading one takes."""
     (copy / "tokenizer.json").unlink()
@@ -313,6 +330,7 @@ def test_a_tokenizer_of_the_older_kind(copy: Path) -> None:
         models.load_tokenizer(copy)
 
 
+@pytest.mark.wide
 def test_stop_tokens_are_those_of_generate(llama: Path) -> None:
     """The generation config's count alone; without any the configuration's do, and without those the tokenizer's."""
     model = models.load_model(llama, "target", CPU, torch.float32)
@@ -428,6 +446,7 @@ OTHER_KINDS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("kind", OTHER_KINDS)
 def test_loaded_models_of_other_kinds_are_refused(kind: str, role: str) -> None:
@@ -441,6 +460,7 @@ def test_loaded_models_of_other_kinds_are_refused(kind: str, role: str) -> None:
     assert f"the {role} " in str(caught.value)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "options"), [("doge", {}), ("doge", {"keep_window_size": 6}), ("gpt_neox_japanese", {})]
 )
@@ -474,6 +494,7 @@ def of_images_and_text() -> PreTrainedModel:
     return target
 
 
+@pytest.mark.wide
 def test_a_multimodal_model_decodes_text() -> None:
     """A loaded model of images and text is decoded as a language model, from token ids."""
     target = of_images_and_text()
@@ -481,6 +502,7 @@ def test_a_multimodal_model_decodes_text() -> None:
     harness.check(pipe, harness.requests(harness.random_prompts((3, 19, 1), 96), 6))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_another_precision_by_autocast_is_refused(role: str) -> None:
     """Under autocast a model in another precision is refused by a pipeline and by ``generate``; outside of it, it works."""
@@ -504,11 +526,13 @@ def test_another_precision_by_autocast_is_refused(role: str) -> None:
 # ---- vocabularies ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_padding_of_the_embedding_is_no_difference() -> None:
     """One tokenizer and two sizes of the embedding fit, however far apart the sizes."""
     check_vocabularies(sized(300), sized(4096), tokenizer_of(ALPHABET), tokenizer_of(ALPHABET))
 
 
+@pytest.mark.wide
 def test_tokens_that_one_side_added_are_no_difference() -> None:
     """Special tokens at ids that the other side does not use fit, on either side."""
     plain, extended = tokenizer_of(ALPHABET), tokenizer_of(ALPHABET, "<think>", "</think>")
@@ -516,6 +540,7 @@ def test_tokens_that_one_side_added_are_no_difference() -> None:
     check_vocabularies(sized(300), sized(300), extended, plain)
 
 
+@pytest.mark.wide
 def test_a_token_with_another_id_is_refused() -> None:
     """The first token, by id, that has another id in the draft is named with both ids."""
     swapped = ALPHABET | {"a": ALPHABET["b"], "b": ALPHABET["a"]}
@@ -524,6 +549,7 @@ def test_a_token_with_another_id_is_refused() -> None:
         check_vocabularies(sized(300), sized(300), tokenizer_of(ALPHABET), tokenizer_of(swapped))
 
 
+@pytest.mark.wide
 def test_an_id_with_another_token_is_refused() -> None:
     """An added token at the id of another added token is refused."""
     target, draft = tokenizer_of(ALPHABET, "<user>"), tokenizer_of(ALPHABET, "<think>")
@@ -531,6 +557,7 @@ def test_an_id_with_another_token_is_refused() -> None:
         check_vocabularies(sized(300), sized(300), target, draft)
 
 
+@pytest.mark.wide
 def test_a_vocabulary_that_covers_a_small_part_is_refused() -> None:
     """More tokens known to one side alone than were ever added to a model are a difference."""
     larger = tokenizer_of(ALPHABET, *(f"<extra {number}>" for number in range(VOCABULARY_SLACK + 1)))
@@ -538,6 +565,7 @@ def test_a_vocabulary_that_covers_a_small_part_is_refused() -> None:
         check_vocabularies(sized(600), sized(600), larger, tokenizer_of(ALPHABET))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("known", [None, "target", "draft"])
 def test_sizes_are_compared_where_a_tokenizer_is_unknown(known: str | None) -> None:
     """Without both tokenizers, a padding's worth of difference passes and more does not."""
@@ -547,6 +575,7 @@ def test_sizes_are_compared_where_a_tokenizer_is_unknown(known: str | None) -> N
         check_vocabularies(sized(32000), sized(151936), *tokenizers)
 
 
+@pytest.mark.wide
 def test_vocabularies_that_differ_draft_through_text() -> None:
     """One vocabulary takes the drafter for models; two take text, for which both tokenizers are needed."""
     swapped = ALPHABET | {"a": ALPHABET["b"], "b": ALPHABET["a"]}
@@ -564,6 +593,7 @@ def test_vocabularies_that_differ_draft_through_text() -> None:
 # ---- aliases ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_names_are_resolved(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Aliases become locations; hub ids and directories stay as they are."""
     monkeypatch.chdir(llama.parent)
@@ -573,6 +603,7 @@ def test_names_are_resolved(llama: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert aliases.resolve("llama") == "llama"
 
 
+@pytest.mark.wide
 def test_an_unknown_name_lists_the_known(llama: Path) -> None:
     """The error lists aliases of plugins and of the user, and the nearest."""
     aliases.add_alias("mine", llama)
@@ -582,12 +613,14 @@ def test_an_unknown_name_lists_the_known(llama: Path) -> None:
         aliases.resolve("bigg")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("target", ["big", "org/big"])
 def test_a_pair_is_found_by_every_name_of_its_target(target: str) -> None:
     """The target's alias and the hub id it stands for have the same drafter."""
     assert pairs.paired_drafter(target) == "small"
 
 
+@pytest.mark.wide
 def test_a_pair_is_found_by_the_users_directory(llama: Path) -> None:
     """A local copy that the user named after the target has the target's drafter; other models have none."""
     aliases.add_alias("big", llama)
@@ -595,6 +628,7 @@ def test_a_pair_is_found_by_the_users_directory(llama: Path) -> None:
     assert [pairs.paired_drafter(name) for name in ("small", "org/small", "org/other", "nowhere")] == [None] * 4
 
 
+@pytest.mark.wide
 def test_a_hub_id_has_the_pair_of_its_alias() -> None:
     """Without a drafter named, a target given by its hub id gets the model that drafts for its alias."""
     assert choose("org/big", "auto") == ("org/big", "model", "small")
@@ -602,6 +636,7 @@ def test_a_hub_id_has_the_pair_of_its_alias() -> None:
         choose("org/other", "auto")
 
 
+@pytest.mark.wide
 def test_drafters_without_a_model_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no draft model is known, the drafters that need none are named, as far as plugins are there that have them."""
     offered = (
@@ -615,6 +650,7 @@ def test_drafters_without_a_model_are_offered(monkeypatch: pytest.MonkeyPatch) -
         choose("org/other", "auto")
 
 
+@pytest.mark.wide
 def test_added_aliases_are_kept(llama: Path, home: Path) -> None:
     """Aliases are added one by one to a file that is made on first use and reads back."""
     aliases.add_alias("one", llama)
@@ -623,6 +659,7 @@ def test_added_aliases_are_kept(llama: Path, home: Path) -> None:
     assert (home / "models.toml").read_text() == f'[models]\n"one" = "{llama}"\n"two.b-c_d" = "{llama}"\n'
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("alias", ["", "a/b", "a b", "-a", "a,b", "a=b"])
 def test_bad_alias_names(alias: str, llama: Path, home: Path) -> None:
     """A name that could be read as a path, an option or a list is refused and nothing is written."""
@@ -631,6 +668,7 @@ def test_bad_alias_names(alias: str, llama: Path, home: Path) -> None:
     assert not home.exists()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("alias", ["auto", "none"])
 def test_an_alias_does_not_hide_a_drafter(alias: str, llama: Path) -> None:
     """A name that ``drafter`` already understands is refused."""
@@ -638,6 +676,7 @@ def test_an_alias_does_not_hide_a_drafter(alias: str, llama: Path) -> None:
         aliases.add_alias(alias, llama)
 
 
+@pytest.mark.wide
 def test_an_alias_needs_a_model(tmp_path: Path, home: Path) -> None:
     """A path that is missing or holds no config.json is refused."""
     for path in (tmp_path, tmp_path / "nowhere"):
@@ -646,6 +685,7 @@ def test_an_alias_needs_a_model(tmp_path: Path, home: Path) -> None:
     assert not home.exists()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("text", ["[models", "[models]\na = 1", "models = 3"])
 def test_a_broken_alias_file(text: str, home: Path) -> None:
     """A file that is no TOML, or holds other things, is named."""
@@ -655,6 +695,7 @@ def test_a_broken_alias_file(text: str, home: Path) -> None:
         aliases.user_aliases()
 
 
+@pytest.mark.wide
 def test_aliases_are_listed_with_their_state(llama: Path, tmp_path: Path, home: Path) -> None:
     """Every alias is listed with its pairing, who offers it, and whether it is on disk."""
     copy_to_hub_cache(llama, tmp_path / "hub", "org/big")
@@ -672,6 +713,7 @@ def test_aliases_are_listed_with_their_state(llama: Path, tmp_path: Path, home: 
 # ---- device and precision --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Auto is CUDA where there is one; names pass."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -682,6 +724,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert models.pick_device("cuda:1") == torch.device("cuda:1")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -699,6 +742,7 @@ def test_bad_devices(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -
     assert str(caught.value) == message
 
 
+@pytest.mark.wide
 def test_dtypes() -> None:
     """Auto follows the device; both spellings and torch's own objects are understood."""
     cuda = torch.device("cuda")
@@ -727,6 +771,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", TARGETS)
 def test_a_target_that_is_none_is_told_as_such(case: str) -> None:
     """The cause of a target without a draft model is told: a name with a letter wrong, no directory, no model at all."""
@@ -735,6 +780,7 @@ def test_a_target_that_is_none_is_told_as_such(case: str) -> None:
         choose(target, "auto")
 
 
+@pytest.mark.wide
 def test_an_alias_of_a_folder_that_was_deleted_is_told_as_such(tmp_path: Path, home: Path) -> None:
     """An alias that points to a folder which is gone is refused with that folder, and nobody is sent to the hub."""
     folder = tmp_path / "mine"
@@ -746,6 +792,7 @@ def test_an_alias_of_a_folder_that_was_deleted_is_told_as_such(tmp_path: Path, h
         choose("other", "auto")
 
 
+@pytest.mark.wide
 def test_a_name_of_your_own_is_removed(tmp_path: Path, home: Path) -> None:
     """A user's alias can be taken back; what a plugin offers under that name is there again, and cannot be removed."""
     (tmp_path / "mine").mkdir()
@@ -770,6 +817,7 @@ CONFIGURATIONS = {
 }
 
 
+@pytest.mark.wide(but=["no heads"])
 @pytest.mark.parametrize("case", CONFIGURATIONS)
 def test_a_configuration_that_no_model_has_is_refused(case: str, llama: Path, tmp_path: Path) -> None:
     """A size of 0 and an unknown precision are named with what was expected."""
@@ -779,6 +827,7 @@ def test_a_configuration_that_no_model_has_is_refused(case: str, llama: Path, tm
         load(folder)
 
 
+@pytest.mark.wide
 def test_weights_of_another_shape_are_refused_in_a_sentence(
     llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -793,6 +842,7 @@ def test_weights_of_another_shape_are_refused_in_a_sentence(
     assert "MISMATCH" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.wide
 def test_tensors_that_are_not_used_are_told_in_a_sentence(llama: Path, tmp_path: Path) -> None:
     """Weights of a layer that the configuration has not are named once, and the model is loaded."""
     folder = copied(llama, tmp_path, {"num_hidden_layers": 1})
@@ -800,6 +850,7 @@ def test_tensors_that_are_not_used_are_told_in_a_sentence(llama: Path, tmp_path:
         assert load(folder).config.num_hidden_layers == 1
 
 
+@pytest.mark.wide(but=["{broken"])
 @pytest.mark.parametrize("content", ["{broken", ""])
 def test_a_broken_generation_config_is_refused(content: str, llama: Path, tmp_path: Path) -> None:
     """transformers goes on as if there were none, and decodes with other settings than the model's."""
@@ -809,6 +860,7 @@ def test_a_broken_generation_config_is_refused(content: str, llama: Path, tmp_pa
         load(folder)
 
 
+@pytest.mark.wide
 def test_a_broken_tokenizer_is_named_by_its_file(llama: Path, tmp_path: Path) -> None:
     """An empty file and one that is not JSON are told apart."""
     folder = copied(llama, tmp_path, {})

@@ -17,6 +17,7 @@ SOURCE = "import helper\n\ndef days(leap):\n    while False:\n        pass\n    
 TESTS = "import calendar_\n\ndef test_leap():\n    assert calendar_.days(True) == 29\n"
 
 
+@pytest.mark.wide
 def test_every_mutant_can_be_planted() -> None:
     """Each entry's text occurs once in its file, its name is its own, and its test files exist."""
     mutants = mutation.read()
@@ -38,6 +39,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
         yield Copy(root, tmp_path_factory.mktemp("copy"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("changed", "outcome", "detail"),
     [
@@ -57,11 +59,13 @@ def test_outcome_of_a_mutant(copy: Copy, changed: dict, outcome: str, detail: st
     assert (copy.folder / "calendar_.py").read_text() == SOURCE
 
 
+@pytest.mark.wide
 def test_files_that_git_ignores_are_not_copied(copy: Copy) -> None:
     """A copy has the files of a checkout, not what was built beside them."""
     assert not (copy.folder / "build").exists()
 
 
+@pytest.mark.wide
 def test_a_copy_that_is_not_imported_is_found(tmp_path: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another folder's package is imported the copy names it."""
     for folder in (copy.folder, tmp_path):
@@ -89,11 +93,13 @@ def test_an_entry_that_has_rotted_is_told(copy: Copy, changed: dict, problem: st
     assert problem in found
 
 
+@pytest.mark.wide
 def test_two_mutants_of_one_name_are_told(copy: Copy) -> None:
     """A name stands for one mutant."""
     assert mutation.problems([LEAP, LEAP], copy.folder) == ["leap: 2 mutants have this name"]
 
 
+@pytest.mark.wide
 def test_an_entry_with_a_misspelt_key_is_told(tmp_path: Path) -> None:
     """A key too many or too few is an error that names the file."""
     (tmp_path / "engine.toml").write_text('[[mutant]]\nname = "a"\nfalt = "b"\n')

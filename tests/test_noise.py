@@ -13,6 +13,7 @@ from specframe.text.noise import Stream, gumbel, gumbel_of, uniform_of
 EXTREMES = torch.tensor([sign * (1 << place) - one for place in range(63) for sign in (1, -1) for one in (0, 1)])
 
 
+@pytest.mark.wide
 def test_gumbel_noise_is_finite_for_all_bits() -> None:
     """No bits give noise that would keep a token from ever being chosen, or have it chosen whatever its logit."""
     drawn = gumbel_of(EXTREMES)
@@ -21,6 +22,7 @@ def test_gumbel_noise_is_finite_for_all_bits() -> None:
     assert drawn.max() > 22  # what is rare is still drawn: 2**-32 of all noise is above
 
 
+@pytest.mark.wide
 def test_gumbel_noise_rises_as_the_bits_fall() -> None:
     """The noise is the inverse of its distribution at the number that the bits stand for, also next to the extremes."""
     bits = torch.arange(2**32 - 4096, 2**32)
@@ -51,6 +53,7 @@ def test_noise_that_was_minus_infinity() -> None:
     assert (peak + drawn).argmax(-1).item() == 5
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("bits", [-1, 0], ids=["all ones", "all zeros"])
 def test_a_greedy_row_does_not_depend_on_noise(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its token is the most likely one under the least and the largest noise that there is."""

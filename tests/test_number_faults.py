@@ -149,12 +149,14 @@ def decode(device: str, **strategies: Any) -> None:
         harness.check(harness.pipeline(TARGET, batch_size=3, **options), ASKED)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_sound_numbers_pass(device: str) -> None:
     """A tree with filler and a verdict that the alignment hands on as its own decode exactly."""
     decode(device)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("case", "device"), told(DRAFTS))
 def test_a_drafter_is_named(case: str, device: str) -> None:
     """The drafter is told of its own numbers, and nobody else is."""
@@ -163,6 +165,7 @@ def test_a_drafter_is_named(case: str, device: str) -> None:
         decode(device, drafter=Drafter(change))
 
 
+@pytest.mark.wide(but=["a path that begins below on cpu", "another token than the draft's on cpu"])
 @pytest.mark.parametrize(("case", "device"), told(RULES))
 def test_an_acceptance_rule_is_named(case: str, device: str) -> None:
     """The rule is told of what it returned, before the loop cuts filler away."""
@@ -171,6 +174,7 @@ def test_an_acceptance_rule_is_named(case: str, device: str) -> None:
         decode(device, accept=Rule(change))
 
 
+@pytest.mark.wide(but=["more accepted than drafted on sim"])
 @pytest.mark.parametrize(("case", "device"), told(VERDICTS))
 def test_an_alignment_is_named(case: str, device: str) -> None:
     """The alignment is told of a verdict of its own, not the rule whose verdict it replaced."""
@@ -179,6 +183,7 @@ def test_an_alignment_is_named(case: str, device: str) -> None:
         decode(device, align=Alignment(change))
 
 
+@pytest.mark.wide
 def test_a_chain_is_as_deep_as_it_has_tokens() -> None:
     """A depth that leaves out tokens of a chain is refused."""
 
@@ -193,6 +198,7 @@ def test_a_chain_is_as_deep_as_it_has_tokens() -> None:
         harness.decode(harness.pipeline(TARGET, Short(TRUTH), draft_length=4), ASKED)
 
 
+@pytest.mark.wide
 def test_depths_of_trees() -> None:
     """Each node is one deeper than its parent, in every row of its own tree."""
     parents = np.array([[-1, 0, 1, 2, 3, 4, 5], [-1, -1, 0, 1, 1, 3, -1], [-1, 0, 0, 2, 0, 4, 5]])
@@ -207,6 +213,7 @@ def test_filler_is_not_measured() -> None:
     assert draft_fault(draft, tokens, parents, np.array([3]), V) is not None
 
 
+@pytest.mark.wide
 def test_what_means_nothing_is_not_looked_at() -> None:
     """Tokens after the bonus token and nodes after the accepted ones may be any numbers."""
     draft = Draft(torch.zeros(1, 2, dtype=torch.long), parents_BN=torch.tensor([[-1, 0]]))

@@ -47,6 +47,7 @@ def test_inner_stage_interrupts_the_outer(clock):
     assert stopwatch.stages() == {"draft": 101, "align": 1010, "verify": 10000}
 
 
+@pytest.mark.wide
 def test_time_between_rounds_is_nobodys(clock):
     """What the caller does between two rounds is in no stage and not in the total."""
     stopwatch, passes = clock
@@ -68,6 +69,7 @@ def report_of(draft, asked, **options):
     return harness.check(pipe, asked), pipe.report, feeds
 
 
+@pytest.mark.wide
 def test_figures_of_a_known_run():
     """With drafts that are half right every figure is known beforehand."""
     asked = harness.requests(harness.random_prompts((4, 4), 61), 7)
@@ -89,6 +91,7 @@ def test_figures_of_a_known_run():
     assert [result.metrics.num_spec_steps for result in results] == [2, 2]
 
 
+@pytest.mark.wide
 def test_report_adds_up():
     """The run's figures are the sums of the sequences', tokens are counted from ids, forwards as they were fed."""
     asked = harness.requests(harness.random_prompts((3, 9, 1, 5), 61), [9, 4, 12, 7], {5})
@@ -104,6 +107,7 @@ def test_report_adds_up():
     assert report.draft_forwards == sum(len(round.draft) for round in feeds.rounds)
 
 
+@pytest.mark.wide
 def test_times_of_a_run():
     """The stages of a run are all there, together no more than the whole, and shares add up to 1."""
     asked = harness.requests(harness.random_prompts((3, 9, 1), 61), 9)
@@ -115,6 +119,7 @@ def test_times_of_a_run():
     assert report.tokens_per_second == report.tokens / report.seconds
 
 
+@pytest.mark.wide
 def test_report_is_of_the_latest_run():
     """Every run starts its figures anew, errors included."""
     pipe = harness.pipeline(TARGET, DRAFT)
@@ -132,6 +137,7 @@ def test_acceptance_at_each_place() -> None:
     assert figures.acceptance_per_position == [5 / 6, 3 / 6, 3 / 6]
 
 
+@pytest.mark.wide
 def test_empty_places_of_all_rows_are_counted() -> None:
     """Of three rows of 5, 3 and 1 tokens, 6 of 15 places are empty: those of every row, not of the shortest alone."""
     counts = Counts(torch.device("cpu"))

@@ -97,6 +97,7 @@ if FULL:
     CELLS = list(itertools.product(zoo.NAMES, LAYOUTS, (1, 3, 8), ("on", "off")))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 @pytest.mark.parametrize(("name", "align", "batch_size", "graphs"), CELLS[:: 1 if FULL else 2], ids=str)
 def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, device: str) -> None:
@@ -107,6 +108,7 @@ def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, d
         harness.check(pipe, asked(name, 8))
 
 
+@pytest.mark.wide
 def test_prompts_as_wide_as_a_draft_are_read_in_their_own_rows() -> None:
     """What was recorded for the first rows is not run for prompts that join in others, however alike their blocks are."""
     prompts = harness.random_prompts([4] * 9, pair("fake")[0].config.vocab_size, seed=2)
@@ -148,6 +150,7 @@ BUDGETS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", crossed([*BUDGETS]))
 def test_one_wait_per_round(name: str) -> None:
     """In every round, those that read prompts included, the host waits once; a round of the same rows has few copies, or none."""
@@ -203,6 +206,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:attention 'flex'")
 @pytest.mark.parametrize("kind", crossed([*KINDS]))
 def test_as_on_the_cpu(kind: str) -> None:
@@ -220,6 +224,7 @@ def test_as_on_the_cpu(kind: str) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "exspec"])
 def test_memory_that_runs_out_halves_the_batch(align: str) -> None:
     """With less memory than a batch takes, the batch is halved, as on CUDA, and nothing is lost."""
@@ -283,6 +288,7 @@ def test_a_setting_holds_until_the_last_one_is_out() -> None:
     assert changes == ["before"] * 2
 
 
+@pytest.mark.wide
 def test_forwards_and_chains_are_recorded() -> None:
     """A run records and replays graphs for real, of target and draft, and stays exact."""
     made, replays = SimRecording.made, SimRecording.replays
@@ -318,6 +324,7 @@ def test_chains_are_recorded_by_buckets_of_rows(shelves: list[recording_cache.Re
     assert 4 in {key[0] for key in shelves[7]._kept} <= {1, 2, 4}
 
 
+@pytest.mark.wide
 def test_chains_of_all_lengths_share_recordings(shelves: list[recording_cache.RecordingCache]) -> None:
     """A step is recorded once for the tokens that a chain begins with, and once for one, however long chains are."""
     target, draft = pair("fake")
@@ -366,6 +373,9 @@ class Lengths(FixedLength):
         return Budget(next(self._turns))
 
 
+@pytest.mark.wide(
+    but=["gpt2-{'batch_size': 3}", "gpt2-{'batch_size': 7, 'schedule': 'continuous,wait=0', 'kv': 'slab,dtype=int8'}"]
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -457,6 +467,7 @@ def test_no_graph_is_given_up_while_one_is_recorded() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.wide(but=["chain"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[recording_cache.RecordingCache]) -> None:
     """Recordings of the target compute buckets of real tokens alone where rows draft unequally, and the tokens are exact."""
@@ -469,6 +480,7 @@ def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[recordi
     assert {key[6] for key in shelves[0]._kept} > {None}
 
 
+@pytest.mark.wide
 def test_bitwise_rounds_are_recorded() -> None:
     """With bitwise forwards are recorded and replayed, as kernels that its rules do not see again."""
     target, replays = zoo.build("qwen3"), SimRecording.replays
@@ -485,6 +497,7 @@ class Forgetful(harness.Feeds):
         kinds._constant.cache_clear()
 
 
+@pytest.mark.wide(but=["gpt2"])
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_graphs_hold_the_constants_that_they_read(name: str) -> None:
     """What was sent once for many forwards stays where a graph reads it, when it is no longer among those used last."""
@@ -529,6 +542,7 @@ def test_recordings_are_bounded(shelves: list[recording_cache.RecordingCache], m
     assert SimRecording.made - made > 4
 
 
+@pytest.mark.wide
 def test_packed_attention() -> None:
     """In half precision "auto" packs, as on CUDA; the tokens are those of masks, but for ties."""
     shape = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -568,6 +582,7 @@ def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytes
     assert [bool(one[True]) for one in tables] == [False, reads, reads]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 4, 8), (6, 3, 16), (8, 1, 64)])
 def test_the_packed_kernel(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
@@ -613,6 +628,7 @@ WRONG = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", WRONG)
 def test_the_packed_kernel_refuses(name: str) -> None:
     """Arguments that CUDA's kernel refuses are refused by the operator."""
@@ -622,6 +638,7 @@ def test_the_packed_kernel_refuses(name: str) -> None:
         torch.ops.aten._flash_attention_forward(**flash_arguments(**changed))
 
 
+@pytest.mark.wide
 @takes_lengths
 def test_pages_of_the_packed_kernel() -> None:
     """Keys in pages give what the same keys give in one piece; pages of another size than the kernel has are refused."""
@@ -660,6 +677,7 @@ class Faulty(fakes.ScriptedDrafter):
         return super().propose(batch, budget)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("fault", ["an index on the host", "item in a loop"])
 def test_a_fault_that_costs_waits_is_counted(fault: str) -> None:
     """A drafter that waits works everywhere, and breaks the budget of a round on the device."""
@@ -683,6 +701,7 @@ class Overwriting(Ragged):
         return self.Layout(store, rows, capacity)
 
 
+@pytest.mark.wide
 def test_a_slot_that_is_written_twice_is_wrong_on_the_device() -> None:
     """An alignment that counts on a CPU's order of writes decodes right there, and not on the device."""
     target, _ = pair("fake")
@@ -692,6 +711,7 @@ def test_a_slot_that_is_written_twice_is_wrong_on_the_device() -> None:
         harness.check(harness.pipeline(target, None, align=Overwriting(), batch_size=3), asked())
 
 
+@pytest.mark.wide
 def test_a_fault_that_mixes_devices_is_refused() -> None:
     """A drafter that looks tokens up by indices of the host decodes on a CPU, and is told on the device what it mixed."""
     target, _ = pair("fake")
@@ -736,6 +756,7 @@ class Counted(harness.Feeds):
         self.model.count.add_(1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("fault", ["tensor of the host", "number of Python"])
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_a_fault_inside_a_recorded_forward(fault: str, device: str) -> None:

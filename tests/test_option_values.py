@@ -92,6 +92,7 @@ def wrong_values(option: tuple[str, str, str]) -> list[str]:
     return [*NEVER, *(["0"] if least > 0 else []), "2.5", "1e9", "1e999", *beyond]
 
 
+@pytest.mark.wide
 def test_every_option_of_a_strategy_is_in_the_table() -> None:
     """An option that is added has to say here which values it takes."""
     found = {
@@ -103,6 +104,7 @@ def test_every_option_of_a_strategy_is_in_the_table() -> None:
     assert found == RANGES.keys() | OF_TREES | OF_TARGETS
 
 
+@pytest.mark.wide(but=["scheduler same-length window"])
 @pytest.mark.parametrize("option", RANGES, ids=" ".join)
 def test_a_wrong_value_of_a_strategys_option_is_one_sentence(option: tuple[str, str, str]) -> None:
     """It names the strategy, the option, what was expected and what was got."""
@@ -116,6 +118,7 @@ def test_a_wrong_value_of_a_strategys_option_is_one_sentence(option: tuple[str, 
         assert ", got " in message
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("option", RANGES, ids=" ".join)
 def test_the_ends_of_a_range_are_taken(option: tuple[str, str, str]) -> None:
     """The table holds the ranges that the strategies have, not narrower ones."""
@@ -125,6 +128,7 @@ def test_the_ends_of_a_range_are_taken(option: tuple[str, str, str]) -> None:
         assert registry().make(kind, f"{name},{key}={end}") is not None
 
 
+@pytest.mark.wide
 def test_an_option_given_twice_is_refused() -> None:
     """Neither the first value nor the last is taken silently, with a dash or an underscore in the name."""
     with pytest.raises(OptionError, match="option 'a_b' of 'x' is given twice"):
@@ -146,6 +150,7 @@ class Plugin:
         register("stranger", Stranger)
 
 
+@pytest.mark.wide
 def test_a_strategy_of_a_plugin_is_checked_by_its_annotations() -> None:
     """A plugin that checks nothing gives the same sentence as one of specframe's own."""
     known = Registry()
@@ -156,6 +161,7 @@ def test_a_strategy_of_a_plugin_is_checked_by_its_annotations() -> None:
     assert str(caught.value) == "drafter 'stranger': span: expected a whole number, got 2.5"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("least", "most", "above", "words"),
     [
@@ -170,6 +176,7 @@ def test_a_range_in_words(least: float, most: float, above: bool, words: str) ->
     assert bound(least, most, above) == words
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("given", ["a\nb", "\x1b[31m", "\u2028", "\n" * 10**5], ids=lambda one: repr(one)[:20])
 def test_a_message_is_one_line_that_can_be_read(given: str) -> None:
     """Whatever a name or a value in it holds, an error is one line of readable length without control characters."""
@@ -179,6 +186,7 @@ def test_a_message_is_one_line_that_can_be_read(given: str) -> None:
     assert len(message) < 1100
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "words", [["models", "show"], ["run", "--target"], ["verify", "--prompts"], ["models", "add", "a"]], ids=" ".join
 )
@@ -191,6 +199,7 @@ def test_a_name_that_no_file_can_have(words: list[str], name: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("value", [None, "5", True, float("nan"), INF, 10**400, 0, 3])
 def test_a_check_refuses_and_names(value: object) -> None:
     """What lies outside of the range, and what is no finite number, is an error that is a ValueError, too."""
@@ -253,6 +262,7 @@ def wrong(kind: click.ParamType) -> list[str]:
     return [""]
 
 
+@pytest.mark.wide
 def test_wrong_values_of_all_options() -> None:
     """A wrong value of any option of any command is one sentence that names the option, and status 2, without torch."""
     asked = [
@@ -273,11 +283,13 @@ def test_wrong_values_of_all_options() -> None:
         assert fault.count("\n") == 1, (words, fault)
 
 
+@pytest.mark.wide
 def test_every_option_has_a_kind() -> None:
     """An option that is added to a command is checked as it is read."""
     assert [(words, one.name) for words, one in all_options() if not isinstance(one.type, option_types.Kind)] == []
 
 
+@pytest.mark.wide
 def test_what_options_take_sampling_takes() -> None:
     """The ends of the range of every sampling option are accepted by the class that it is handed to."""
     ends: dict[str, list[Any]] = {}
@@ -293,6 +305,7 @@ def test_what_options_take_sampling_takes() -> None:
             assert getattr(Sampling().with_parameters({name: value}), name) == value
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("words", [["run", "--prompts"], ["run", "--config"]], ids=" ".join)
 def test_a_device_without_an_end_is_not_read(words: list[str]) -> None:
     """Reading /dev/zero would fill the memory: it is refused in a sentence that names the option."""

@@ -61,6 +61,7 @@ class Listening(fakes.ScriptedDrafter):
         self.ended += outcome.ended
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "options",
     [{"align": "ragged"}, {"align": "eqspec"}, {"align": "rollback"}, {"schedule": "continuous,piece=4"}],
@@ -93,6 +94,7 @@ class Reading(Listening):
             self.places.setdefault(sequence.request.index, []).extend(read)
 
 
+@pytest.mark.wide(but=["continuous,piece=4,mixed=on"])
 @pytest.mark.parametrize(
     "schedule", ["continuous", "continuous,piece=4", "continuous,piece=4,mixed=on", "continuous,piece=3,mixed=on"]
 )
@@ -144,6 +146,7 @@ def test_a_new_run_knows_of_nobody_who_ended_before() -> None:
     assert sorted(one.request.index for one in drafter.ended) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.wide(but=["6"])
 @pytest.mark.parametrize("fails_at", [1, 4, 6])
 def test_a_drafter_that_misses_an_outcome_is_started_anew(fails_at: int) -> None:
     """Lack of memory in observe loses no token, decodes nothing again, and makes a new run with half the rows."""

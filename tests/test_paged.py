@@ -41,6 +41,7 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
 @pytest.mark.parametrize("options", [{}, {"schedule": "fixed"}], ids=str)
 def test_tokens_are_exact(name: str, options: dict[str, Any], sharing: list[int]) -> None:
@@ -53,6 +54,7 @@ def test_tokens_are_exact(name: str, options: dict[str, Any], sharing: list[int]
     assert max(sharing) >= 2
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "prompts", [harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY), PROMPTS], ids=["own", "shared"]
 )
@@ -82,6 +84,7 @@ class Astray(PagedStore):
         return tokens - 1
 
 
+@pytest.mark.wide
 def test_checks_find_tokens_that_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that promises more tokens than it holds is found out."""
     monkeypatch.setattr(paged, "PagedStore", Astray)
@@ -128,6 +131,7 @@ def test_tokens_that_are_cached_are_not_read_again() -> None:
     assert fed_for_prompts(Reader(), prompts) == [(2, 16), (1, 17)]  # hidden states are not cached
 
 
+@pytest.mark.wide(but=["{}-laid in one row"])
 @pytest.mark.parametrize("laid", [True, False], ids=["laid in one row", "a rectangle"])
 @pytest.mark.parametrize("options", [{}, {"check": True}, {"schedule": "continuous,piece=6"}], ids=str)
 def test_a_cached_beginning_is_not_fed_for_a_neighbour(
@@ -168,6 +172,7 @@ def test_compiled_layers_read_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
 
 
+@pytest.mark.wide
 def test_views_that_nobody_reads_are_refused() -> None:
     """An attention backend and a KV backend that do not fit are told in one sentence, before anything is decoded."""
     said = (
@@ -177,6 +182,7 @@ def test_views_that_nobody_reads_are_refused() -> None:
         harness.pipeline(zoo.build("llama"), None, attention=Gathering())
 
 
+@pytest.mark.wide(but=["auto-llama"])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("attention", ["auto", "masked", "flex"])
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
@@ -189,6 +195,7 @@ def test_attention_that_reads_no_pages_has_them_gathered(attention: str, name: s
         )
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestGathering(AttentionBackendSuite):
     """The fake attention backend keeps what every attention backend keeps."""
 
@@ -199,6 +206,7 @@ class TestGathering(AttentionBackendSuite):
         return Gathering()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("test", ["test_scatter"])
 def test_pages_hold_what_was_written(test: str, seed: int) -> None:
@@ -211,6 +219,7 @@ def test_pages_hold_what_was_written(test: str, seed: int) -> None:
     getattr(Suite(), test)(seed)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["masked", "flex", "packed"])
 def test_the_backends_of_specframe_are_strangers_too(name: str) -> None:
     """Each comes through the hook, and keeps what every attention backend keeps."""
@@ -241,6 +250,7 @@ def with_room_for(rows: int, target: Any, asked: list[Request], **options: Any) 
 OWN = harness.random_prompts([9, 5, 12, 1, 7], zoo.VOCABULARY, seed=3)
 
 
+@pytest.mark.wide(but=["2-continuous,piece=4"])
 @pytest.mark.parametrize("schedule", ["continuous", "continuous,piece=4", "fixed"])
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_requests_wait_for_room(rows: int, schedule: str) -> None:
@@ -257,6 +267,7 @@ def test_requests_wait_for_room(rows: int, schedule: str) -> None:
         assert begun == [0, 1, 2, 3, 4], "a request that found no room keeps its place"
 
 
+@pytest.mark.wide(but=["16"])
 @pytest.mark.parametrize("pages", [6, 11, 16, None])
 def test_samples_wait_for_room(pages: int | None) -> None:
     """Samples for which there is no room beside their first wait, and those beside it begin with its last page, too."""
@@ -281,6 +292,7 @@ def test_samples_wait_for_room(pages: int | None) -> None:
     )
 
 
+@pytest.mark.wide(but=["True"])
 @pytest.mark.parametrize("cached", [-1, 10, True, "3", 2.0], ids=repr)
 def test_a_number_of_cached_tokens_that_cannot_be(cached: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a store says of a sequence's cached tokens is a number of them, or None; anything else is told as the backend's."""
@@ -317,6 +329,7 @@ def test_a_cache_without_room_has_the_others_let_go() -> None:
     assert not any(run.target.store._users)  # type: ignore[attr-defined]
 
 
+@pytest.mark.wide
 def test_an_aborted_row_makes_room() -> None:
     """A request that waits for room begins as soon as another one is aborted, forks that waited for it included."""
     target = zoo.build("llama")

@@ -33,6 +33,7 @@ def alignments() -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("layout", "piece"), crossed(alignments(), (1, 5, 16)))
 def test_tokens_are_the_reference_decoder_s(layout: tuple[str, str], piece: int) -> None:
     """Whatever is decoded between two pieces, under every alignment; positions, masks and caches are as they should be."""
@@ -41,6 +42,7 @@ def test_tokens_are_the_reference_decoder_s(layout: tuple[str, str], piece: int)
     harness.check(pipe, harness.requests(PROMPTS, NEW, {7}))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
 def test_real_architectures(name: str) -> None:
     """Sliding windows and learned positions, read in pieces."""
@@ -49,6 +51,7 @@ def test_real_architectures(name: str) -> None:
     harness.check(pipe, harness.requests(harness.random_prompts((3, 25, 11, 30, 8), zoo.VOCABULARY), 12, {zoo.EOS}))
 
 
+@pytest.mark.wide
 def test_no_more_than_a_piece_between_two_rounds() -> None:
     """While others decode, at most a piece is read before they go on; every prompt is still fed once."""
     feeds = harness.Feeds()
@@ -63,6 +66,7 @@ def test_no_more_than_a_piece_between_two_rounds() -> None:
     assert all(sum(tokens for _, tokens in round if tokens > 1) <= 8 for round in fed)
 
 
+@pytest.mark.wide
 def test_everything_is_read_at_once_when_nobody_waits() -> None:
     """Pieces are for the sake of others: without others there are none."""
     feeds = harness.Feeds()

@@ -97,6 +97,7 @@ def one_sentence(error: pytest.ExceptionInfo[SpecframeError], name: str) -> None
     assert "\n" not in text
 
 
+@pytest.mark.wide
 def test_every_argument_is_in_a_table() -> None:
     """No argument of the pipeline or of what it is asked for is left out here."""
     assert set(WRONG) == set(inspect.signature(Pipeline).parameters)
@@ -104,6 +105,7 @@ def test_every_argument_is_in_a_table() -> None:
     assert set(ASKED) == {"max_new_tokens", *set(Asked.__annotations__) - set(Parameters.__annotations__)}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "value"), cases(WRONG))
 def test_an_argument_of_the_pipeline(name: str, value: Any) -> None:
     """A value of another type, or outside of the range, is refused when the pipeline is made."""
@@ -112,6 +114,7 @@ def test_an_argument_of_the_pipeline(name: str, value: Any) -> None:
     one_sentence(error, name)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("method", ["generate", "as_completed", "stream"])
 @pytest.mark.parametrize(("name", "value"), cases(ASKED))
 def test_an_argument_of_a_run(name: str, value: Any, method: str) -> None:
@@ -122,6 +125,7 @@ def test_an_argument_of_a_run(name: str, value: Any, method: str) -> None:
     one_sentence(error, name)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("given", [{}, {"draft_length": 1.5}, {"align": 5}, {"accept": None}, {"kv": 1}], ids=str)
 def test_an_argument_of_assisted(given: dict[str, Any]) -> None:
     """Inside ``generate`` a wrong argument of ``assisted`` is one sentence, too."""
@@ -136,6 +140,7 @@ def test_an_argument_of_assisted(given: dict[str, Any]) -> None:
     one_sentence(error, next(iter(given), "drafter"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", [0, 2**63, 2**64 - 1])
 def test_every_seed_in_range_draws(seed: int) -> None:
     """The largest seed that is accepted gives random numbers like any other."""
@@ -144,6 +149,7 @@ def test_every_seed_in_range_draws(seed: int) -> None:
     assert [len(result.token_ids) > 0 for result in results] == [True, True]
 
 
+@pytest.mark.wide
 def test_what_is_right_is_taken() -> None:
     """Arrays of moments, tokenizers, observers in a tuple and objects of a class of their own are no faults."""
     pipe = Pipeline(TARGET, DRAFT, tokenizer=TOKENIZER, observers=(Watcher(),), draft_length="2", check=True)

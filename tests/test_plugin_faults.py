@@ -312,6 +312,7 @@ def options(fault: Fault) -> dict[str, Any]:
     return {"drafter": DRAFT, "draft_length": 4, "batch_size": 3} | around | {OPTIONS[fault.role]: "faulty"}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", FAULTS)
 def test_a_pipeline_names_the_fault(case: str, known: Registry) -> None:
     """A run ends with a sentence that names role, strategy, distribution and member, what is asked for and what was got."""
@@ -324,6 +325,7 @@ def test_a_pipeline_names_the_fault(case: str, known: Registry) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.wide(but=["alignment commits a copy"])
 @pytest.mark.parametrize("case", {fault.role: case for case, fault in FAULTS.items()}.values())
 def test_a_suite_names_the_fault(case: str, known: Registry) -> None:
     """A test of the role's suite fails with an assertion in the same words."""
@@ -339,6 +341,7 @@ def test_a_suite_names_the_fault(case: str, known: Registry) -> None:
         getattr(Tests(), test)(**arguments)
 
 
+@pytest.mark.wide
 def test_a_suite_finds_scores_that_are_no_numbers(known: Registry) -> None:
     """A verifier's suite looks at the scores themselves, which a run leaves on the device."""
     fault = Fault("verifier", "score", lambda scores, *_: Scores(scores.logits_BTV * torch.nan), "")
@@ -365,6 +368,7 @@ COMMAND = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("role", ROLES)
 def test_the_command_line_names_the_fault(role: str, known: Registry) -> None:
     """``specframe run`` with a strategy that raises ends with one sentence and status 2."""
@@ -378,6 +382,7 @@ def test_the_command_line_names_the_fault(role: str, known: Registry) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("role", [*ROLES, *OTHERS])
 def test_what_is_no_factory_is_told_when_it_is_used(role: str, known: Registry) -> None:
     """What was registered in place of a class is told by its name, and listed; everything else can be used."""
@@ -390,6 +395,7 @@ def test_what_is_no_factory_is_told_when_it_is_used(role: str, known: Registry) 
     assert known.make("drafter", "none")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("member", ["enter", "leave", "forward", "round"])
 def test_a_broken_observer_of_a_plugin_is_dropped(member: str, known: Registry) -> None:
     """The run goes on, with one warning that names the observer and its distribution, and its tokens are right."""
@@ -405,6 +411,7 @@ def test_a_broken_observer_of_a_plugin_is_dropped(member: str, known: Registry) 
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("given", [lambda: 1 / 0, lambda: None, 5], ids=["raises", "makes none", "no factory"])
 def test_an_observer_that_cannot_be_made_is_left_out(given: Any, known: Registry) -> None:
     """A plugin's observer that cannot be made is warned of, and every run goes on without it."""
@@ -430,6 +437,7 @@ STORED = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", STORED)
 def test_what_a_store_hands_out_is_looked_at(case: str, known: Registry) -> None:
     """Keys and values of another shape than the model's are told as the KV backend's fault."""
@@ -453,6 +461,7 @@ def test_what_a_store_hands_out_is_looked_at(case: str, known: Registry) -> None
         harness.decode(pipe, harness.requests([[5, 6], [7, 8, 9, 1, 2, 3]], 4))
 
 
+@pytest.mark.wide
 def test_a_placement_of_another_shape_is_told(known: Registry) -> None:
     """Places that are not one for each token fed are told before the model is run."""
     eqspec: Any = known.entry("alignment", "eqspec").factory
@@ -472,6 +481,7 @@ def test_a_placement_of_another_shape_is_told(known: Registry) -> None:
         harness.decode(harness.pipeline(TARGET, DRAFT, align="faulty"), harness.requests([[5, 6]], 9))
 
 
+@pytest.mark.wide(but=["40-True"])
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("moved", [40, -40])
 def test_a_slot_that_there_is_not_is_told(known: Registry, moved: int, check: bool) -> None:
@@ -493,6 +503,7 @@ def test_a_slot_that_there_is_not_is_told(known: Registry, moved: int, check: bo
         harness.decode(harness.pipeline(TARGET, DRAFT, align="faulty", check=check), harness.requests([[5, 6]], 9))
 
 
+@pytest.mark.wide
 def test_a_device_that_gave_up_is_explained() -> None:
     """Where a device's own assertion ended the run, the likely cause and the way to find whose it is are told."""
     drafter = fakes.always_right([[1]])
@@ -501,6 +512,7 @@ def test_a_device_that_gave_up_is_explained() -> None:
         harness.decode(harness.pipeline(TARGET, drafter), harness.requests([[5, 6]], 4))
 
 
+@pytest.mark.wide
 def test_sentences_and_interruptions_pass() -> None:
     """An error that is a sentence already, and an interruption, are seen as they are."""
     for error in (PluginError("a sentence"), KeyboardInterrupt()):
@@ -511,6 +523,7 @@ def test_sentences_and_interruptions_pass() -> None:
         assert raised.value is error
 
 
+@pytest.mark.wide
 def test_an_object_of_ones_own_is_named_by_its_class() -> None:
     """A strategy that no plugin registered is told by its class, with what it raised as the cause."""
 
@@ -525,6 +538,7 @@ def test_an_object_of_ones_own_is_named_by_its_class() -> None:
     assert isinstance(raised.value.__cause__, ValueError)
 
 
+@pytest.mark.wide
 def test_a_batch_is_for_reading() -> None:
     """The host's copies that a batch shows cannot be written to, and writing to them ends the run with the writer's name."""
 
@@ -537,6 +551,7 @@ def test_a_batch_is_for_reading() -> None:
         harness.decode(harness.pipeline(TARGET, Writer([[1] * 9])), harness.requests([[5, 6]], 4))
 
 
+@pytest.mark.wide
 def test_writing_is_seen_in_inference_mode_too() -> None:
     """A run inside a caller's inference mode counts who writes to its batches as any other does."""
 
@@ -549,6 +564,7 @@ def test_writing_is_seen_in_inference_mode_too() -> None:
         harness.decode(harness.pipeline(TARGET, Writer([[1] * 9])), harness.requests([[5, 6]], 4))
 
 
+@pytest.mark.wide
 def test_no_number_is_read_from_a_device() -> None:
     """On a device other than the CPU a guard looks at types and shapes alone: tensors without numbers pass through all checks."""
 
@@ -575,6 +591,7 @@ def test_no_number_is_read_from_a_device() -> None:
     assert roles.guard("alignment", returns).commit(batch, draft, transfer) is transfer
 
 
+@pytest.mark.wide
 def test_a_guard_is_put_around_once() -> None:
     """A strategy that has its guard keeps it, and shows all that the strategy has."""
     rule = registry().make("acceptance rule", "synthetic,rate=0.5")
@@ -583,6 +600,7 @@ def test_a_guard_is_put_around_once() -> None:
     assert (once.offers, once.__wrapped__) == (rule.offers, rule)
 
 
+@pytest.mark.wide
 def test_nothing_is_running_after_a_run(known: Registry) -> None:
     """The call that is under way is known while it is, and forgotten after it, whether it returned or raised."""
     seen = []
@@ -602,6 +620,7 @@ def test_nothing_is_running_after_a_run(known: Registry) -> None:
     assert longest_running() is None
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("error", [ZeroDivisionError("none"), SystemExit(3), KeyError("lost")], ids=repr)
 def test_a_constructor_that_raises_is_told(error: BaseException, known: Registry) -> None:
     """What a strategy's constructor raises is told with its name and distribution."""
@@ -611,6 +630,7 @@ def test_a_constructor_that_raises_is_told(error: BaseException, known: Registry
         known.make("drafter", "faulty")
 
 
+@pytest.mark.wide
 def test_warnings_are_no_faults() -> None:
     """A warning that was made an error passes through as it is."""
     drafter = fakes.always_right([[1]])
@@ -619,6 +639,7 @@ def test_warnings_are_no_faults() -> None:
         harness.decode(harness.pipeline(TARGET, drafter), harness.requests([[5, 6]], 4))
 
 
+@pytest.mark.wide
 def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that has run for a minute is named once, with its strategy; a shorter one, and the next, are not."""
     now = 0.0
@@ -638,6 +659,7 @@ def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) ->
     assert dog.look() is None
 
 
+@pytest.mark.wide
 def test_the_watchdog_ends_with_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """While a command runs its calls are looked at, and no thread is left after it."""
     told = threading.Event()

@@ -28,6 +28,7 @@ def started(asked, **options):
     return pool, pool.batch(pool.live)
 
 
+@pytest.mark.wide
 def test_a_request_stays_where_it_is_while_its_constraint_cannot_be_made():
     """What raises at admission, a lack of memory or a constraint, takes no request out of the queue, nor a fork from its parent."""
     pool = open_pool([Request(0, [1, 2], 4), Request(0, [1, 2], 4, sample=1), Request(1, [3], 4)])
@@ -70,6 +71,7 @@ def test_a_waiting_request_is_aborted_without_looking_at_the_others():
     assert (pool.abort((30, 0)), pool.unfinished) == (None, 49)
 
 
+@pytest.mark.wide
 def test_first_batch_reads_prompts():
     """A batch of newcomers is a prefill: prompts in the buffers, lengths on both sides, nothing cached."""
     pool = open_pool(requests([[1, 2, 3], [4]], 2))
@@ -81,6 +83,7 @@ def test_first_batch_reads_prompts():
     assert batch.limits.tolist() == [5, 3]
 
 
+@pytest.mark.wide
 def test_states_follow_each_other():
     """A prompt read in two pieces and its fork wait, read or copy, decode and finish; giving a row back begins again."""
     asked = [Request(0, [1, 2, 3], 3), Request(0, [1, 2, 3], 3, sample=1)]
@@ -113,6 +116,7 @@ def test_states_follow_each_other():
     assert states() == (State.FINISHED, State.FINISHED, True, True)
 
 
+@pytest.mark.wide
 def test_tokens_are_appended_at_each_rows_own_length():
     """What a row gains stands right after its tokens, on the device as in its result."""
     pool, batch = started(requests([[1, 2, 3], [4]], 9))
@@ -122,6 +126,7 @@ def test_tokens_are_appended_at_each_rows_own_length():
     assert batch.tokens_BS[1, :3].tolist() == [4, 9, 8]
 
 
+@pytest.mark.wide
 def test_context_bounds_every_sequence():
     """No sequence grows beyond the target's context, whatever was asked for."""
     pool, batch = started(requests([[1] * 6], 50), context=9)
@@ -141,6 +146,7 @@ def test_metrics_count_what_stands():
     assert metrics[2].draft_acceptance_rate == pytest.approx(1 / 3)
 
 
+@pytest.mark.wide
 def test_waiting_is_counted_per_round():
     """Live sequences count the rounds since they were last in a batch."""
     pool, _ = started(requests([[1]] * 3, 9))
@@ -166,6 +172,7 @@ def test_a_batch_tells_how_many_others_wait():
     assert pool.batch(pool.live).waiting == 0
 
 
+@pytest.mark.wide
 def test_last_tokens():
     """A batch hands out the tokens of each row that end at an offset from its length; before its first it pads."""
     _, batch = started(requests([[1, 2, 3], [4]], 9))
@@ -176,6 +183,7 @@ def test_last_tokens():
     assert len(batch) == 2
 
 
+@pytest.mark.wide
 def test_last_tokens_of_rows_that_are_even():
     """Rows of one length have the same tokens as rows that differ, and padding where they are too short."""
     _, batch = started(requests([[1, 2, 3], [4, 5, 6]], 9))
@@ -185,6 +193,7 @@ def test_last_tokens_of_rows_that_are_even():
         assert torch.equal(found, batch.tokens_BS.gather(1, batch.positions(offset - width, width).clamp(min=0)))
 
 
+@pytest.mark.wide
 def test_rows_given_back_are_taken_up_in_their_order():
     """Sequences that gave their rows back are the next to come to rows, before those that wait, in the order they had."""
     pool, _ = started(requests([[1]] * 3, 4))
@@ -237,6 +246,7 @@ def test_a_preempted_sequence_waits_first_with_its_tokens():
     assert pool.abort((1, 0)).token_ids == [9, 5, 6, 7]
 
 
+@pytest.mark.wide(but=["0"])
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_samples_of_a_preempted_sequence(who):
     """A fork that is preempted reads the prompt itself; where its parent is, so do all that have not begun."""

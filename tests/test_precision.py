@@ -44,6 +44,7 @@ def int8(model: PreTrainedModel, dynamic: bool) -> PreTrainedModel:
     return model
 
 
+@pytest.mark.wide
 def test_a_quantised_model_is_told_by_its_tensors() -> None:
     """Matrices of integers, or of eight bits, count; embeddings, masks of truth values and ids do not."""
     plain = zoo.build("gpt2")
@@ -67,6 +68,7 @@ def test_weights_that_say_that_activations_are_not_quantised_leave_the_precision
     assert eps(model) == STEP
 
 
+@pytest.mark.wide
 def test_rounded_activations_are_no_reason_to_refuse_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A difference of a step, where the same tokens have other slots, is rounding in a quantised model, and a fault in another."""
     tried: list[Any] = []
@@ -84,6 +86,7 @@ def test_rounded_activations_are_no_reason_to_refuse_a_model(monkeypatch: pytest
         assert ModelRunner(zoo.build("llama"), "target").kv_shapes
 
 
+@pytest.mark.wide(but=["dtype1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounded_activations_are_weighed_by_the_model_itself(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -95,6 +98,7 @@ def test_rounded_activations_are_weighed_by_the_model_itself(
     assert Scales(model).weigh(PROMPTS[0], [best]).tie
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("dynamic", [False, True], ids=["weights", "activations"])
 def test_a_quantised_target_is_decoded(dynamic: bool) -> None:
     """Drafts leave the tokens of a quantised target as they are, but where it has a tie in its own precision."""

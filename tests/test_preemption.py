@@ -107,6 +107,7 @@ def told(caught: list[warnings.WarningMessage]) -> list[tuple[int, int]]:
     return [(int(one[1]), int(one[3])) for one in found if one]
 
 
+@pytest.mark.wide
 def test_rows_of_no_round_under_way_keep_what_they_have() -> None:
     """Only the youngest and the rows of the round that failed are read again."""
     asked = [Request(index, [3 + index] * 4, 30) for index in range(3)]
@@ -141,6 +142,7 @@ SCHEMES: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", SCHEMES, ids=str)
 def test_one_after_the_other_gives_way(options: dict[str, Any]) -> None:
     """The youngest is named and waits; the caches stay open, no row is lost and every token is the reference's."""
@@ -156,6 +158,7 @@ def test_one_after_the_other_gives_way(options: dict[str, Any]) -> None:
     assert all(not store.used and not any(store._users) for store in kv.stores), "all is given back"
 
 
+@pytest.mark.wide
 def test_a_head_begins_again_with_the_features_of_all_tokens(tmp_path: Path) -> None:
     """A drafter that reads hidden states has a row's features from its first token on again, and drafts as well as before."""
     heads.eagle3(tmp_path / "head", TARGET, drafted=70, layers=1)
@@ -166,6 +169,7 @@ def test_a_head_begins_again_with_the_features_of_all_tokens(tmp_path: Path) -> 
     assert len(told(list(caught))) > 1
 
 
+@pytest.mark.wide
 def test_samples_and_noise_survive() -> None:
     """Samples that gave way draw what they would have drawn, those that were to start from another's row, too."""
     how = Sampling(temperature=1.0, samples=3)
@@ -188,6 +192,7 @@ def test_log_probabilities_go_on() -> None:
     assert found == wanted
 
 
+@pytest.mark.wide
 def test_the_batch_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """After calm rounds one sequence more is tried, and each further lack doubles the wait."""
     monkeypatch.setattr(memory_limits, "CALM_FOR_ONE", 2)
@@ -219,6 +224,7 @@ def test_the_batch_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [6, 6, 6, 7, 7, 7, 7, None, None]
 
 
+@pytest.mark.wide(but=["wanted2-1"])
 @pytest.mark.parametrize(("wanted", "more"), [((50, 900), 1), ((51, 101), 0), ((51, 100), 1), (None, 0)])
 def test_one_more_is_let_in_at_once_where_its_tokens_fit(wanted: tuple[int, int] | None, more: int) -> None:
     """As long as half of the tokens that fitted are there, or as many as fitted at the sequences' ends, there is no wait."""
@@ -228,6 +234,7 @@ def test_one_more_is_let_in_at_once_where_its_tokens_fit(wanted: tuple[int, int]
     assert limits.live == 4 + more
 
 
+@pytest.mark.wide
 def test_short_sequences_have_the_rows_that_long_ones_had_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes after sequences that gave way is decoded in as many rows as its own tokens leave room for."""
     pipe, _, _ = growing(100)
@@ -245,6 +252,7 @@ def test_short_sequences_have_the_rows_that_long_ones_had_no_room_for(monkeypatc
     assert max(rows[-12:]) == 4
 
 
+@pytest.mark.wide
 def test_one_that_has_too_little_for_itself_is_an_error() -> None:
     """Where a single sequence has not enough, the run ends with one sentence after the others have given way."""
     pipe, _, _ = growing(14)
@@ -252,6 +260,7 @@ def test_one_that_has_too_little_for_itself_is_an_error() -> None:
         harness.decode(pipe, ASKED)
 
 
+@pytest.mark.wide
 def test_an_abort_of_one_that_gave_way() -> None:
     """A sequence that waits for memory is aborted with the tokens that it had, and the others go on."""
     pipe, kv, _ = growing(56)
@@ -295,6 +304,7 @@ class Cramped(ChainVerifier):
         return scores
 
 
+@pytest.mark.wide(but=["eqspec-states-False"])
 @pytest.mark.parametrize(
     ("align", "kind", "after"),
     [
@@ -325,6 +335,7 @@ OTHERS = "same-length,window=6,patience=2"
 MANY = harness.requests(harness.random_prompts([5, 8, 5, 3, 9, 12, 3, 5], 61), [9, 7, 12, 8, 14, 6, 9, 11])
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:the device's memory ran out")
 @pytest.mark.parametrize(
     ("draft", "align", "member", "late"),
@@ -370,6 +381,7 @@ class Lacking:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+@pytest.mark.wide(but=["False-paged,block=2-continuous"])
 @pytest.mark.filterwarnings("ignore:the device's memory ran out")
 @pytest.mark.parametrize(
     ("drafted", "kv", "schedule"),

@@ -147,12 +147,14 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[type]]:
     return counts
 
 
+@pytest.mark.wide
 def test_every_formula_has_a_case() -> None:
     """No class is called for several places without a test of it below."""
     assert {kind for kind, _ in CASES.values()} == set(FORMULAS)
     assert {FORMULAS[kind].reads for kind, _ in CASES.values()} == set(Reads)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("lead", [False, True], ids=["", "lead"])
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", CASES)
@@ -170,6 +172,7 @@ def test_one_call_is_as_many_calls(name: str, tree: str, lead: bool) -> None:
         assert same(logits_BTV, before)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("tree", TREES)
 def test_a_single_place(tree: str) -> None:
     """One row's last place alone, as a drafter's steps and plain decoding have it, is shaped as it is among others."""
@@ -182,6 +185,7 @@ def test_a_single_place(tree: str) -> None:
         assert same(shape(batch, drafted_BN, logits_BTV, parents_BN), expected)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", CASES)
 def test_the_cases_have_an_effect(name: str) -> None:
     """A processor that changes nothing would be equal to anything."""
@@ -192,6 +196,7 @@ def test_the_cases_have_an_effect(name: str) -> None:
     assert not torch.equal(shape(batch, drafted_BN, logits_BTV), logits_BTV)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", CASES)
 def test_one_call_for_a_kind(name: str, called: Counter[type]) -> None:
     """However many rows and places have it, a processor is called once; one that goes by counts once for each effect."""
@@ -242,6 +247,7 @@ MIXED = {
 }
 
 
+@pytest.mark.wide(but=["chain"])
 @pytest.mark.parametrize("tree", TREES)
 def test_rows_with_different_plans(tree: str, called: Counter[type]) -> None:
     """Each row's processors are applied in the row's own order, and what rows have in common is called once."""
@@ -278,6 +284,7 @@ def test_other_parameters_are_another_kind() -> None:
     assert same(shape(batch, drafted_BN, logits_BTV), one_by_one(batch, drafted_BN, logits_BTV))
 
 
+@pytest.mark.wide
 def test_a_call_is_shown_no_more_than_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all prefixes together are too long for one call, several are made, and the scores are the same."""
     shown: list[int] = []
@@ -314,6 +321,7 @@ def pair() -> tuple[fakes.FakeModel, fakes.FakeModel]:
     return target, fakes.fake_draft(target)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("drafter", ["model", "model,tree=static", "model,tree=dynamic"])
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_tokens_of_mixed_requests(name: str, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +341,7 @@ def test_tokens_of_mixed_requests(name: str, drafter: str, monkeypatch: pytest.M
     assert ids() == together
 
 
+@pytest.mark.wide
 def test_rows_without_processors_make_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that nothing shapes have their logits handed on as they are, and no tokens are looked at."""
     monkeypatch.setattr("specframe.text.sampling.Prefixes", None)

@@ -43,6 +43,7 @@ def test_rows_that_are_decoded_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Non
     assert re.search(r"decoding .* 5/9 0\.8 rows/s 0:00:04 left 0:00:0[4-6]", last), last
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("manner", "terminal"), [(DisplaySettings(quiet=True), True), (DisplaySettings(), False)])
 def test_nothing_is_drawn(manner: DisplaySettings, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quiet run, and one whose standard error is no terminal, show none."""
@@ -82,6 +83,7 @@ def _folders() -> Iterator[None]:
     registry.cache_clear()
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("_folders")
 def test_a_job_is_shown() -> None:
     """An executor that takes files is given what shows the progress of its rows."""
@@ -91,6 +93,7 @@ def test_a_job_is_shown() -> None:
     assert isinstance(Folders.asked.progress, Rows)
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("_folders")
 @pytest.mark.parametrize(
     ("command", "told"),

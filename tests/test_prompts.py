@@ -68,6 +68,7 @@ ENTRIES: list[tuple[Any, Any]] = [
 """Entries, and what a pipeline is handed for each."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["p.json", "p.txt", "p"])
 @pytest.mark.parametrize("indent", [None, 1])
 def test_an_array(name: str, indent: int | None) -> None:
@@ -75,18 +76,26 @@ def test_an_array(name: str, indent: int | None) -> None:
     assert given(json.dumps([entry for entry, _ in ENTRIES], indent=indent), name) == [held for _, held in ENTRIES]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["p.jsonl", "p.ndjson"])
 def test_json_lines(name: str) -> None:
     """JSON lines hold what the entries of an array hold."""
     assert given("\n".join(json.dumps(entry) for entry, _ in ENTRIES), name) == [held for _, held in ENTRIES]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("text", ["[1, 2, 3]", "[", "[\n  1,\n", "{}", "{a}\n{b}", "[x for x in y]\n[1]", '"a"', "5"])
 def test_code_that_looks_like_json_stays_text(text: str) -> None:
     """The lines of a text file are prompts unless the whole is JSON that holds some."""
     assert given(text, "p.txt") == text.splitlines()
 
 
+@pytest.mark.wide(
+    but=[
+        'p.csv-prompt,id\\na,1\\n"b,2\\nc,3\\n-is not CSV: the row after line 2: a quote is not closed',
+        'p.jsonl-{"q": 1}\\n{"q": 2}\\n-holds no prompts: p.jsonl line 1: expected one of prompt, text, ',
+    ]
+)
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -130,6 +139,7 @@ def damaged(text: str, random: Random) -> bytes:
     return text.encode(random.choices(["utf-8", "utf-16", "utf-16-le"], [20, 1, 1])[0])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["p.json", "p.jsonl", "p.txt", "p.csv", "p.tsv", "p.ids"])
 def test_damaged_files(name: str) -> None:
     """Whatever is in a file, it gives prompts that have a fault or a form that a pipeline takes, or one sentence."""
@@ -178,6 +188,7 @@ FAULTS: list[tuple[Any, str]] = [
 """Entries that hold no prompt, and why."""
 
 
+@pytest.mark.wide
 def test_faults_of_single_entries() -> None:
     """An entry that holds no prompt has a fault with its place; the others are prompts."""
     found = written(json.dumps([entry for entry, _ in FAULTS] + ["fine"]), "p.json")
@@ -189,6 +200,7 @@ def test_faults_of_single_entries() -> None:
     assert (found[-1].given, found[-1].fault) == ("fine", None)
 
 
+@pytest.mark.wide
 def test_a_key_given_twice_fails_its_prompt_alone() -> None:
     """Neither the first value nor the last is taken silently."""
     first, second = written('{"prompt": "a", "top_k": 1, "top_k": 2}\n{"prompt": "b"}\n', "p.jsonl")
@@ -199,6 +211,7 @@ def test_a_key_given_twice_fails_its_prompt_alone() -> None:
         load("[\n")
 
 
+@pytest.mark.wide
 def test_token_ids() -> None:
     """A file .ids has a prompt of token ids per line; a line of something else is a fault."""
     found = written("1 2 3\n\n[4, 5]\n6,7\n1 -2\nx\n", "p.ids")
@@ -207,6 +220,7 @@ def test_token_ids() -> None:
     assert found[3].fault == "p.ids line 5: expected token ids with blanks between them, got '1 -2'"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "joint"), [("p.csv", ","), ("p.tsv", "\t")])
 def test_csv(name: str, joint: str) -> None:
     """A table with a line of names has a prompt per row; other columns are parameters, texts stay as they are."""
@@ -252,6 +266,7 @@ def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.wide
 def test_data_sets(sets: Path) -> None:
     """Parquet files and saved data sets are read as they are, others by name, split and column."""
     for path in (
@@ -272,6 +287,7 @@ def test_data_sets(sets: Path) -> None:
     assert from_file("chats.parquet")[0].given == ASKED
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
@@ -299,6 +315,7 @@ def test_refused_data_sets(sets: Path, path: str, reason: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.wide
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the library is not installed, the sentence says how to get it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -324,6 +341,7 @@ def pipe() -> Any:
     return Pipeline(target="tiny", drafter="none")
 
 
+@pytest.mark.wide
 def test_messages_go_through_the_chat_template(pipe: Any) -> None:
     """Messages are the tokens of what the template makes of them, up to where the answer begins."""
     pipe.tokenizer.chat_template = TEMPLATE
@@ -333,6 +351,7 @@ def test_messages_go_through_the_chat_template(pipe: Any) -> None:
     assert chat.token_ids == plain.token_ids
 
 
+@pytest.mark.wide
 def test_messages_that_cannot_be_rendered_fail_alone(pipe: Any) -> None:
     """Without a template, or where it refuses, that prompt fails with a sentence and the others are decoded."""
     pipe.tokenizer.chat_template = None
@@ -346,6 +365,7 @@ def test_messages_that_cannot_be_rendered_fail_alone(pipe: Any) -> None:
     assert refused.error == "the target's chat template refuses the messages: no tools"
 
 
+@pytest.mark.wide
 def test_chats(pipe: Any) -> None:
     """A text is one message of the user; messages and token ids are what they are in ``generate``; a blank text fails."""
     pipe.tokenizer.chat_template = TEMPLATE
@@ -363,6 +383,7 @@ def without_template(pipe: Any) -> str:
     return "plain"
 
 
+@pytest.mark.wide
 def test_a_target_without_a_template_is_refused(pipe: Any) -> None:
     """A chat needs a template: of Python and of the command line, one sentence before anything is decoded or written."""
     from click.testing import CliRunner
@@ -379,6 +400,7 @@ def test_a_target_without_a_template_is_refused(pipe: Any) -> None:
     assert told in refused.output
 
 
+@pytest.mark.wide
 def test_a_run_of_chats(pipe: Any) -> None:
     """``run --chat`` decodes texts as messages, keeps them as they were asked, and is not completed by a run of texts."""
     from click.testing import CliRunner
@@ -401,6 +423,7 @@ def test_a_run_of_chats(pipe: Any) -> None:
     assert "chat" in texts.output
 
 
+@pytest.mark.wide
 def test_commands_take_all_forms(pipe: Any) -> None:
     """A run writes the JSON of token ids and messages as their prompt; a grid is handed what a pipeline takes."""
     from click.testing import CliRunner
@@ -448,6 +471,7 @@ def test_an_entrys_id_comes_back_with_its_result() -> None:
     assert next(iter(kept[0])) == "index"  # by which a file of results is recognised
 
 
+@pytest.mark.wide
 def test_misspelt_parameters() -> None:
     """A key that is nearly a parameter's name gets one warning for all prompts; other keys, and right ones, get none."""
     from specframe.cli.sampling import Parameters
@@ -464,6 +488,7 @@ def test_misspelt_parameters() -> None:
     assert [(prompt.fault, how.top_p) for prompt, how in map(parameters.of, asked)] == [(None, 0.5)] * 3
 
 
+@pytest.mark.wide
 def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRecorder) -> None:
     """Parameters of single prompts have no effect on a grid, which is said once; what else an object holds is not named."""
     from specframe_lab.commands.grids import readable
@@ -474,6 +499,7 @@ def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRec
     assert str(warning.message) == "p.jsonl line 2: parameters of single prompts have no effect here: top_k"
 
 
+@pytest.mark.wide(but=["7_1"])
 @pytest.mark.parametrize("second", [7, "7"])
 def test_an_id_that_is_given_twice_is_told_of(second: int | str, recwarn: pytest.WarningsRecorder) -> None:
     """A warning names the first line whose id an earlier line has; a number is no text of the same digits."""
@@ -489,6 +515,7 @@ def test_an_id_that_is_given_twice_is_told_of(second: int | str, recwarn: pytest
     )
 
 
+@pytest.mark.wide
 def test_every_ending_is_documented() -> None:
     """The page of formats names each ending that is read in a way of its own, and each key."""
     from specframe.text.prompts.files import READERS
@@ -500,6 +527,7 @@ def test_every_ending_is_documented() -> None:
 # ---- a limit ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -517,6 +545,7 @@ def test_a_limit_reads_no_further(name: str, content: str) -> None:
     assert len(from_file(name, 9)) == len(from_file(name)) > 2
 
 
+@pytest.mark.wide
 def test_a_limit_reaches_into_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many rows as wanted are fetched, as a stream; a part of a split cannot be one."""
     import datasets
@@ -543,6 +572,7 @@ def test_a_limit_reaches_into_data_sets(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- the hub ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("reached", [True, False])
 def test_a_hub_out_of_reach_is_asked_once(reached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the hub does not answer, the library looks into its cache alone, which is over at once, and is as it was afterwards."""
@@ -568,6 +598,7 @@ def test_a_hub_out_of_reach_is_asked_once(reached: bool, monkeypatch: pytest.Mon
     assert before == datasets.config.HF_HUB_OFFLINE
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["p.jsonl.gz", "p.csv.gz", "p.txt.gz", "p.TSV.GZ"])
 def test_packed_files(name: str) -> None:
     """A file that gzip has packed is read as the file inside, as often as its prompts are looped over."""
@@ -580,6 +611,7 @@ def test_packed_files(name: str) -> None:
         assert [prompt.text for prompt in asked] == ["a\u00e9", "b"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("content", "said"),
     [(b"plain", "Not a gzipped file"), (gzip.compress(b"import os" * 99, mtime=0)[:-12], "ended before")],
@@ -592,6 +624,9 @@ def test_packed_files_that_are_broken(content: bytes, said: str) -> None:
         prompts.open_prompts("p.jsonl.gz")
 
 
+@pytest.mark.wide(
+    but=["https://example.org/p.jsonl-is an address: expected a file, or hf:NAME for a data set of the hub"]
+)
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -31,11 +31,13 @@ def options_of(command: str) -> dict[str, click.Option]:
     return {str(one.name): one for one in found.params if isinstance(one, click.Option)}
 
 
+@pytest.mark.wide
 def test_a_pipeline_takes_the_options_of_a_recipe() -> None:
     """The signature has the recipe's options, in the same order, with the same defaults."""
     assert list(defaults(Pipeline).items()) == list(OPTIONS.items())
 
 
+@pytest.mark.wide
 def test_the_command_line_has_the_recipes_defaults() -> None:
     """Options of ``run`` that a recipe has, too, have its defaults; all of a recipe's are there but for objects."""
     found = {name: one.default for name, one in options_of("run").items() if name in OPTIONS}
@@ -45,12 +47,14 @@ def test_the_command_line_has_the_recipes_defaults() -> None:
     assert set(OPTIONS) - set(found) == {"tokenizer", "observers"}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["draft_length", "align", "accept", "kv"])
 def test_the_drop_in_has_the_recipes_defaults(name: str) -> None:
     """Strategies inside ``generate`` default to those of a pipeline."""
     assert defaults(assisted)[name] == OPTIONS[name]
 
 
+@pytest.mark.wide(but=["{'accept': 'gumbel'}-False-gumbel-goodput"])
 @pytest.mark.parametrize(
     ("given", "greedy", "rule", "length"),
     [

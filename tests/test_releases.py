@@ -83,6 +83,7 @@ def ended(engine: Engine, steps: int | None = None) -> int:
 SCHEDULES = ["continuous,piece=4", "fixed"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_all_that_ends_by_itself(schedule: str) -> None:
     """Nothing has room when an engine is idle: its caches are open still."""
@@ -92,6 +93,7 @@ def test_all_that_ends_by_itself(schedule: str) -> None:
     engine.close()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
 def test_aborts_and_a_close_between_any_steps(schedule: str, steps: int) -> None:
@@ -110,6 +112,7 @@ def test_aborts_and_a_close_between_any_steps(schedule: str, steps: int) -> None
     engine.close()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", ["memory", "one by one", "error", "abort", "close"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [0, 1, 3])

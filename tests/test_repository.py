@@ -31,6 +31,7 @@ def test_commits_and_make_check_run_the_same_commands() -> None:
     assert {(hook["language"], hook["pass_filenames"]) for hook in own["hooks"]} == {("system", False)}
 
 
+@pytest.mark.wide
 def test_hooks_are_valid() -> None:
     """pre-commit takes the file of hooks."""
     command = [sys.executable, "-m", "pre_commit", "validate-config", ".pre-commit-config.yaml"]
@@ -38,6 +39,7 @@ def test_hooks_are_valid() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("path", FORMS, ids=name)
 def test_forms_are_as_github_reads_them(path: Path) -> None:
     """A form has a name, a description and text areas, each with an id of its own and a label."""
@@ -52,6 +54,7 @@ def test_forms_are_as_github_reads_them(path: Path) -> None:
         assert field.get("validations", {"required": True}) == {"required": True}
 
 
+@pytest.mark.wide
 def test_a_wrong_token_is_reported_with_both_lists() -> None:
     """The form for wrong tokens requires the command, the ids that came, those of the target alone, and the versions."""
     form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/tokens.yml").read_text(encoding="utf-8"))

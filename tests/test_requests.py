@@ -34,6 +34,7 @@ def ends(pipe: Pipeline, method: str, prompts: Any, new: int = 4) -> list[Any]:
     return [one.result for one in found if one.result] if method == "stream" else found
 
 
+@pytest.mark.wide(but=["[{'role': 'user', 'content': '001;'}, {'role': 'assistant', 'content': '002;'}]-stream"])
 @pytest.mark.parametrize("method", [*METHODS, "chat"])
 @pytest.mark.parametrize(
     "prompt", ["001;", (7, 8), np.array([7, 8]), torch.tensor([7, 8]), CHAT, tuple(CHAT)], ids=repr
@@ -66,6 +67,7 @@ NO_PROMPTS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("prompts", NO_LISTS, ids=repr)
 def test_what_is_neither_a_prompt_nor_a_list_is_refused(prompts: Any, method: str) -> None:
@@ -75,6 +77,7 @@ def test_what_is_neither_a_prompt_nor_a_list_is_refused(prompts: Any, method: st
         getattr(pipeline(), method)(prompts, 3)
 
 
+@pytest.mark.wide(but=["texts"])
 @pytest.mark.parametrize("name", NO_PROMPTS)
 def test_what_can_be_no_prompt_is_refused_on_the_call(name: str) -> None:
     """Nothing is decoded where a list has an entry of another type, and the sentence has its number."""
@@ -91,6 +94,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.wide(but=["stream"])
 @pytest.mark.parametrize("method", METHODS)
 def test_errors_are_told_once(method: str) -> None:
     """One warning says how many results are errors and why the first is; without errors there is none."""
@@ -104,6 +108,7 @@ def test_errors_are_told_once(method: str) -> None:
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_a_prompt_that_cannot_be_decoded_fails_alone(name: str) -> None:
     """Its result says why, and those beside it have the tokens they would have without it."""
@@ -135,6 +140,7 @@ def test_a_tokenizer_that_raises_fails_the_prompt_alone() -> None:
     assert failed.error == "the target's tokenizer cannot read the prompt: nine"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "prompts",
     [([3, 4], [5]), iter([[3, 4], [5]]), [np.array([3, 4]), torch.tensor([5])], [[np.int64(3), torch.tensor(4)], (5,)]],

@@ -95,12 +95,14 @@ def test_rooms_import_only_rooms_below_them():
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/specframe_*/__init__.py"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("package", [PACKAGE, *PLUGINS], ids=lambda package: package.name)
 def test_no_import_circle(package):
     """No module imports itself over others, within a room or across rooms, in the core as in its plugins."""
     assert circle(arrows(sources(package), specframe._WHERE)) == []
 
 
+@pytest.mark.wide
 def test_every_room_is_described():
     """Each file and folder of the package has its place in the table, and each row of the table is there."""
     present = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
@@ -116,6 +118,7 @@ MADE_UP = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("module", "source", "wrong"),
     [
@@ -132,6 +135,7 @@ def test_imports_upward_are_found(module, source, wrong):
     assert upward(arrows(modules, {"Name": "specframe.high"}), ["low", "high", *TOP]) == wrong
 
 
+@pytest.mark.wide
 def test_circles_are_found():
     """Two modules of one room that import each other are a circle."""
     modules = {**MADE_UP, "specframe.high.other": "from specframe.high import part"}

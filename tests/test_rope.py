@@ -70,6 +70,7 @@ def pipeline(target: PreTrainedModel, **options: Any) -> harness.Pipeline:
     return harness.pipeline(target, zoo.good_draft(target), **{"batch_size": 3, "draft_length": 4, **options})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "options", [{}, {"align": "eqspec"}, {"align": "exspec"}, {"graphs": "on"}, {"drafter": None}], ids=str
 )
@@ -83,6 +84,7 @@ def test_short_rows_beside_long_ones_are_exact(name: str, options: dict[str, Any
         assert result.token_ids == generated(target, request, 6)
 
 
+@pytest.mark.wide
 def test_the_factors_make_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short row that is read with long factors has other tokens: the models of these tests can tell."""
     target = model("phi3")
@@ -93,11 +95,13 @@ def test_the_factors_make_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reference_decode(target, request.prompt_ids, 6) != own
 
 
+@pytest.mark.wide
 def test_long_prompts_are_read_in_pieces_with_long_factors() -> None:
     """Pieces that end before the boundary belong to a prompt beyond it."""
     harness.check(pipeline(model("phi3"), schedule="continuous,piece=7"), asked((61, 40, 50)))
 
 
+@pytest.mark.wide(but=["20-6-False", "24-1-True"])
 @pytest.mark.parametrize(("length", "new", "fits"), [(20, 5, True), (20, 6, False), (BOUNDARY, 1, True)])
 def test_a_sequence_may_reach_the_boundary(length: int, new: int, fits: bool) -> None:
     """Its last token is never fed, so one token more than short factors are for is still exact, and two are refused."""
@@ -107,6 +111,7 @@ def test_a_sequence_may_reach_the_boundary(length: int, new: int, fits: bool) ->
     assert not fits or result.token_ids == generated(target, requests[0], new)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("call", ["generate", "as_completed", "stream"])
 def test_a_prompt_that_may_cross_fails_alone(call: str) -> None:
     """It has an error with the numbers, and the others their tokens."""
@@ -122,6 +127,7 @@ def test_a_prompt_that_may_cross_fails_alone(call: str) -> None:
     assert pipe.report.errors == 1
 
 
+@pytest.mark.wide
 def test_assisted_generation_crosses_without_drafts() -> None:
     """``generate`` with specframe's assistance drafts on either side, and crosses without drafts."""
     target = model("phi3")
@@ -145,6 +151,7 @@ def test_assisted_generation_crosses_without_drafts() -> None:
     assert output[0, 20:].tolist() == generated(target, request, 6)
 
 
+@pytest.mark.wide
 def test_verify_names_a_prompt_that_may_cross() -> None:
     """It counts as a fault of the combination, not as tokens that part from the reference's."""
     target = model("phi3")
@@ -156,6 +163,7 @@ def test_verify_names_a_prompt_that_may_cross() -> None:
     ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("grown", [False, True])
 def test_dynamic_factors_are_those_of_the_context(grown: bool) -> None:
     """Dynamic NTK scales beyond the context alone, where nothing is decoded, even if the model has just read more tokens."""

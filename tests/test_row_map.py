@@ -55,6 +55,7 @@ class Model:
         assert self.host[row] == value
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("anywhere", [False, True])
 @pytest.mark.parametrize("seed", range(30))
 def test_moves_keep_everyones_data(seed, anywhere):
@@ -76,6 +77,7 @@ def test_moves_keep_everyones_data(seed, anywhere):
             live = [sequence for sequence in live if sequence in model.data]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", range(10))
 def test_order_moves_nobody_who_need_not(seed):
     """In the order that moves the fewest rows, everyone who sits in one of the first rows stays there."""
@@ -89,6 +91,7 @@ def test_order_moves_nobody_who_need_not(seed):
             assert ordered[row] is sequence
 
 
+@pytest.mark.wide
 def test_same_batch_again_moves_nothing():
     """A batch that has its rows already takes no moves, and a copy of it takes none either."""
     row_map, batch = RowMap(3), sequences(3)
@@ -97,6 +100,7 @@ def test_same_batch_again_moves_nothing():
     assert row_map.arrange(list(batch)) == Moves()
 
 
+@pytest.mark.wide
 def test_who_reads_on_stays_where_it_is():
     """Between two pieces of its prompt the others decode in the first rows; going back and forth moves nobody."""
     row_map, (first, second, third, newcomer) = RowMap(3, anywhere=True), sequences(4)
@@ -110,6 +114,7 @@ def test_who_reads_on_stays_where_it_is():
     assert row_map.arrange(row_map.order([second, third])) == Moves()
 
 
+@pytest.mark.wide
 def test_too_few_rows_are_an_error():
     """When nobody has finished and there is no row left, that is said with numbers."""
     row_map, (first, second, third) = RowMap(2), sequences(3)

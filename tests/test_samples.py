@@ -58,6 +58,7 @@ def ids(pipe, requests):
 ALONE = {rule: alone(asked(), rule) for rule in ("gumbel", "rejection", "block")}
 
 
+@pytest.mark.wide
 def test_samples_differ_and_keep_their_order():
     """The samples of a prompt come one after the other, the first being what is given without others."""
     results = list(pipeline().generate(PROMPTS, NEW, sampling=WARM))
@@ -67,6 +68,7 @@ def test_samples_differ_and_keep_their_order():
     assert [one.token_ids for one in single] == [one.token_ids for one in results if one.sample == 0]
 
 
+@pytest.mark.wide(but=["block-storage21-continuous"])
 @pytest.mark.parametrize(("storage", "schedule"), crossed(STORAGE, SCHEDULES))
 @pytest.mark.parametrize(
     "rule", ["block", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("gumbel", "rejection"))]
@@ -77,6 +79,7 @@ def test_samples_are_those_of_requests_decoded_alone(rule, storage, schedule):
     assert ids(pipe, asked()) == ALONE[rule]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("schedule", SCHEDULES[1:3])
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "masking,positions=content", "rollback"])
 def test_every_invariant_holds(align, schedule):
@@ -85,6 +88,7 @@ def test_every_invariant_holds(align, schedule):
     assert ids(pipe, asked()) == ALONE["gumbel"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("batch_size", "reads", "starts"), [(8, 1, [5]), (6, 1, [5]), (1, 6, []), (4, 2, [3, 1])])
 def test_a_prompt_is_read_once_for_those_decoded_together(batch_size, reads, starts):
     """The target reads a prompt once, and its last token once for all that start from it in a round."""
@@ -114,6 +118,7 @@ def equal(sampling=WARM, prompts=PROMPTS, count=5):
 EQUAL = alone(equal(), "block")
 
 
+@pytest.mark.wide(but=["storage1-continuous"])
 @pytest.mark.parametrize(("storage", "schedule"), [*zip([*STORAGE, *SHARED], 3 * SCHEDULES, strict=False)])
 def test_equal_prompts_are_read_once(storage, schedule):
     """Rows of one call that have the same prompt have it read once, and each has the tokens that it has alone."""
@@ -138,6 +143,7 @@ def test_rows_that_become_free_start_from_one_that_has_started_so():
         feeds.rounds.clear()
 
 
+@pytest.mark.wide
 def test_an_error_of_who_reads_for_others_is_its_own():
     """Where no token can be chosen for the row that reads, the others start from what it has read, and are as they are alone."""
 
@@ -198,6 +204,7 @@ def test_samples_do_not_read_their_prompt_each_by_itself():
         assert (widest > 20) == (samples == 1)
 
 
+@pytest.mark.wide
 def test_rows_that_become_free_start_from_one_that_decodes():
     """Under a scheduler that refills rows, samples that wait for one start from a sample that is still decoded."""
     feeds = harness.Feeds()
@@ -223,6 +230,7 @@ def ending_at_once(how):
     ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("align", "schedule", "how"), crossed(["ragged", "eqspec", "exspec"], SCHEDULES, ["length", "eos"])
 )
@@ -235,6 +243,7 @@ def test_a_parent_may_end_at_once(align, schedule, how):
     assert feeds.rounds[0].report.finished[0].request.sample == 0
 
 
+@pytest.mark.wide(but=["4"])
 @pytest.mark.parametrize("seed", range(8))
 def test_any_workload(seed):
     """Prompts, samples, lengths, stops, rows and windows at random: every request gets what it gets alone."""
@@ -260,6 +269,7 @@ def test_any_workload(seed):
     assert ids(pipe, requests) == alone(requests, "block")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", ["gumbel", "block"])
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3"])
 def test_samples_of_real_architectures(name, rule):
@@ -272,6 +282,7 @@ def test_samples_of_real_architectures(name, rule):
         assert ids(pipeline(**pair, accept=rule, align=align, schedule=schedule), requests) == expected
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("drafter", [None, "prompt-lookup"])
 def test_samples_without_a_draft_model(drafter):
     """Plain decoding and drafters without a cache serve samples as well."""
@@ -282,6 +293,7 @@ def test_samples_without_a_draft_model(drafter):
 FIVE = "same-length,window=5"
 
 
+@pytest.mark.wide
 def test_a_draft_of_nothing_for_some_rounds():
     """Where a policy drafts nothing for some rounds after samples have started, their draft cache catches up."""
     masking = "masking,positions=content"
@@ -290,6 +302,7 @@ def test_a_draft_of_nothing_for_some_rounds():
         assert ids(pipe, asked()) == ALONE["gumbel"]
 
 
+@pytest.mark.wide
 def test_samples_take_no_more_rows_than_there_are():
     """A finished parent keeps its row while forks have yet to copy it; nobody else is given that row."""
     pool = Pool([Request(0, [1, 2], 1), Request(0, [1, 2], 9, sample=1), Request(1, [3], 9)], 2, 16, 64)

@@ -31,6 +31,7 @@ def small(seed: int) -> LlamaForCausalLM:
 TARGET, DRAFT = small(1), small(2)
 
 
+@pytest.mark.wide(but=["stream"])
 @pytest.mark.parametrize("method", ["generate", "as_completed", "stream"])
 def test_parameters_may_be_keywords(method):
     """Parameters by their names are those of a ``Sampling``, win over one that is given, and are checked as its are."""
@@ -49,6 +50,7 @@ def test_parameters_may_be_keywords(method):
         ids(temperature="hot")
 
 
+@pytest.mark.wide(but=["rejection"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_sequence_does_not_depend_on_its_neighbours(rule):
     """At a fixed draft length the same seed gives the same tokens whatever the batch size, scheduler and alignment."""
@@ -64,6 +66,7 @@ def test_a_sequence_does_not_depend_on_its_neighbours(rule):
     assert ids(batch_size=12, align="exspec") == alone
 
 
+@pytest.mark.wide(but=["gumbel"])
 @pytest.mark.parametrize("rule", ["rejection", "block", "gumbel"])
 def test_temperature_zero_is_greedy(rule):
     """A rule that samples gives the greedy tokens at temperature 0."""
@@ -73,6 +76,7 @@ def test_temperature_zero_is_greedy(rule):
     assert [result.token_ids for result in ruled] == greedy
 
 
+@pytest.mark.wide
 def test_processors_that_look_at_the_prefix_see_what_one_token_at_a_time_sees():
     """A repetition penalty inside a block gives the tokens of plain decoding under the same penalty."""
     sampling = Sampling(
@@ -90,12 +94,14 @@ def test_processors_that_look_at_the_prefix_see_what_one_token_at_a_time_sees():
     assert [result.token_ids for result in unpenalised] != plain
 
 
+@pytest.mark.wide
 def test_a_temperature_the_rule_ignores_is_refused():
     """Greedy acceptance with a temperature says which rules sample."""
     with pytest.raises(OptionError, match="choose a rule that samples, such as block or gumbel"):
         Pipeline(TARGET, DRAFT, accept="greedy").generate([[1]], sampling=Sampling(temperature=0.7))
 
 
+@pytest.mark.wide
 def test_parameters_of_one_prompt_take_the_place_of_those_of_all():
     """What is written down for one prompt, as in JSON, replaces what holds for all; unknown names are named."""
     usual = Sampling(temperature=0.5, stop="END")
@@ -108,6 +114,7 @@ def test_parameters_of_one_prompt_take_the_place_of_those_of_all():
         usual.with_parameters({"criteria": []})
 
 
+@pytest.mark.wide
 def test_auto_takes_the_rule_that_a_run_needs():
     """By default runs without a temperature are greedy, and those with one draw as the sampling rule does."""
     sampling, prompts = Sampling(temperature=1.2), [[1, 2], [3], [4, 4, 4]]
@@ -167,6 +174,7 @@ WRONG_TYPES = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [*Sampling.parameters(), "processors", "criteria"])
 def test_every_parameter_checks_its_type(name):
     """A value of another type, or outside of the range, is one sentence that names the parameter, and what it expects and got."""
@@ -188,6 +196,7 @@ NO_EFFECT = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("sampling", "why"), NO_EFFECT, ids=lambda one: str(one)[:30])
 def test_a_value_without_effect_is_refused(sampling, why):
     """For all prompts it is an error on the call; for one of several prompts it is that prompt's, and the others go on."""
@@ -200,6 +209,7 @@ def test_a_value_without_effect_is_refused(sampling, why):
     assert why in str(failed.error)
 
 
+@pytest.mark.wide
 def test_neutral_values_need_no_temperature():
     """A filter that lets everything pass is no filter, and may be written down beside greedy decoding."""
     neutral = Sampling(top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, repetition_penalty=1, min_new_tokens=4)
@@ -209,6 +219,7 @@ def test_neutral_values_need_no_temperature():
     ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 1}, "x", 5, [{"temperature": 1}, None], [Sampling()], 1.5], ids=str
 )
@@ -218,6 +229,7 @@ def test_sampling_has_to_be_sampling_parameters(sampling):
         Pipeline(TARGET, DRAFT, draft_length=3).generate([[1], [2]], 4, sampling=sampling)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "value",
     [{"temperature": 5e-324}, {"temperature": 1e-30}, {"presence_penalty": 1e308}, {"presence_penalty": 10**30}],
@@ -233,6 +245,7 @@ def test_values_at_the_end_of_a_range_overflow_nothing(value: dict[str, float]) 
     assert found.token_ids == expected.token_ids
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("value", [{"top_k": 10**5000}, {"min_new_tokens": 10**5000}, {"suppress_tokens": [10**5000]}])
 def test_a_number_of_any_size_is_told(value: dict[str, Any]) -> None:
     """A number that has more digits than Python prints is refused in a sentence, too."""

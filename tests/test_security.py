@@ -59,6 +59,7 @@ def test_sources_run_no_code_of_files() -> None:
     assert {path.name: found for path in SOURCES if (found := faults(path))} == {}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "line",
     [
@@ -93,6 +94,7 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
+@pytest.mark.wide
 def test_pickled_weights_run_nothing(target: Path, tmp_path: Path) -> None:
     """A file of pickled weights that holds code is refused in one sentence, and the code does not run."""
     (target / "model.safetensors").unlink()

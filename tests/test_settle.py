@@ -26,6 +26,7 @@ def batch_of(*lengths: int) -> Batch:
     return pool.batch(pool.admit(len(asked)))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kept", "expected"),
     [
@@ -70,6 +71,7 @@ class Told(Ragged):
         return layout
 
 
+@pytest.mark.wide(but=["None"])
 @pytest.mark.parametrize("right", [0, 2, None])
 def test_the_loop_settles_the_target_once_a_round(right: Any) -> None:
     """After each verdict the target's cache is told of the rows' own tokens and the accepted ones, prompts included."""
@@ -86,6 +88,7 @@ def test_the_loop_settles_the_target_once_a_round(right: Any) -> None:
     assert any(not report.prefill for report in reports)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["eqspec", "exspec"])
 def test_a_path_settled_twice_is_moved_once(align: str) -> None:
     """An alignment that settles at once, before the loop does, moves an accepted path once: trees stay exact."""

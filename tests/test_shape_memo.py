@@ -58,6 +58,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.wide(but=["not transposed", "filled with a whole number"])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_made_again_is_what_torch_returns(name: str) -> None:
     """Shapes, strides, types and bytes are torch's, with all other calls known before, and it is not asked again."""
@@ -109,6 +110,7 @@ def test_numbers_are_computed_each_time() -> None:
     assert not memo._made
 
 
+@pytest.mark.wide
 def test_no_more_than_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that plans for years forgets what it has known."""
     monkeypatch.setattr(shape_memo, "MOST", 3)

@@ -68,6 +68,7 @@ def command(work: Any) -> click.Command:
     return group
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
 def test_a_signal_is_one_line_and_its_status(
     number: signal.Signals, word: str, capsys: pytest.CaptureFixture[str]
@@ -88,6 +89,7 @@ def test_a_signal_is_one_line_and_its_status(
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.wide
 def test_an_error_after_a_signal_is_the_signal(capsys: pytest.CaptureFixture[str]) -> None:
     """A signal that some library turned into another error is a signal all the same."""
 
@@ -102,6 +104,7 @@ def test_an_error_after_a_signal_is_the_signal(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("number", "status", "said"),
     [
@@ -118,6 +121,7 @@ def test_output_that_cannot_be_printed(
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC])
 def test_a_screen_that_is_not_needed(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be printed stops nothing when results are kept elsewhere; only a full disk is told of in the end."""
@@ -140,6 +144,7 @@ def test_a_screen_that_is_not_needed(number: int, monkeypatch: pytest.MonkeyPatc
             screen.check()
 
 
+@pytest.mark.wide
 def test_an_interruption_while_the_command_line_is_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,6 +187,7 @@ def test_a_run_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.wide(but=["2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_was_written_is_counted(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -60,6 +60,7 @@ def spread(model: PreTrainedModel) -> PreTrainedModel:
     return parts
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "scheme"), crossed(("qwen3", "gemma3"), [*SCHEMES]))
 def test_equals_reference(name: str, scheme: str) -> None:
     """A target on two devices decodes to the tokens of the same target on a CPU, in every scheme."""
@@ -69,6 +70,7 @@ def test_equals_reference(name: str, scheme: str) -> None:
     harness.assert_exact(target, asked, harness.decode(pipe, asked))
 
 
+@pytest.mark.wide
 def test_layers_say_where_they_are() -> None:
     """A layer on the device of the first weights has no device in its shape, any other has its own."""
     devices = [shape.device for shape in ModelRunner(spread(zoo.build("qwen3")), "target").kv_shapes]

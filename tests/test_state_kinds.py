@@ -64,11 +64,13 @@ def usual(new: int = 9) -> list[Request]:
     return harness.requests(prompts, new, {zoo.EOS, 11})
 
 
+@pytest.mark.wide
 def test_every_kind_is_tried() -> None:
     """Each registered kind has a model in this file."""
     assert set(registry().names("state kind")) == set(KINDS)
 
 
+@pytest.mark.wide
 @each_kind
 def test_layers_are_known_by_their_kind(name: str) -> None:
     """A model's layers are known by one kind, and each has its number; states are numbered in the order of layers."""
@@ -83,6 +85,7 @@ def test_layers_are_known_by_their_kind(name: str) -> None:
     assert {layer.called.split("'")[1] for layer in layers.values()} == wanted
 
 
+@pytest.mark.wide
 @each_kind
 def test_chains(name: str) -> None:
     """Drafts that are right for so many tokens, by turns, and prompts in pieces beside them: tokens are the reference decoder's."""
@@ -93,6 +96,7 @@ def test_chains(name: str) -> None:
     harness.check(pipe, asked)
 
 
+@pytest.mark.wide(but=["zaya-{0: 3, 1: 0, 2: 2, 3: 1, 4: 3}", "inkling2_text-None", "jamba-None"])
 @pytest.mark.parametrize(
     ("name", "right"), crossed([*MODELS.values()], [{0: 3, 1: 0, 2: 2, 3: 1, 4: 3}, None]), ids=str
 )
@@ -103,6 +107,7 @@ def test_trees(name: str, right: Any) -> None:
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=3), asked)
 
 
+@pytest.mark.wide
 @one_kind_by_default
 def test_the_targets_first_layers_draft_on_its_states(name: str) -> None:
     """Early exit drafts on the target's own states and leaves them as they were."""
@@ -113,6 +118,7 @@ def test_the_targets_first_layers_draft_on_its_states(name: str) -> None:
     assert pipe.report.num_draft_tokens > 0
 
 
+@pytest.mark.wide(but=["inkling_text"])
 @pytest.mark.parametrize("name", [name for name in ("inkling_text", "zaya") if architectures.known(name)])
 def test_attention_that_is_left_out_takes_its_states_along(name: str) -> None:
     """Where states are kept inside of a layer's attention, the target drafts without both, exactly."""
@@ -123,6 +129,7 @@ def test_attention_that_is_left_out_takes_its_states_along(name: str) -> None:
     assert pipe.report.num_draft_tokens > 0
 
 
+@pytest.mark.wide
 @one_kind_by_default
 def test_as_on_a_gpu(name: str) -> None:
     """On a device as strict as CUDA a target and a draft model with states are exact, wait once a round and copy nothing."""
@@ -137,6 +144,7 @@ def test_as_on_a_gpu(name: str) -> None:
     assert max(one.copies for one in watched.steady) == 0
 
 
+@pytest.mark.wide
 def test_inside_generate() -> None:
     """Drafts for a left-padded batch inside ``generate`` leave the tokens that it gives by itself."""
     model = architectures.build("qwen3_5_text")
@@ -150,6 +158,7 @@ def test_inside_generate() -> None:
     )
 
 
+@pytest.mark.wide
 @one_kind_by_default
 def test_samples_start_as_copies(name: str) -> None:
     """Samples that start from the first one's state have the tokens that they have alone."""
@@ -162,6 +171,7 @@ def test_samples_start_as_copies(name: str) -> None:
     assert sampled(4) == sampled(1)
 
 
+@pytest.mark.wide
 def test_a_layer_keeps_the_states_of_all_its_modules() -> None:
     """Each of a layer's convolutions has a state of its own, none of which is another's, in the order that the layer has them."""
     if not architectures.known("inkling_text"):
@@ -173,6 +183,7 @@ def test_a_layer_keeps_the_states_of_all_its_modules() -> None:
     assert [layer.module.conv_idx for layer in layers.values()] == [0, 1, 2, 3] * 2
 
 
+@pytest.mark.wide(but=["qwen3_5_text", "nemotron_h"])
 @pytest.mark.parametrize("name", ["qwen3_5_text", "nemotron_h", "jamba"])
 def test_padding_adds_nothing_whatever_is_convolved(name: str) -> None:
     """Where a convolution has a bias, padding before a row's first token is no zero behind it, and still leaves no trace."""
@@ -183,6 +194,7 @@ def test_padding_adds_nothing_whatever_is_convolved(name: str) -> None:
     harness.check(harness.pipeline(model, None, batch_size=3), usual())
 
 
+@pytest.mark.wide(but=["zamba2"])
 @pytest.mark.parametrize("name", ["nemotron_h", "zamba2"])
 def test_steps_of_prompts_are_bounded_and_others_are_not(name: str) -> None:
     """These models bound the steps of a prompt's tokens alone: so it is where the prompt's last token is fed with a draft.
@@ -198,6 +210,7 @@ def test_steps_of_prompts_are_bounded_and_others_are_not(name: str) -> None:
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=4), asked)
 
 
+@pytest.mark.wide
 @one_kind_by_default
 def test_long_prompts_go_on_from_a_state(name: str) -> None:
     """A prompt read in pieces longer than what is computed in pairs has the tokens that it has in one pass."""
@@ -208,6 +221,7 @@ def test_long_prompts_go_on_from_a_state(name: str) -> None:
     harness.check(pipe, asked)
 
 
+@pytest.mark.wide
 def test_a_path_has_the_inputs_of_its_ancestors() -> None:
     """The inputs of a node's path are its ancestors' and then the window's, the node's own last."""
     full_BCT = torch.arange(7.0)[None, None]  # a window of three, and four nodes
@@ -216,6 +230,7 @@ def test_a_path_has_the_inputs_of_its_ancestors() -> None:
     assert paths_TW == [[0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5], [2, 3, 5, 6]]
 
 
+@pytest.mark.wide
 def test_a_window_slides_by_what_stands() -> None:
     """A row's window holds the last inputs that stand, of the block or from before."""
     window_BCW, inputs_BTC = torch.tensor([[[1.0, 2, 3]]] * 3), torch.tensor([[[4.0], [5], [6], [7]]] * 3)
@@ -223,6 +238,7 @@ def test_a_window_slides_by_what_stands() -> None:
     assert slid[:, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
 
 
+@pytest.mark.wide(but=["True-per-head"])
 @pytest.mark.parametrize("entries", [1, 4], ids=["per-head", "per-entry"])
 @pytest.mark.parametrize("delta", [False, True])
 def test_a_scan_is_its_recurrence(entries: int, delta: bool) -> None:
@@ -255,6 +271,7 @@ def test_a_scan_is_its_recurrence(entries: int, delta: bool) -> None:
     torch.testing.assert_close(after, states[5])
 
 
+@pytest.mark.wide
 @one_kind_by_default
 @pytest.mark.parametrize("kv", ["slab", "dynamic", "pool", "paged,block=3", "paged,block=4,blocks=12"])
 def test_stores_of_keys_and_values(kv: str, name: str) -> None:

@@ -54,6 +54,7 @@ def scripted(asked: list[Request], right: fakes.Right = RIGHT["by-turns"]) -> fa
     return fakes.ScriptedDrafter(harness.truth(TARGET, asked), right)
 
 
+@pytest.mark.wide(but=["test_chains[ragged-3]"])
 class TestFakeHash(StateKindSuite):
     """The fake kind passes the suite of kinds."""
 
@@ -64,6 +65,7 @@ class TestFakeHash(StateKindSuite):
         return TARGET
 
 
+@pytest.mark.wide
 def test_the_fake_shows_every_fault_of_a_state() -> None:
     """A token more, a token less, one twice and two in another order change the next logits, though keys and values are equal."""
 
@@ -81,6 +83,7 @@ def test_the_fake_shows_every_fault_of_a_state() -> None:
     assert any(harness.continuation(plain, one, 8) != harness.continuation(TARGET, one, 8) for one in prompts)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", standard.FOR_TREES)
 @pytest.mark.parametrize("draft_length", [1, 4])
 def test_a_draft_model_with_states(align: str, draft_length: int) -> None:
@@ -124,6 +127,7 @@ def test_a_draft_model_with_states_reads_along() -> None:
     assert 0 < drafted == sum(one.metrics.num_accepted_draft_tokens for one in results)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "exspec"])
 @pytest.mark.parametrize("piece", [1, 3, 4])
 def test_prompts_in_pieces(align: str, piece: int) -> None:
@@ -134,6 +138,7 @@ def test_prompts_in_pieces(align: str, piece: int) -> None:
     harness.check(harness.pipeline(TARGET, draft, align=align, schedule=schedule, batch_size=2, draft_length=3), asked)
 
 
+@pytest.mark.wide
 def test_samples_share_the_reading_of_the_prompt() -> None:
     """Samples that are admitted with the first read nothing themselves: their rows begin as copies of its state."""
     feeds = harness.Feeds()
@@ -174,6 +179,7 @@ def assert_the_references(ended: dict[int, Sequence], asked: list[Request]) -> N
         assert one.token_ids == harness.continuation(TARGET, asked[index].prompt_ids, NEW), index
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("steps", "align"), crossed(range(5), ["ragged", "eqspec", "rollback"]))
 def test_aborted_rows_leave_nothing(steps: int, align: str) -> None:
     """Whoever is aborted after whichever step: who takes the row begins with an empty state, and the others go on."""
@@ -186,6 +192,7 @@ def test_aborted_rows_leave_nothing(steps: int, align: str) -> None:
         assert_the_references(ended, asked)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", ["halved", "one by one", "error"])
 @pytest.mark.parametrize("steps", range(5))
 def test_faults_inside_any_step(steps: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +216,7 @@ def test_faults_inside_any_step(steps: int, way: str, monkeypatch: pytest.Monkey
 # ---- what is refused --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["masking,positions=content", "padding,mask=content,positions=content,bonus=target"])
 def test_mended_alignments(align: str) -> None:
     """Alignments that attend to more columns than a row has tokens have no more tokens in its states."""
@@ -216,6 +224,7 @@ def test_mended_alignments(align: str) -> None:
     harness.check(harness.pipeline(TARGET, scripted(asked), align=align, batch_size=3, draft_length=4), asked)
 
 
+@pytest.mark.wide(but=["2"])
 @pytest.mark.parametrize("batch_size", [2, 8])
 def test_samples_of_a_draft_model_with_states(batch_size: int) -> None:
     """The draft model's states are forked with the target's: samples are those of plain decoding."""
@@ -228,6 +237,7 @@ def test_samples_of_a_draft_model_with_states(batch_size: int) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.wide
 def test_what_stands_as_a_whole_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts, and rounds without a draft, leave the states that their forwards have computed: nothing is taken in again."""
 
@@ -259,6 +269,7 @@ def wrong(member: str, function: Any) -> Any:
     return type("Wrong", (states.FakeHash,), {member: function})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("member", "function", "said"),
     [
@@ -294,6 +305,7 @@ def test_faults_of_a_kind_are_one_sentence(member: str, function: Any, said: str
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.wide
 def test_an_unknown_kind_is_one_sentence() -> None:
     """Without a plugin that knows its kind, a model with states is refused."""
     del registry().entries["state kind"][states.NAME]
@@ -309,6 +321,7 @@ def test_an_unknown_kind_is_one_sentence() -> None:
     )
 
 
+@pytest.mark.wide
 def test_a_layer_that_two_kinds_claim_is_one_sentence() -> None:
     """Two plugins that both know a layer are named."""
     add_entry(registry(), "another", "state kind", "another", states.FakeHash)
@@ -341,6 +354,7 @@ def test_each_of_a_layers_modules_has_a_state() -> None:
     assert store.nbytes == 3 * 2 * 2 * 8
 
 
+@pytest.mark.wide
 def test_trees_of_a_draft_model_with_states_are_refused() -> None:
     """A tree is drafted by feeding tokens again, which a state cannot take in twice."""
     pipe = harness.pipeline(TARGET, harness.strategy(registry(), "drafter", "model,branch=2/1"), draft_length=2)
@@ -349,6 +363,7 @@ def test_trees_of_a_draft_model_with_states_are_refused() -> None:
         harness.decode(pipe, usual())
 
 
+@pytest.mark.wide
 def test_a_cache_with_a_layout_of_its_own_is_refused() -> None:
     """A strategy whose rows are laid out in a way of its own feeds tokens again, and is refused for a model with states."""
     run = harness.open_run(TARGET, 2, 20)
@@ -397,6 +412,7 @@ class Rows:
 DRAFT_BT = torch.tensor([[20, 21, 22, 23], [30, 31, 32, 33], [40, 41, 42, 43]])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_each_row_keeps_its_own_number_of_tokens(where: str) -> None:
     """After a block of which rows keep none, some and all tokens, each state is that of a fresh pass over what stands."""
@@ -429,6 +445,7 @@ def test_a_path_is_taken_in_in_its_order() -> None:
     assert before_B2.tolist() == [rows.expected(0, 20, 22, 24), rows.expected(1, 30, 31)]
 
 
+@pytest.mark.wide
 def test_chains_in_several_blocks() -> None:
     """Blocks that go on from one another are settled together, up to any of their tokens."""
     rows = Rows(5, 3)
@@ -478,6 +495,7 @@ def test_a_state_forgets_nothing() -> None:
         rows.store.arrange(rows.batch.sequences[::-1])
 
 
+@pytest.mark.wide
 def test_bytes_are_counted() -> None:
     """A run counts the bytes of states beside those of keys and values."""
     run, plain = harness.open_run(TARGET, 3, 20), harness.open_run(fakes.fake_target(), 3, 20)
@@ -485,6 +503,7 @@ def test_bytes_are_counted() -> None:
     assert plain.state_bytes == 0
 
 
+@pytest.mark.wide
 def test_what_waits_to_be_settled_is_counted() -> None:
     """A run reports the bytes of states with those of a round's tokens: by one state and the tokens' ids, drafts cost little."""
     asked = usual()

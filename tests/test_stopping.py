@@ -77,12 +77,14 @@ class Divides(StoppingCriteria):
         return input_ids.sum(-1) % self.divisor == 0
 
 
+@pytest.mark.wide
 def test_the_tokenizer_of_fakes():
     """The fakes' tokenizer gives every token a text of its own, with nothing between them."""
     assert TOKENIZER("007;123;").input_ids == [7, 123]
     assert text([7, 0, 123]) == "007;123;"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_strings_end_where_looking_after_each_token_finds_them(align):
     """Pieces of the text, of several tokens or of part of one, end every row where a naive search does."""
@@ -96,6 +98,7 @@ def test_strings_end_where_looking_after_each_token_finds_them(align):
             assert result.finish_reason == "stop"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_sampled_tokens_are_those_of_a_run_without_stops(align):
     """Decoding with a temperature, what a stop leaves is the start of what comes without it, whatever the alignment."""
@@ -118,6 +121,7 @@ WARM = Sampling(temperature=40.0)
 BYTES = "héllo 🎉 wörld→x 日本, and 🎉!"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("string", ["é", "🎉", "🎉!", "o 🎉 w", "→", "ld→x ", "日", "本", "本,", "nd 🎉!", "h"])
 @pytest.mark.parametrize("block", [1, 2, 3, 5])
 def test_strings_of_characters_of_several_tokens(string, block):
@@ -135,6 +139,7 @@ def test_strings_of_characters_of_several_tokens(string, block):
     assert tokenizer.decode(stopped)[: check.place(stopped)] == before
 
 
+@pytest.mark.wide
 def test_what_the_prompt_holds_does_not_count():
     """A string that ends in the prompt, or begins there and ends after it, is none of the continuation's."""
     prompt, tokens = PROMPTS[0], TRUTH[0]
@@ -143,6 +148,7 @@ def test_what_the_prompt_holds_does_not_count():
     assert (result.token_ids, result.finish_reason) == (tokens[:NEW], "length")
 
 
+@pytest.mark.wide(but=["6"])
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, 6, 12, NEW])
 def test_no_string_counts_before_the_least_number_of_new_tokens(after):
     """A string that ends among the first ``min_new_tokens`` does not stop, nor is it cut off; one that begins there may."""
@@ -153,6 +159,7 @@ def test_no_string_counts_before_the_least_number_of_new_tokens(after):
         assert result.finish_reason == ("stop" if after < 9 or (asked == strings and after < NEW) else "length")
 
 
+@pytest.mark.wide
 def test_special_tokens_may_lie_inside_a_string():
     """Tokens without text neither complete a string nor keep it apart, in the stop as in the text of the result."""
     tokens = [7, 0, 0, 8, 9]
@@ -171,6 +178,7 @@ def test_the_string_that_is_complete_first_counts():
     assert first_complete("ababab", ["ab"], start=6) is None
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:.*Divides, which changes from call to call")
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_a_criterion_ends_where_it_would_one_token_at_a_time(align):
@@ -188,6 +196,7 @@ def test_a_criterion_ends_where_it_would_one_token_at_a_time(align):
         assert criterion.calls == [(ids, None) for ids in prefixes[: ends + 1]]
 
 
+@pytest.mark.wide
 def test_a_criterion_is_shown_what_stands_before_a_sequence():
     """Ids that are put before a sequence's own are shown with them: what ``generate`` calls the padding."""
     criterion = Divides(1000)
@@ -219,6 +228,7 @@ class EndsWith(StoppingCriteria):
         return input_ids[:, -1] == self.token
 
 
+@pytest.mark.wide(but=["ragged"])
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_rows_that_end_in_one_round_each_end_by_their_own_reason(align):
     """Rows of one round that end by length, string, criterion and eos are each cut at their own place."""
@@ -244,6 +254,7 @@ FIRST = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", FIRST)
 def test_the_first_of_several_reasons_counts(case):
     """A row ends by what comes first; of what comes together eos goes first, and length last."""
@@ -261,6 +272,7 @@ ACCEPTED = {"string": [0, 1, 2, 3, 4, 4, 5], "criterion": [0, 1, 2, 3, 4, 4, 5],
 """Draft tokens that stand where a row ends with its nth token; the token at a limit is the target's own, not drafted."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("kind", "accepted"), ACCEPTED.items())
 def test_everything_told_is_cut_with_the_tokens(kind, accepted):
     """Log-probabilities, counts and text are those of the tokens that stand, wherever in a block a row ends."""
@@ -301,6 +313,7 @@ def test_time_is_counted_from_when_a_prompt_is_taken_up():
     assert rounds(pool, clock, 2, 1.0) == [[(2, "length", 1)], [], [(0, "length", 7)], [], [(1, "length", 12)]]
 
 
+@pytest.mark.wide
 def test_a_reason_of_its_own_goes_before_the_time():
     """A row that ends by itself in the round in which its time is up says by what."""
     clock = HandClock()
@@ -315,6 +328,7 @@ def test_a_reason_of_its_own_goes_before_the_time():
     assert rounds(pool, clock, 3, 1.0) == [[], [(0, "eos", 3), (1, "stop", 3), (2, "length", 5)]]
 
 
+@pytest.mark.wide
 def test_no_time_gives_one_round():
     """A prompt that is given no time gets the token that reading it gives."""
     samplings = [Sampling(max_time=1e-9), Sampling(), Sampling(max_time=1e9)]
@@ -323,6 +337,7 @@ def test_no_time_gives_one_round():
     assert {result.finish_reason for result in results} == {"length"}
 
 
+@pytest.mark.wide
 def test_strings_need_a_tokenizer():
     """Without a tokenizer there is no text to look in, and the message says what to pass."""
     with pytest.raises(ModelError, match="stop: expected a target with a tokenizer"):

@@ -107,6 +107,7 @@ class Stranger:
         return contextlib.nullcontext()
 
 
+@pytest.mark.wide(but=["test_chains[3-ragged]"])
 class TestStranger(ModelSuite):
     """The stranger's model passes the suite."""
 
@@ -114,6 +115,7 @@ class TestStranger(ModelSuite):
         return MODEL
 
 
+@pytest.mark.wide(but=["test_chains[3-eqspec]"])
 class TestOfTransformers(ModelSuite):
     """So does a model of transformers in the class of the core."""
 
@@ -126,6 +128,7 @@ class TestOfTransformers(ModelSuite):
 MODEL, QWEN = Stranger(), harness.pipeline(zoo.build("qwen3")).parts.runner
 
 
+@pytest.mark.wide
 def test_a_pipeline_on_a_strangers_model() -> None:
     """Prompts of ids are decoded with it, by lookup drafts, too, and what it refuses is told in its words."""
     plain, looked_up = (
@@ -138,6 +141,7 @@ def test_a_pipeline_on_a_strangers_model() -> None:
     assert refused.error == "the stranger takes 96 tokens"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("given", "options", "told"),
     [

@@ -151,6 +151,7 @@ class Diary:
         return self._inner.nbytes
 
 
+@pytest.mark.wide(but=["test_chains[exspec-8]"])
 class TestDiaries(StateStoreSuite):
     """A store that is both passes the suite."""
 

@@ -58,6 +58,7 @@ def gathered(chunks):
     return pieces, tokens, results
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_chunks_add_up_to_the_result(align):
     """Tokens and pieces of text, put together, are those of the result, which is that of ``generate``."""
@@ -75,6 +76,7 @@ def test_chunks_add_up_to_the_result(align):
         assert results[key].text == one.text == "".join(pieces[key])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("draft_length", [1, 2, 5])
 def test_text_comes_in_whole_characters(draft_length):
     """No piece holds a part of a character, however its bytes fall into rounds."""
@@ -86,6 +88,7 @@ def test_text_comes_in_whole_characters(draft_length):
     assert sum(map(bool, pieces[0, 0])) > 2, "the text came at once"
 
 
+@pytest.mark.wide
 def test_bytes_that_are_no_text():
     """Random bytes, which are no characters, add up to the text of the result all the same."""
     pieces, _, results = gathered(pipeline().stream(PROMPTS, 20))
@@ -105,6 +108,7 @@ STOPPED = {
 """Texts, the strings that stop them, and what comes before those."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("text", STOPPED)
 @pytest.mark.parametrize("draft_length", [1, 4])
 def test_what_may_become_a_stop_string_is_held_back(text, draft_length):
@@ -118,6 +122,7 @@ def test_what_may_become_a_stop_string_is_held_back(text, draft_length):
     assert results[0, 0].finish_reason == ("length" if before == text else "stop")
 
 
+@pytest.mark.wide(but=["3-aabaabaac", "3-na\\xefve \\U0001f389\\U0001f389"])
 @pytest.mark.parametrize("text", [*TEXTS, *STOPPED])
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_all_that_is_certain_is_told(text, step):
@@ -147,6 +152,7 @@ class Counting:
         return TOKENIZER.decode(ids, **options)
 
 
+@pytest.mark.wide
 def test_a_long_text_is_not_decoded_anew_with_every_piece():
     """A piece costs what it has, however long the text before it; the whole is decoded once more, at its end."""
     tokenizer = Counting()
@@ -164,6 +170,7 @@ def words(decoder):
     return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "decoder",
     [
@@ -186,6 +193,7 @@ def test_decoders_that_look_at_a_text_s_beginning(decoder, step):
         assert told == tokenizer.decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.wide
 def test_a_string_that_does_not_count_is_told():
     """A stop string among the first tokens, where none is looked for, is text like any other, and what follows it too."""
     sampling = reciting("aXbcXdXe", PROMPTS[0], stop=("X",), min_new_tokens=4)
@@ -194,6 +202,7 @@ def test_a_string_that_does_not_count_is_told():
     assert results[0, 0].finish_reason == "stop"
 
 
+@pytest.mark.wide
 def test_without_a_tokenizer_tokens_come_alone():
     """A target without a tokenizer streams ids."""
     pieces, tokens, results = gathered(pipeline(tokenizer=None).stream(PROMPTS, 7))
@@ -201,6 +210,7 @@ def test_without_a_tokenizer_tokens_come_alone():
     assert all(tokens[key] == result.token_ids and len(tokens[key]) == 7 for key, result in results.items())
 
 
+@pytest.mark.wide
 def test_prompts_that_cannot_be_decoded_are_chunks_too():
     """A prompt's error comes as a chunk with a result, and does not keep the others from coming."""
     chunks = list(pipeline().stream([PROMPTS[0], [], [-1], PROMPTS[1]], 4))
@@ -210,6 +220,7 @@ def test_prompts_that_cannot_be_decoded_are_chunks_too():
     assert sorted(gathered(chunks)[2]) == [(0, 0), (1, 0), (2, 0), (3, 0)]
 
 
+@pytest.mark.wide
 def test_chunks_come_while_others_are_still_decoded():
     """A stream yields after every round; one that is given up leaves the pipeline free for others."""
     pipe = pipeline()
@@ -223,6 +234,7 @@ def test_chunks_come_while_others_are_still_decoded():
     assert len(list(pipe.generate(PROMPTS, 2))) == len(PROMPTS)
 
 
+@pytest.mark.wide
 def test_what_is_wrong_is_said_on_the_call():
     """Arguments are looked at when a stream is asked for, not when it is first read."""
     with pytest.raises(OptionError, match="sampling: expected one for all or one for each of 5 prompts, got 1"):

@@ -31,6 +31,7 @@ def test_part(case): pass
 """
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("every", "slow", "parts"),
     [
@@ -103,6 +104,7 @@ def test_the_quick_set_is_what_is_new_kept_or_chosen(pytester: pytest.Pytester) 
     assert len([line for line in result.outlines if "::" in line]) == 15
 
 
+@pytest.mark.wide
 def test_a_choice_is_written_and_written_anew() -> None:
     """The markers of a choice stand above the decorators of tests and classes, in the place of those of the choice before."""
     tests = [
@@ -122,6 +124,7 @@ def test_a_choice_is_written_and_written_anew() -> None:
     assert quick.written(chosen, tests, {*tests}) == "import pytest\n" + bare
 
 
+@pytest.mark.wide
 def test_the_choice_catches_every_fault_with_the_cheapest_tests() -> None:
     """A dear test that catches two faults gives way to two cheap ones; a kept test counts; a fault that none catches is told."""
     table = quick.Table(
@@ -138,6 +141,7 @@ def test_the_choice_catches_every_fault_with_the_cheapest_tests() -> None:
     assert quick.choose(table, []) == (["a.py::one", "a.py::two"], ["missed"])
 
 
+@pytest.mark.wide
 def test_every_dependency_has_a_lowest_version() -> None:
     """What is declared can be installed at its lowest version, and the highest of several bounds counts."""
     lowest = bounds.lowest(bounds.declared())

@@ -37,6 +37,7 @@ def isolated(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.wide
 def test_names():
     """The package offers these names and no others."""
     assert specframe.__all__ == ["Pipeline", "Sampling", "SpecframeError", "assisted", "hookimpl"]
@@ -45,6 +46,7 @@ def test_names():
         specframe.Pipelines  # noqa: B018 - the access is the test
 
 
+@pytest.mark.wide
 def test_pipeline_signature():
     """The pipeline's positional options and their defaults are stable; others are by keyword only."""
     parameters = list(inspect.signature(specframe.Pipeline).parameters.values())
@@ -54,6 +56,7 @@ def test_pipeline_signature():
     assert not [p for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("method", ["generate", "chat", "as_completed", "stream"])
 def test_generate_signature(method):
     """Prompts and the number of new tokens come first; what else is asked for is given by keyword."""
@@ -72,6 +75,7 @@ def test_generate_signature(method):
     assert {*by_keyword, *parameters} == set(Asked.__annotations__)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "near"), [("smapling", "sampling"), ("temprature", "temperature"), ("max_tokens", "max_new_tokens")]
 )
@@ -107,6 +111,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("record", FIELDS, ids=lambda record: record.__name__)
 def test_fields(record):
     """What users read keeps its names and their order; new fields come after them."""
@@ -114,6 +119,7 @@ def test_fields(record):
     assert names[: len(FIELDS[record])] == FIELDS[record]
 
 
+@pytest.mark.wide
 def test_roles_and_hooks():
     """The eight roles and their hooks keep their names."""
     assert list(ROLES) == [
@@ -154,6 +160,7 @@ def names_in(source: str, names: set[str]) -> set[str]:
     return names & (quoted | {text.partition(",")[0] for text in texts})
 
 
+@pytest.mark.wide
 def test_no_strategys_name_in_the_core():
     """No module of the core has the name of a plugin's strategy or model: defaults are registered by plugins."""
     known = registry()
@@ -168,6 +175,7 @@ def test_no_strategys_name_in_the_core():
     assert {path: names for path, names in found.items() if names} == {}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("line", ["make('ragged,x=1')", '"""Asks for ``ragged``."""'])
 def test_names_are_found(line):
     """A strategy's name is found alone, with options and quoted in a docstring; the word itself may be used."""

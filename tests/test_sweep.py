@@ -86,6 +86,25 @@ def tiny(name: str) -> PreTrainedModel | None:
         return None
 
 
+@pytest.mark.wide(
+    but=[
+        "cpmant",
+        "deepseek_v4",
+        "doge",
+        "dots3_note_text",
+        "falcon",
+        "gemma3",
+        "gemma4_unified",
+        "gpt_neox_japanese",
+        "gpt_oss",
+        "inkling_text",
+        "minicpm3",
+        "moshi",
+        "phimoe",
+        "qwen3_moe",
+        "recurrent_gemma",
+    ]
+)
 @pytest.mark.quick(*sorted(ALWAYS | REFUSED))
 @pytest.mark.parametrize("name", sample())
 def test_an_architecture_is_exact_or_refused(name: str) -> None:
@@ -121,6 +140,7 @@ def test_compiled_layers_are_exact_or_not_used(name: str, monkeypatch: pytest.Mo
         harness.check(pipe, REQUESTS)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", EXACT if ALL else sorted(ALWAYS & set(EXACT)))
 def test_nothing_is_near_a_tie(name: str) -> None:
     """The reference's best two logits are well apart at every token of the sweep: rounding decides nothing."""
@@ -132,6 +152,7 @@ def test_nothing_is_near_a_tie(name: str) -> None:
             assert min(gaps) > 1e-4
 
 
+@pytest.mark.wide
 def test_the_list_is_sorted_and_says_where_it_comes_from() -> None:
     """The list has each name once, in order, all known to the transformers they were found on when that is installed."""
     names = FROZEN["exact"]
@@ -141,6 +162,7 @@ def test_the_list_is_sorted_and_says_where_it_comes_from() -> None:
     assert set(names) >= ALWAYS
 
 
+@pytest.mark.wide
 def test_outcomes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that decodes otherwise, and one that raises an error of its own, fail the sweep."""
     target = architectures.build("llama")
@@ -153,6 +175,7 @@ def test_outcomes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         outcome(target)
 
 
+@pytest.mark.wide(but=["bloom"])
 @pytest.mark.parametrize(
     "name", EXACT if ALL else ["bloom", "deepseek_v3", "deepseek_v32", "gpt_neo", "llama4_text", "mpt"]
 )
@@ -169,6 +192,7 @@ def test_a_row_within_the_window_is_drafted_for_as_it_is_decoded(name: str) -> N
     assert short.metrics.num_draft_tokens == short.metrics.num_accepted_draft_tokens > 3
 
 
+@pytest.mark.wide(but=["gpt_neox_japanese"])
 @pytest.mark.parametrize("name", ["cohere", "falcon", "gemma2", "gpt_neox_japanese", "gptj", "phi"])
 def test_sublayers_are_found_and_left_out(name: str) -> None:
     """Blocks whose sublayers are parallel, have norms behind them or return more than states draft without them, exactly."""
@@ -179,6 +203,7 @@ def test_sublayers_are_found_and_left_out(name: str) -> None:
     assert pipe.report.num_draft_tokens > 0
 
 
+@pytest.mark.wide(but=["mistral-sliding_window"])
 @pytest.mark.parametrize(("name", "size"), [("mistral", "sliding_window"), ("llama4_text", "attention_chunk_size")])
 def test_layers_of_one_kind_with_other_windows_are_refused(name: str, size: str) -> None:
     """Where layers differ in the size of their windows or chunks, which is asked of each, the sentence has both."""

@@ -37,6 +37,7 @@ DRAFT = zoo.good_draft(BROKEN)
 PROMPTS = harness.random_prompts([9, 4, 3, 6, 2, 5], 39, seed=3)
 
 
+@pytest.mark.wide(but=["ragged", "exspec"])
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
 def test_a_row_of_nan_leaves_the_others_and_those_after_it(align: str) -> None:
     """What a prompt of nan has written is seen by no row: not beside it, and not by the sequence that has its row next."""
@@ -61,6 +62,7 @@ def test_a_drafter_of_nan_is_named_once() -> None:
     assert pipe.report.num_accepted_draft_tokens == 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", ["rejection", "block", "gumbel"])
 def test_it_ends_where_it_has_no_distribution(rule: str) -> None:
     """A row that comes to a token of nan keeps the tokens before it, under rules that draw as well."""

@@ -60,6 +60,7 @@ def graphs_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
 @pytest.mark.parametrize(
     "ways",
@@ -91,6 +92,7 @@ def test_pipelines_do_not_see_each_other(ways: tuple[dict[str, str], dict[str, s
     assert all("forward" not in vars(module) for module in target.modules())
 
 
+@pytest.mark.wide
 def test_rotary_factors_are_each_thread_s_own() -> None:
     """One pipeline reads long prompts with long factors while another reads short ones with short factors."""
     factors = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 2.5], "factor": 4.0}
@@ -135,6 +137,7 @@ def ids(results: list[Result]) -> list[list[int]]:
     return [result.token_ids for result in results]
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
 def test_a_model_generates_while_a_pipeline_decodes() -> None:
     """Padded prompts that ``generate`` continues in one thread get their tokens while another thread decodes with the model."""
@@ -156,6 +159,7 @@ def test_a_model_generates_while_a_pipeline_decodes() -> None:
     harness.assert_exact(target, asked, results)
 
 
+@pytest.mark.wide
 def test_a_configuration_is_tried_alone() -> None:
     """A window that a model is tried with is seen by no forward, and by no other runner's constructor."""
     target = zoo.build("mistral")
@@ -185,6 +189,7 @@ def test_a_configuration_is_tried_alone() -> None:
     assert runner.windows == {"all": 7} or set(runner.windows.values()) == {7}
 
 
+@pytest.mark.wide
 def test_a_model_in_training_goes_back_after_the_last() -> None:
     """Who stops decoding first leaves the model in evaluation mode for who still decodes."""
     from specframe.forward.evaluation_mode import evaluation_mode

@@ -28,6 +28,7 @@ def transfer(device: str, check: Any = None) -> Transfer:
     return Transfer(draft, judged.within(draft), judged, undecided_BT, check=check)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_the_host_has_the_numbers_of_the_round(device: str) -> None:
     """Counts, tokens, path, real draft tokens and undecided places come, each in its shape and type."""
@@ -73,6 +74,7 @@ def test_filler_does_not_stand() -> None:
     assert Verdict(torch.tensor([1]), tokens_BT[:, :3], path_BT).within(tree).accepted_B.tolist() == [0]
 
 
+@pytest.mark.wide
 def test_nodes_that_mean_nothing_may_be_any_number() -> None:
     """What follows the accepted nodes of a path is put inside the draft, where it is looked up by whoever follows the path."""
     draft = Draft(torch.tensor([[5, 6, 7]]), parents_BN=TREE, depth=2)
@@ -82,6 +84,7 @@ def test_nodes_that_mean_nothing_may_be_any_number() -> None:
     assert within.tolist() == [[2, 0]]
 
 
+@pytest.mark.wide
 def test_a_verdict_of_an_alignment_is_transferred_in_the_place_of_the_rules() -> None:
     """The numbers are those of the alignment's verdict, the judged ones stay the rule's, and the draft stays."""
     rule = transfer("cpu")

@@ -107,6 +107,7 @@ def calls(pipe: Pipeline, usual: Any, asked: Any, field: str, member: str) -> in
     return acting.calls
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("drafter", "policy"), [*PIPES, *OF_HEADS])
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_every_call_of_a_round_may_fail(point: tuple[str, str, str], drafter: str, policy: str) -> None:
@@ -126,6 +127,7 @@ def test_every_call_of_a_round_may_fail(point: tuple[str, str, str], drafter: st
         assert stepped(opened(pipe, asked)) == (tokens, int(acting.calls >= at)), at
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("drafter", "policy"), [*PIPES, *OF_HEADS])
 def test_aborts_and_a_close_from_inside_any_draft(drafter: str, policy: str) -> None:
     """Whoever is aborted while trees are drafted ends once, and the others have their tokens; a closed engine is idle."""

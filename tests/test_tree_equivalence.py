@@ -114,12 +114,14 @@ def test_trees_equal_the_target(cell: Cell) -> None:
     assert some_stand(cell, check(cell))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("cell", few(), ids=str)
 def test_each_architecture(cell: Cell) -> None:
     """Each architecture decodes right with trees, each alignment, tree and batch size among them."""
     assert some_stand(cell, check(cell))
 
 
+@pytest.mark.wide
 def test_samples_cover_the_matrix() -> None:
     """Both samples have every architecture, alignment, batch size and rule."""
     for cells in (sample(), few()):

@@ -31,29 +31,34 @@ def decode(target: Any, right: fakes.Right, **options: Any) -> list[harness.Resu
     return results
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("batch_size", "right"), crossed([1, 3], [None, 0, 1, 2, {0: 3, 1: 0, 2: 2, 3: 1}]), ids=str)
 def test_tokens_are_the_targets(batch_size: int, right: fakes.Right) -> None:
     """Whatever part of a tree stands, the output is the reference decoder's, and all invariants hold."""
     decode(fakes.fake_target(), right, batch_size=batch_size)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("architecture", crossed(["gemma3", "qwen3", "gpt2", "mistral"]))
 def test_real_models(architecture: str) -> None:
     """Branches do not see each other, under windows and with learned positions too; an accepted path is moved whole."""
     decode(zoo.build(architecture), {0: 3, 1: 1, 2: 2, 3: 0})
 
 
+@pytest.mark.wide
 def test_recorded_forwards() -> None:
     """Recordings have buffers for what the nodes of a tree see."""
     decode(zoo.build("qwen3"), {0: 3, 1: 1, 2: 2, 3: 0}, graphs="on", check=False)
 
 
+@pytest.mark.wide
 def test_flex_attention() -> None:
     """Attention without masks keeps branches apart as masks do."""
     with pytest.warns(RuntimeWarning, match="'masked' is faster"):
         decode(zoo.build("qwen3"), {0: 3, 1: 1, 2: 2, 3: 0}, attention="flex", check=False)
 
 
+@pytest.mark.wide
 def test_full_acceptance_yields_the_depth_and_one() -> None:
     """A tree whose longest path is right gives depth + 1 tokens a round, and its nodes are counted as drafted."""
     results = decode(fakes.fake_target(eos=60), None, batch_size=4)
@@ -62,6 +67,7 @@ def test_full_acceptance_yields_the_depth_and_one() -> None:
     assert 2 * metrics.num_spec_steps < metrics.num_draft_tokens <= 6 * metrics.num_spec_steps
 
 
+@pytest.mark.wide
 def test_processors_go_by_the_path() -> None:
     """A processor that looks at the prefix is shown each node's own path."""
     target = zoo.build("qwen3")
@@ -87,6 +93,7 @@ def test_logprobs_follow_the_path() -> None:
         assert other.logprobs == pytest.approx(one.logprobs, abs=1e-3)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -112,6 +119,7 @@ def test_a_wrong_tree_is_told(change: dict[str, Any], said: str) -> None:
         harness.decode(pipe, asked)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("tree", crossed(["tree=dynamic,nodes=6", "branch=2/2", "tree=static"]))
 def test_a_model_with_options_drafts_trees(tmp_path: Path, tree: str) -> None:
     """A draft model may be named with the options of the drafter; the tokens are those of plain decoding."""
@@ -122,6 +130,7 @@ def test_a_model_with_options_drafts_trees(tmp_path: Path, tree: str) -> None:
     assert drafted.stdout == plain.stdout
 
 
+@pytest.mark.wide
 def test_a_dynamic_tree_is_not_drawn() -> None:
     """A tree that is chosen by its tokens' scores is refused under a rule whose drafts are drawn at random."""
     target = fakes.fake_target()
@@ -134,6 +143,7 @@ def test_a_dynamic_tree_is_not_drawn() -> None:
     harness.pipeline(target, fakes.fake_draft(target), **given | {"accept": "rejection,siblings=likely"})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("siblings", "drawn"), [("distinct", "independent"), ("independent", "distinct")])
 def test_siblings_drawn_in_another_way_are_refused(siblings: str, drawn: str) -> None:
     """A drafter that draws siblings itself, and says how, is refused by a rule that is made for the other way."""
@@ -148,6 +158,7 @@ def test_siblings_drawn_in_another_way_are_refused(siblings: str, drawn: str) ->
     harness.pipeline(fakes.fake_target(), Drawing([[]]), accept="gumbel")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("tree", "rule"), [({}, "block"), ({"branch": "2/2"}, "traversal"), ({"tree": "dynamic"}, "gumbel")], ids=str
 )
@@ -161,6 +172,7 @@ def test_sampling_takes_a_rule_for_the_tree(tree: dict[str, Any], rule: str) -> 
         assert use.policy.maximum == Budget(2, 6)
 
 
+@pytest.mark.wide
 def test_trees_of_many_nodes_are_recorded() -> None:
     """A tree of more nodes than a prompt's piece is recorded like any other."""
     target = zoo.build("qwen3")

@@ -41,6 +41,7 @@ REMEMBERING = {
 }
 
 
+@pytest.mark.wide(but=["itself"])
 @pytest.mark.parametrize("what", REMEMBERING)
 def test_what_remembers_its_calls_is_found_out(what):
     """A change of what an object holds, however deep, is seen, and takes place in a copy."""
@@ -51,6 +52,7 @@ def test_what_remembers_its_calls_is_found_out(what):
     assert State(vars(processor)).written == before
 
 
+@pytest.mark.wide
 def test_what_goes_by_the_call_before_is_found_out():
     """An answer that depends on the prefix before is seen, though what is held is the same after each pair of prefixes."""
 
@@ -72,6 +74,7 @@ CONSTANT = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("what", CONSTANT)
 def test_what_remembers_nothing_is_not(what):
     """An object that holds constants, things made when they are first needed, or a model, can be called at any place."""
@@ -85,6 +88,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("why", ANSWERS)
 def test_answers_tell(why):
     """Functions are told by what they answer, and torch's random numbers are as before."""
@@ -96,6 +100,7 @@ def test_answers_tell(why):
     assert torch.equal(torch.rand(1), expected)
 
 
+@pytest.mark.wide
 def test_criteria_are_tried():
     """A criterion that looks at the first row alone is found out; one that goes by each row's ids, or gives one answer, is not."""
     criteria = {
@@ -107,6 +112,7 @@ def test_criteria_are_tried():
         assert len(unfit([], [criteria[name]], IDS, 20)) == expected
 
 
+@pytest.mark.wide
 def test_processors_of_transformers_are_not_tried():
     """What transformers makes of a row's ids alone is known; what inherits from it is tried."""
 
@@ -120,6 +126,7 @@ def test_processors_of_transformers_are_not_tried():
     assert len(unfit([RepetitionPenaltyLogitsProcessor(1.2), Counted(1.2)], [], IDS, 20)) == 1
 
 
+@pytest.mark.wide
 def test_a_pipeline_warns_of_what_remembers_its_calls():
     """A pipeline names processors and criteria that count their calls before it decodes, each once, and nothing else."""
     pipe = Pipeline(target=fakes.fake_target(), drafter=None)

@@ -44,6 +44,7 @@ def samplings(after: int, fault: str, temperature: float = 0.0) -> list[Sampling
     return [usual, broken, usual, usual]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("after", "fault", "align"), crossed((0, 1, 5), [*FAULTS], ("ragged", "eqspec", "exspec", "rollback"))
 )
@@ -58,6 +59,7 @@ def test_greedily(after: int, fault: str, align: str) -> None:
     assert (pipe.report.sequences, pipe.report.errors) == (3, 1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", ["gumbel", "rejection", "block"])
 def test_where_tokens_are_drawn(rule: str) -> None:
     """Rules that go by a distribution end the prompt at the same place, and draw the others' tokens as ever."""
@@ -68,6 +70,7 @@ def test_where_tokens_are_drawn(rule: str) -> None:
     assert [results[row].token_ids for row in (0, 2, 3)] == [usual[row] for row in (0, 2, 3)]
 
 
+@pytest.mark.wide
 def test_what_ends_it_before_goes_before() -> None:
     """A sequence that has reached its length or its stop at the last sound place ends as it would without the fault."""
     third = harness.continuation(TARGET, PROMPTS[1], NEW)[2]
@@ -78,6 +81,7 @@ def test_what_ends_it_before_goes_before() -> None:
         assert (result.finish_reason, result.error) == (reason, None)
 
 
+@pytest.mark.wide
 def test_a_stream_ends_with_the_error() -> None:
     """The last chunk of the prompt holds the result that says why; its tokens are those of the chunks."""
     pipe = harness.pipeline(TARGET, DRAFT, draft_length=4)
@@ -88,6 +92,7 @@ def test_a_stream_ends_with_the_error() -> None:
     assert [token for chunk in chunks for token in chunk.token_ids] == result.token_ids
 
 
+@pytest.mark.wide
 def test_infinity_is_a_choice_of_ones_own_processors() -> None:
     """A processor may set one score to infinity, to have this token chosen; without one, infinity is the target's overflow."""
     pipe = harness.pipeline(TARGET, DRAFT)
@@ -101,6 +106,7 @@ def test_infinity_is_a_choice_of_ones_own_processors() -> None:
     assert found == {"own": [False, False, True, True], "none": [False, True, True, True]}
 
 
+@pytest.mark.wide(but=["1.0"])
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_checks_say_nothing_of_such_places(temperature: float) -> None:
     """With checks, too, a row without a token to choose ends with an error, and a token with an infinite score is chosen."""

@@ -43,6 +43,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("start", "counts", "real"),
     [
@@ -58,6 +59,7 @@ def test_real_places(start: int, counts: list[int] | None, real: list[list[int]]
     assert block.real.astype(int).tolist() == real
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "real", [[[0, 0, 1], [1, 1, 1], [0, 0, 0], [0, 1, 1]], [[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0]]]
 )
@@ -76,6 +78,7 @@ def test_there_and_back(real: list[list[int]]) -> None:
     assert laid.row(shared_1T).tolist() == [shared_1T.expand(4, 3)[kept_BT].tolist()]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("keep", [1, 2, 3])
 @pytest.mark.parametrize("takes", [True, False], ids=["asked for", "all returned"])
 def test_logits_of_the_last_places(keep: int, takes: bool) -> None:
@@ -91,6 +94,7 @@ def test_logits_of_the_last_places(keep: int, takes: bool) -> None:
     assert found_BKV[real_BK].equal(logits_BTV[:, -keep:][real_BK])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_prompts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None:
     """Every architecture reads the real tokens alone, and decodes what the reference decoder does."""
@@ -100,6 +104,7 @@ def test_prompts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> Non
     assert fed[0] == (1, sum(LENGTHS[:3]))
 
 
+@pytest.mark.wide(but=["{'check': True}"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -132,6 +137,7 @@ def drafting(fed: list[tuple[int, ...]]) -> list[int]:
     return [tokens for rows, tokens in fed if rows == 1 and tokens < 20]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", crossed(zoo.NAMES))
 def test_drafts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None:
     """Every architecture verifies the tokens alone that rows were to draft, and decodes what the reference decoder does."""
@@ -157,6 +163,7 @@ WAYS: list[tuple[dict[str, Any], str]] = [
 """What attends, stores and judges, and with which drafts it runs by default; the others are slow."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "tree"),
     [
@@ -184,6 +191,7 @@ def test_drafts_of_unequal_length_with_whatever_attends_and_judges(
     assert len({*drafting(fed)}) > 2
 
 
+@pytest.mark.wide
 def test_plain_rows_beside_drafting_ones(fed: list[tuple[int, ...]]) -> None:
     """Of rows without speculation the target is fed one token a round."""
     target = zoo.build("qwen3")
@@ -194,6 +202,7 @@ def test_plain_rows_beside_drafting_ones(fed: list[tuple[int, ...]]) -> None:
     assert (4, 6) not in fed
 
 
+@pytest.mark.wide(but=["chain"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_scores_of_real_nodes_do_not_depend_on_filler(tree: bool, fed: list[tuple[int, ...]]) -> None:
     """Logits and hidden states of the nodes that are meant are those of the whole rectangle, in their places."""
@@ -219,6 +228,7 @@ def test_scores_of_real_nodes_do_not_depend_on_filler(tree: bool, fed: list[tupl
             torch.testing.assert_close(one[row, : count + 1], other[row, : count + 1])
 
 
+@pytest.mark.wide(but=["laid-chain"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("leaves_out", [False, True], ids=["rectangle", "laid"])
 def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]], leaves_out: bool, tree: bool) -> None:
@@ -274,6 +284,7 @@ def test_rows_that_pad_a_bucket_are_their_own() -> None:
     assert before.rectangle(before.row(place_BT))[1].tolist() == [2, 2, 2, 3, 3, 3]
 
 
+@pytest.mark.wide
 def test_hidden_states_are_in_their_places() -> None:
     """Hidden states of prompts of unequal length are those of each prompt alone."""
     target = zoo.build("qwen3")
@@ -290,6 +301,7 @@ def test_hidden_states_are_in_their_places() -> None:
             torch.testing.assert_close(scores.hidden[layer][row, -ids_1T.shape[1] :], alone.hidden_states[layer][0])
 
 
+@pytest.mark.wide(but=["falcon"])
 @pytest.mark.parametrize("way", ["falcon", "eager"])
 def test_a_model_that_attends_by_itself_keeps_the_rectangle(way: str, fed: list[tuple[int, ...]]) -> None:
     """What does not go through the attention interface is found by a trial, and decodes as ever."""
@@ -300,6 +312,7 @@ def test_a_model_that_attends_by_itself_keeps_the_rectangle(way: str, fed: list[
     assert (3, 30) in fed
 
 
+@pytest.mark.wide(but=["[6, 6, 6, 2]-999999-False"])
 @pytest.mark.parametrize(
     ("counts", "weights", "laid"),
     [
@@ -322,6 +335,7 @@ def test_filler_is_left_out_where_that_pays(
     assert unpadded.pays(24, block.tokens, weights) == laid
 
 
+@pytest.mark.wide
 def test_few_tokens_of_a_small_model_stay(fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is the size of the model's own layers."""
     target = zoo.build("qwen3")
@@ -334,6 +348,7 @@ def test_few_tokens_of_a_small_model_stay(fed: list[tuple[int, ...]], monkeypatc
         assert fed[0] == shape
 
 
+@pytest.mark.wide
 def test_little_filler_stays(fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of nearly equal length are fed as they are: spreading and gathering would cost more."""
     prompts = harness.random_prompts((20, 19, 20), zoo.VOCABULARY)

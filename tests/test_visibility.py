@@ -88,6 +88,7 @@ def brute_force(case: Case, window: Window) -> torch.Tensor:
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("window", [None, 4, Chunk(1), Chunk(3), Chunk(64)], ids=str)
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(3))
@@ -107,6 +108,7 @@ def test_one_rule(seed: int, tree: bool, window: Window) -> None:
     assert blocks_BQK[:, 0].repeat_interleave(flex.BLOCK, 1)[:, None, :EXTENT][wanted_BTS.any(1, keepdim=True)].all()
 
 
+@pytest.mark.wide(but=["3-5-130-4"])
 @pytest.mark.parametrize("window", [None, 1, 4, 64, Chunk(3), Chunk(64)], ids=str)
 @pytest.mark.parametrize(("width", "slots"), [(1, 1), (1, 9), (3, 3), (5, 130), (12, 90), (16, 17), (70, 71)])
 @pytest.mark.parametrize("rows", [1, 3])
@@ -133,6 +135,7 @@ def test_one_mask_is_kept_for_drafts_and_rows_of_any_length(monkeypatch: pytest.
     assert [mask.shape for mask in kept.values()] == [(1, 1, 16, 128)]
 
 
+@pytest.mark.wide(but=["5-130"])
 @pytest.mark.parametrize(("width", "slots"), [(1, 9), (3, 16), (5, 130), (40, 41)])
 def test_masks_are_aligned_where_kernels_need_it(width: int, slots: int) -> None:
     """On a device as strict as CUDA a mask and its rows begin at multiples of 8 numbers, and it hides the same as on a CPU."""
@@ -147,6 +150,7 @@ def test_masks_are_aligned_where_kernels_need_it(width: int, slots: int) -> None
     assert torch.equal(made.cpu(), on_cpu)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("window", [None, 2])
 def test_rows_in_order(window: int | None) -> None:
     """Tokens per row follow from their orders, and what they see is what the rule says, padding included."""
@@ -162,6 +166,7 @@ def test_rows_in_order(window: int | None) -> None:
     assert not hiding.seen(window)[..., 5].any()  # whatever the others say, a slot without a token is not seen
 
 
+@pytest.mark.wide
 def test_orders_that_rows_share() -> None:
     """Queries and slots whose orders are the same in all rows are told once: what they see is the same."""
     case = random_case(1, tree=False)
@@ -182,6 +187,7 @@ def feed(runner: ModelRunner, store: Any, block: Block, placement: Placement, at
     return runner.forward(block, placement, store, keep=block.width, how=How(choice)).logits_BTV
 
 
+@pytest.mark.wide(but=["mistral-masked"])
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
 @pytest.mark.parametrize("attention", ["masked", "flex"])
 @pytest.mark.parametrize("name", ["llama", "mistral"])

@@ -58,6 +58,7 @@ def works(embedded: dict[str, Any], **how: Any) -> bool:
         return False
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", sorted(entry.name for entry in registry().of("alignment")))
 def test_alignments(embedded: dict[str, Any], align: str) -> None:
     """An alignment runs on the KV backends and under the schedulers that its row names, and takes its defaults by itself."""
@@ -75,6 +76,7 @@ def test_alignments(embedded: dict[str, Any], align: str) -> None:
     assert row["lossless"] == ("yes" if use.lossless else "no")
 
 
+@pytest.mark.wide
 def test_a_cell_names_the_words_that_the_refusal_names(embedded: dict[str, Any]) -> None:
     """The words in a cell are those of the sentence that refuses the run."""
     assert cells("alignments")["ragged", "dynamic"] == "no: `scatter"
@@ -85,6 +87,7 @@ def test_a_cell_names_the_words_that_the_refusal_names(embedded: dict[str, Any])
         Pipeline(**embedded, drafter="early-exit", align="masking")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", sorted(entry.name for entry in registry().of("acceptance rule")))
 def test_rules(embedded: dict[str, Any], rule: str) -> None:
     """A temperature is refused where the rule's row says so, and two draft lengths give the same tokens where it says so."""
@@ -115,6 +118,7 @@ CASES = [
 ]
 
 
+@pytest.mark.wide(but=["model-acceptance rules-accept"])
 @pytest.mark.parametrize(("drafter", "table", "option"), CASES)
 def test_drafts(embedded: dict[str, Any], drafter: str, table: str, option: str) -> None:
     """A drafter drafts the shapes that its row names under each alignment and rule, and others are refused."""
@@ -126,6 +130,7 @@ def test_drafts(embedded: dict[str, Any], drafter: str, table: str, option: str)
                 assert works(embedded, drafter=asked, **{option: strategy}) is named, (strategy, shape)
 
 
+@pytest.mark.wide
 def test_bitwise(embedded: dict[str, Any]) -> None:
     """With bitwise equality the attention backends are refused that the table names."""
     refused = {
@@ -156,6 +161,7 @@ def workers() -> Iterator[Any]:
     made.dismiss()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("drafter", "kind"), RUNS)
 def test_runs_of_every_kind(embedded: dict[str, Any], workers: Any, drafter: str, kind: str) -> None:
     """A run of a kind gives the tokens of plain decoding in this process with the same options, whatever drafts."""

@@ -21,6 +21,7 @@ AROUND: dict[str, Any] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 @pytest.mark.parametrize("kind", AROUND)
 def test_a_copy_is_around_the_same_kind_of_object(kind: str, way: Any) -> None:

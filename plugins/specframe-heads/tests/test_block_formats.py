@@ -75,6 +75,7 @@ def fixture(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     return format_of(checkpoint).made(checkpoint, Target(FixtureModel(expected))), expected  # type: ignore[arg-type]
 
 
+@pytest.mark.wide
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["dflash", "dspark"])
 def test_a_block_gives_the_librarys_logits(name: str) -> None:
@@ -99,6 +100,7 @@ def test_a_block_gives_the_librarys_logits(name: str) -> None:
     assert torch.allclose(logits, expected["logits"], atol=1e-4)
 
 
+@pytest.mark.wide
 @torch.no_grad()
 def test_peagle_gives_the_librarys_logits() -> None:
     """The logits after true pairs and the masks behind them are those of `speculators`."""
@@ -122,6 +124,7 @@ SHIFTED: dict[str, tuple[Callable[..., str], dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", SHIFTED)
 def test_an_offset_of_one_lowers_acceptance(form: str, tmp_path: Path) -> None:
     """A head drafts rightly from the hidden states that its format means, and wrongly from those beside them."""
@@ -151,6 +154,7 @@ def test_a_row_ends_before_its_first_unlikely_token() -> None:
     assert confident(chances_BK, 0.0).tolist() == [3, 3, 3]
 
 
+@pytest.mark.wide
 def test_the_scheduler_admits_what_is_worth_its_time() -> None:
     """Without a cost everything is admitted; the dearer a token is, the fewer, the likeliest first."""
     chances_BK = torch.tensor([[0.9, 0.8, 0.7], [0.5, 0.5, 0.5]])
@@ -160,6 +164,7 @@ def test_the_scheduler_admits_what_is_worth_its_time() -> None:
     assert counts == [[3, 1], [2, 0], [1, 0], [0, 0]]
 
 
+@pytest.mark.wide
 def test_whether_a_token_is_submitted_depends_on_those_before_it_alone() -> None:
     """A chance of slot k that changes leaves all slots before k as they were, and, of other rows, those that are likelier."""
     generator = torch.Generator().manual_seed(0)
@@ -174,6 +179,7 @@ def test_whether_a_token_is_submitted_depends_on_those_before_it_alone() -> None
             assert min(int(one), slot) == min(int(two), slot)
 
 
+@pytest.mark.wide
 def test_confidence_shortens_drafts_and_changes_no_token(tmp_path: Path) -> None:
     """With a confidence the output is the same, fewer tokens are drafted, and filler is not counted."""
     target = zoo.build("qwen3")
@@ -220,6 +226,7 @@ def of_five_tokens() -> LlamaForCausalLM:
         return LlamaForCausalLM(config).eval()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("rule", "shape"), [("rejection", "2/2"), ("traversal,siblings=likely", "dynamic")])
 def test_trees_of_one_pass_draw_from_the_target(rule: str, shape: str, tmp_path: Path) -> None:
     """Sampled tokens have the target's distribution where drafts are trees that one pass has given."""
@@ -238,6 +245,7 @@ class Peeking(DSpark):
         return Draft(draft.tokens_BN, draft.logits_BNV, counts_B=counts_B)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "way", [{"confidence": 0.5}, pytest.param({"token_cost": 0.1}, marks=pytest.mark.slow)], ids=str
 )
@@ -283,6 +291,7 @@ WRONG: dict[str, tuple[Callable[..., str], dict[str, Any], dict[str, Any], str]]
 }  # fmt: skip
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_told_in_one_sentence(case: str, tmp_path: Path) -> None:
     """A checkpoint that does not fit, or is not whole, is refused in one sentence with what was expected and what was got."""
@@ -295,6 +304,7 @@ def test_what_is_wrong_is_told_in_one_sentence(case: str, tmp_path: Path) -> Non
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.wide
 def test_options_that_a_head_cannot_serve_are_refused(tmp_path: Path) -> None:
     """A confidence from a head without one, MTP layers of a model made in memory or without any: one sentence each."""
     target = zoo.build("qwen3")
@@ -312,6 +322,7 @@ def test_options_that_a_head_cannot_serve_are_refused(tmp_path: Path) -> None:
             harness.decode(harness.pipeline(one, drafter), harness.requests([[5, 6]], 4))
 
 
+@pytest.mark.wide
 def test_recognised_without_more_than_its_folder(tmp_path: Path) -> None:
     """Each format is told from its folder, with the drafter that runs it; a model that is no head is none."""
     target = zoo.build("qwen3")
@@ -333,6 +344,7 @@ def test_recognised_without_more_than_its_folder(tmp_path: Path) -> None:
     assert drafter_of(str(tmp_path / "model")) is None
 
 
+@pytest.mark.wide
 def test_drafts_are_at_most_as_long_as_the_block(tmp_path: Path) -> None:
     """A head that was trained with a block of six drafts five tokens, or six where the first slot predicts, too."""
     target, asked = zoo.build("qwen3"), harness.requests([[5, 6], [7]], 12)
@@ -343,12 +355,14 @@ def test_drafts_are_at_most_as_long_as_the_block(tmp_path: Path) -> None:
         assert max(round.report.draft.depth for round in feeds.rounds) == longest
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("targets", "layers", "ids"), [(28, 1, (14,)), (48, 5, (1, 12, 23, 34, 45))])
 def test_ids_that_a_dflash_file_leaves_out(targets: int, layers: int, ids: tuple[int, ...]) -> None:
     """z-lab's default: as many layers as the head has, evenly from the second to the third before the last; one is the middle."""
     assert evenly(targets, layers) == ids
 
 
+@pytest.mark.wide
 def test_vocabularies_without_a_mapping() -> None:
     """Logits for padding are cut, and those that lack for the target's padding are minus infinity."""
     logits = torch.arange(6.0)

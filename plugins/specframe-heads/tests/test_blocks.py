@@ -425,6 +425,7 @@ def judged(name: str, align: str, folder: Path) -> None:
     assert_the_formulas(seen, reference)
 
 
+@pytest.mark.wide(but=["z-lab-windows", "z-lab-causal", "eagle-1-biases", "eagle-1-other-theta"])
 @pytest.mark.parametrize("name", MADE)
 def test_every_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
     """In a ragged batch, whatever is accepted, the logits of draft tokens are those of an independent implementation."""

@@ -36,6 +36,7 @@ def wrong(drafter: Path, target) -> list[str]:
     return [f"{one.subject}: {one.text}" for one in examine(str(drafter), target).findings if one.wrong]
 
 
+@pytest.mark.wide
 def test_a_wrong_offset_is_found(tmp_path: Path) -> None:
     """Of a file whose ids were written in another meaning, the doctor says by how much to shift them."""
     target = checkpoints.planted_target()
@@ -47,6 +48,7 @@ def test_a_wrong_offset_is_found(tmp_path: Path) -> None:
     assert (found.subject, found.text[:48]) == ("layer ids", "more is accepted with ids shifted by +1: the fil")
 
 
+@pytest.mark.wide(but=["0.12-0.15-marks0"])
 @pytest.mark.parametrize(
     ("more", "error", "marks"),
     [
@@ -80,6 +82,7 @@ def test_runs_are_compared_text_by_text() -> None:
     assert doctor.Acceptance(80, 2.1, 0.15).beyond(doctor.Acceptance(80, 2.0, 0.2))[1] == pytest.approx(0.25)
 
 
+@pytest.mark.wide
 def test_the_standard_error_of_acceptance() -> None:
     """Of 8 rounds with 1 accepted and 8 with 3 the mean acceptance length is 3, and its standard error 1 / sqrt(16)."""
     results = [SimpleNamespace(metrics=SimpleNamespace(acceptance_histogram={1: 4, 3: 4})) for _ in range(2)]
@@ -87,6 +90,7 @@ def test_the_standard_error_of_acceptance() -> None:
     assert (found.rounds, found.length, found.error) == (16, 3.0, 0.25)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -107,6 +111,7 @@ def test_wrong_tensors_are_named(change, says: str, tmp_path: Path) -> None:
     assert says in " ".join(wrong(folder, target))
 
 
+@pytest.mark.wide
 def test_another_targets_head_is_named(tmp_path: Path) -> None:
     """A head for another hidden size, for another vocabulary and for another depth are each told apart."""
     target = zoo.build("qwen3")
@@ -119,6 +124,7 @@ def test_another_targets_head_is_named(tmp_path: Path) -> None:
     assert "for a target of another depth" in wrong(folder, target)[0]
 
 
+@pytest.mark.wide
 def test_the_command_prints_findings(tmp_path: Path) -> None:
     """The command prints a table with acceptance, and ends with status 2 where something is wrong."""
     target, other = checkpoints.planted_target(3, zoo.VOCABULARY), zoo.build("qwen3")
@@ -148,6 +154,7 @@ def test_targets_without_a_tokenizer_are_checked(tmp_path: Path) -> None:
     assert "as read 5." in done.output
 
 
+@pytest.mark.wide
 def test_a_target_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
     """Without ``--target`` a folder is refused in a sentence: only an alias says which target it is for."""
     done = CliRunner().invoke(cli, ["models", "check", str(tmp_path)])

@@ -46,6 +46,7 @@ def test_an_index_names_the_files(folder: Path) -> None:
     assert equal(checkpoint.load(lambda name: name == "fc.weight"), {"fc.weight": TENSORS["fc.weight"]})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": null}'])
 def test_a_broken_index_is_told(folder: Path, index: str) -> None:
     """An index that is no index is one sentence with its name."""
@@ -54,6 +55,7 @@ def test_a_broken_index_is_told(folder: Path, index: str) -> None:
         Checkpoint.open(str(folder)).load()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("read", ["names", "shapes"])
 def test_a_file_that_the_index_names_and_that_is_missing_is_told(folder: Path, read: str) -> None:
     """A shard that was not copied is named, whatever is read first."""
@@ -62,6 +64,7 @@ def test_a_file_that_the_index_names_and_that_is_missing_is_told(folder: Path, r
         getattr(Checkpoint.open(str(folder)), read)
 
 
+@pytest.mark.wide
 def test_pickle_files_are_read_where_there_are_no_others(tmp_path: Path) -> None:
     """Tensors of a pickle file have their shapes and names; other things beside them are refused."""
     (tmp_path / CONFIG[0]).write_text("{}")
@@ -78,6 +81,7 @@ def test_pickle_files_are_read_where_there_are_no_others(tmp_path: Path) -> None
         Checkpoint.open(str(tmp_path)).load()
 
 
+@pytest.mark.wide
 def test_files_of_the_hub_are_fetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub id is fetched: configuration, tensors and index; where that fails, the id and the reason are told."""
     asked: list[Any] = []
@@ -103,6 +107,7 @@ def test_files_of_the_hub_are_fetched(folder: Path, monkeypatch: pytest.MonkeyPa
         Checkpoint.open("org/head")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
 def test_what_is_no_hub_id_is_not_fetched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A path that is not there is no hub id."""

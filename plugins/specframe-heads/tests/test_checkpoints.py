@@ -28,6 +28,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", MAKERS)
 def test_formats_are_recognised(name: str, tmp_path: Path) -> None:
     """A directory is recognised from its configuration and tensors, and its path is enough as a drafter."""
@@ -37,6 +38,7 @@ def test_formats_are_recognised(name: str, tmp_path: Path) -> None:
     assert choose("tiny", f"{folder},tree=dynamic")[1] == f"eagle,checkpoint={folder},tree=dynamic"
 
 
+@pytest.mark.wide(but=["a, b"])
 @pytest.mark.parametrize("name", ["a, b", 'a "b"', 'a, "b",c=1'])
 def test_a_folder_with_commas_is_a_drafter(name: str, tmp_path: Path) -> None:
     """The path of a head may have commas and quotation marks, with options behind it and without."""
@@ -49,12 +51,14 @@ def test_a_folder_with_commas_is_a_drafter(name: str, tmp_path: Path) -> None:
     assert choose("tiny", f"{tmp_path}/a,b,tree=static") == ("tiny", "model,tree=static", f"{tmp_path}/a,b")
 
 
+@pytest.mark.wide
 def test_a_quotation_mark_without_a_partner_is_refused() -> None:
     """A specification whose quotation marks do not fit is one sentence."""
     with pytest.raises(OptionError, match=r"^expected a part with a comma in double quotes, as in "):
         parse_specification('eagle,"checkpoint=a,b')
 
 
+@pytest.mark.wide
 def test_language_models_are_left_alone(tmp_path: Path) -> None:
     """A directory with a language model is a draft model, as ever, with pickled weights too."""
     zoo.build("llama").save_pretrained(tmp_path / "safe")
@@ -66,6 +70,7 @@ def test_language_models_are_left_alone(tmp_path: Path) -> None:
         assert choose("tiny", str(folder)) == ("tiny", "model", str(folder))
 
 
+@pytest.mark.wide
 def test_names_are_recognised_without_torch(tmp_path: Path) -> None:
     """A head in a safetensors and one in a pickle file are recognised without importing torch."""
     target = zoo.build("qwen3")
@@ -86,6 +91,7 @@ class Evil:
         return exec, ("raise SystemExit('it ran')",)
 
 
+@pytest.mark.wide
 def test_pickles_are_not_executed(tmp_path: Path) -> None:
     """A pickle file with more than tensors is refused in one sentence, and nothing in it runs."""
     folder = checkpoints.eagle1(tmp_path, zoo.build("qwen3"), pickled=True)
@@ -97,6 +103,7 @@ def test_pickles_are_not_executed(tmp_path: Path) -> None:
         Checkpoint.open(str(folder)).load()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("text", ["{", "[]", ""])
 def test_a_broken_configuration_is_named(text: str, tmp_path: Path) -> None:
     """A config.json that is no JSON object is one sentence."""
@@ -106,6 +113,7 @@ def test_a_broken_configuration_is_named(text: str, tmp_path: Path) -> None:
         format_of(Checkpoint.open(str(folder)))
 
 
+@pytest.mark.wide
 def test_missing_folders_and_formats_are_named(tmp_path: Path) -> None:
     """A folder that is not there, one without a configuration, and one without a head are one sentence each."""
     with pytest.raises(ModelError, match="is not there: expected the directory or the hub id"):
@@ -117,6 +125,7 @@ def test_missing_folders_and_formats_are_named(tmp_path: Path) -> None:
         format_of(Checkpoint.open(str(tmp_path)))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("made", "says"),
     [
@@ -136,6 +145,7 @@ def test_faults_of_other_plugins_are_named(made, says: str, tmp_path: Path, monk
         choose("tiny", str(tmp_path))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["eagle", "medusa", "dflash", "pard"])
 def test_a_drafter_without_its_checkpoint_is_refused(name: str) -> None:
     """A drafter that is asked for by name alone says which option it lacks."""

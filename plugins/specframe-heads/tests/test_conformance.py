@@ -120,6 +120,7 @@ def test_a_round_waits_once(suite: type[HeadSuite], monkeypatch: pytest.MonkeyPa
     suite().test_as_on_a_gpu()
 
 
+@pytest.mark.wide
 def test_the_suite_finds_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted wait, of counts that are sent to the device plainly, is found by the suite."""
     replace(monkeypatch)
@@ -150,6 +151,7 @@ FAULTS: dict[str, tuple[list[Any], str, Any, str]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("suite", [TestEagle, pytest.param(TestDSpark, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", crossed([*FAULTS]))
 def test_the_suite_finds_faults_of_heads(

@@ -90,6 +90,7 @@ NARROW = ("tree=static,branch=2/1/1", "tree=dynamic,nodes=4,top=2")
 """Trees that have the right path after some tokens, and not after others."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("align", "tree"),
     [
@@ -129,6 +130,7 @@ def test_a_given_top_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {top for _, top in tops} == {20}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_chains_are_drawn_where_the_rule_compares(accept: str, tmp_path: Path) -> None:
     """Rules that compare distributions get the logits that tokens were drawn by, over the target's vocabulary."""
@@ -151,6 +153,7 @@ def test_chains_are_drawn_where_the_rule_compares(accept: str, tmp_path: Path) -
             assert bool(draft.logits_BNV.gather(2, draft.tokens_BN[..., None]).isfinite().all())
 
 
+@pytest.mark.wide
 def test_rounds_without_a_draft_are_caught_up(tmp_path: Path) -> None:
     """Features of rounds in which nothing was drafted wait, many of them, and are consumed by the next draft."""
     from specframe.contracts.drafts import Budget
@@ -176,6 +179,7 @@ def test_rounds_without_a_draft_are_caught_up(tmp_path: Path) -> None:
     assert_same(drafts(target, folder, asked, draft_length=policy), alone, 1)
 
 
+@pytest.mark.wide
 def test_eagle1_heads_are_exact(tmp_path: Path) -> None:
     """A head of EAGLE-1 in the authors' layout, pickled, is exact as a chain and as EAGLE-2's tree."""
     target = zoo.build("llama")
@@ -185,6 +189,7 @@ def test_eagle1_heads_are_exact(tmp_path: Path) -> None:
         harness.check(pipe, harness.requests(PROMPTS, LENGTHS))
 
 
+@pytest.mark.wide
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     """A head for another target, a tree for a rule that has none, and a wrong option are one sentence each."""
     head = checkpoints.eagle3(tmp_path, zoo.build("qwen3"))

@@ -181,6 +181,7 @@ def assert_exact(cell: Cell, folder: Path) -> None:
     assert check(cell, folder) > (1.0 if cell.align == "rollback" and cell.batch_size > 1 else 1.3)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("cell", crossed(cells(1)), ids=str)
 def test_every_family_is_exact(cell: Cell, saved: Callable[[str, str], Path]) -> None:
     """Chains and trees of every family give the target's own tokens, greedily and with shared noise."""
@@ -202,6 +203,7 @@ HYBRID = [
 """Every form on a target that has layers with states, the other values by turns."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "cell",
     [
@@ -218,6 +220,7 @@ def test_every_family_drafts_for_targets_with_states(cell: Cell, saved: Callable
     assert_exact(cell, saved(cell.family, cell.architecture))
 
 
+@pytest.mark.wide
 def test_the_samples_cover_the_matrix() -> None:
     """Every drafter of this plugin is a family, and the slow sample has every value of every axis for each of them."""
     assert {name for name, *_ in FAMILIES.values()} == {
@@ -293,6 +296,7 @@ def ways() -> list[Any]:
     return made
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("family", "shape", "way"), ways())
 @pytest.mark.filterwarnings("ignore:memory ran out")
 def test_a_rows_drafts_are_its_own(family: str, shape: str, way: str, saved: Any, alone: Any) -> None:
@@ -305,6 +309,7 @@ def test_a_rows_drafts_are_its_own(family: str, shape: str, way: str, saved: Any
         assert here[key] == there[key], key
 
 
+@pytest.mark.wide(but=["hydra++"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_planned_without_its_numbers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def run(head: Any, ids: list[int], features: torch.Tensor) -> torch.Tensor:
     return head.backbone(torch.tensor([ids]), features=features[None]).logits[0]
 
 
+@pytest.mark.wide(but=["eagle3-fc-norm"])
 @torch.no_grad()
 @pytest.mark.parametrize("name", EAGLE3)
 def test_eagle3_gives_the_librarys_logits(name: str) -> None:
@@ -60,6 +61,7 @@ def test_eagle3_gives_the_librarys_logits(name: str) -> None:
             assert torch.allclose(head.logits(out[None])[0, 0], logits[step, last], atol=1e-4), (last, step)
 
 
+@pytest.mark.wide
 def test_d2t_has_offsets() -> None:
     """The target's ids of a head's tokens are those that t2d marks."""
     head, _ = head_of("eagle3-llama")

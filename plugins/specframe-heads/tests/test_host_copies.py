@@ -109,6 +109,7 @@ def alike(kept: dict[tuple[int, ...], Drafted], plain: dict[tuple[int, ...], Dra
     assert {key: kept[key] for key in both} == {key: plain[key] for key in both}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "shape"), HEADS)
 def test_rows_come_back_with_their_drafts(name: str, shape: str, stores: list[PagedStore]) -> None:
     """Rows that gave way and came back from the host have the tokens and the drafts of rows that never did."""
@@ -123,6 +124,7 @@ def test_rows_come_back_with_their_drafts(name: str, shape: str, stores: list[Pa
         assert_nothing_left(stores)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("member", ["to_host", "from_host"])
 @pytest.mark.parametrize(("name", "shape"), HEADS)
 def test_memory_that_runs_out_on_the_way(
@@ -146,6 +148,7 @@ def test_memory_that_runs_out_on_the_way(
         assert_nothing_left(stores)
 
 
+@pytest.mark.wide(but=["eagle-,tree=chain"])
 @pytest.mark.parametrize(("name", "shape"), HEADS)
 def test_an_abort_and_a_stop_while_rows_are_on_the_host(
     name: str, shape: str, stores: list[PagedStore], monkeypatch: pytest.MonkeyPatch

@@ -100,6 +100,7 @@ SCHEMES: tuple[dict[str, Any], ...] = (
 """Options of runs; the first two by default, for one drafter."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -58,6 +58,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.wide(but=["eagle3--slab"])
 @pytest.mark.parametrize(
     ("kind", "shape", "kv"),
     [
@@ -94,6 +95,7 @@ def test_a_head_stays_in_memory_where_nothing_is_drafted() -> None:
     assert plain[HEAD] == drafting[HEAD] > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kind", "shape", "rows"),
     [
@@ -120,6 +122,7 @@ def test_a_bound_holds(kind: str, shape: str, rows: int) -> None:
         assert (pipe.report.num_draft_tokens > 0) == drafts
 
 
+@pytest.mark.wide
 def test_a_drafter_object_is_copied_before_it_starts() -> None:
     """A plan of requests with a temperature, which comes after greedy ones were decoded, is made of the same copies."""
     pipe = Pipeline(model("qwen3"), Eagle(str(saved("eagle3"))), draft_length=2, memory="64MB", generation_config=None)

@@ -67,6 +67,7 @@ def likeliest(nodes: int, depth: int, logits: Any, row: int) -> set[Node]:
     return {path for path in found if path}
 
 
+@pytest.mark.wide(but=["4-4"])
 @pytest.mark.parametrize("nodes", [1, 4, 9, 25])
 @pytest.mark.parametrize("depth", [1, 3, PLACES])
 def test_nodes_are_the_likeliest(nodes: int, depth: int) -> None:
@@ -80,6 +81,7 @@ def test_nodes_are_the_likeliest(nodes: int, depth: int) -> None:
         assert set(paths(draft, row)) == wanted
 
 
+@pytest.mark.wide(but=["rnn"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_path_has_its_own_correction(kind: str) -> None:
     """The Markov head corrects a node by the tokens of its own path, whichever nodes are beside it, in trees and in chains."""
@@ -107,6 +109,7 @@ def test_each_path_has_its_own_correction(kind: str) -> None:
         assert tuple(chain.tokens_BN[row].tolist()) == path
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("option", "value"), [("confidence", 0.3), ("token_cost", 0.02)])
 def test_a_draft_that_ends_early_is_a_chain(option: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The options that end drafts early are refused beside a tree, in one sentence."""

@@ -32,6 +32,7 @@ def acceptance(target, folder: Path, shift: int = 0, options: str = "", name: st
     return pipe.report.mean_acceptance_length
 
 
+@pytest.mark.wide(but=["authors"])
 @pytest.mark.parametrize("layout", HEADS)
 def test_an_offset_of_one_lowers_acceptance(layout: str, tmp_path: Path) -> None:
     """As the format is read nearly every draft token stands; with the layers before, or those after, hardly any does."""

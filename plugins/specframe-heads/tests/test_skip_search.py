@@ -38,6 +38,7 @@ def searched() -> SkipSearch:
     return SkipSearch(model, [Text([*one, *reference_decode(model, list(one), 12)], len(one)) for one in prompts])
 
 
+@pytest.mark.wide
 def test_a_match_rate_is_that_of_a_model_whose_sublayers_add_nothing() -> None:
     """What adds nothing is never missed; of other sublayers the rate counts the tokens that a model without them foresees."""
     search = searched()
@@ -65,6 +66,7 @@ def test_a_search_finds_what_can_be_spared() -> None:
     assert searched().run(3, 5, 7) == searched().run(3, 5, 7) != searched().run(3, 5, 8)
 
 
+@pytest.mark.wide
 def test_a_cost_is_the_share_of_weights_that_is_read() -> None:
     """A target's weights are those of its forward: a tied embedding is its head, sublayers that are left out are not read."""
     search = searched()
@@ -74,6 +76,7 @@ def test_a_cost_is_the_share_of_weights_that_is_read() -> None:
     assert found.cost == 1 - left_out / sum(weight.numel() for weight in search._model.parameters())
 
 
+@pytest.mark.wide
 def test_an_expected_speed_is_that_of_the_best_draft_length() -> None:
     """Where every token matches, the longest draft is the best; where none does, the shortest is, and drafting costs."""
     assert Found(frozenset(), 1.0, 0.5).speed == (9 / 5, 8)
@@ -81,12 +84,14 @@ def test_an_expected_speed_is_that_of_the_best_draft_length() -> None:
     assert Found(frozenset(), 0.5, 0.25).speed == (1.5 / 1.25, 1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("text", "count"), [("3", 3), ("0.4", 3), ("0.5", 4), ("7", 7)])
 def test_how_many_are_left_out(text: str, count: int) -> None:
     """A whole number is a number of sublayers, a share below 1 one of all of them."""
     assert skipped(text, 8) == count
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("text", ["0", "8", "1.0", "0.0", "0.01", "1.5", "-1", "nan", "abc", "true"])
 def test_another_number_is_refused(text: str) -> None:
     """A number that leaves nothing in or nothing out, and what is no number, is named in one sentence."""
@@ -96,6 +101,7 @@ def test_another_number_is_refused(text: str) -> None:
         skipped(text, 8)
 
 
+@pytest.mark.wide
 def test_the_command_prints_a_drafter(tmp_path: Path) -> None:
     """The last line is an option that decodes with the sublayers that were found, and the output is the same again."""
     prompts = tmp_path / "prompts.txt"

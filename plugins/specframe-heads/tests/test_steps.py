@@ -111,6 +111,7 @@ def expected(heads: Steps, feature: list[float], path: list[int]) -> list[float]
     return linear(lm_head, rms(heads.head_norm, linear(heads.later, state + matrix(1)[path[-1]].tolist())))
 
 
+@pytest.mark.wide(but=["clover"])
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_those_of_the_paper(kind: str) -> None:
@@ -136,6 +137,7 @@ def test_steps_are_those_of_the_paper(kind: str) -> None:
                 torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.wide
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_sees_what_drafting_sees(kind: str) -> None:
@@ -151,6 +153,7 @@ def test_training_sees_what_drafting_sees(kind: str) -> None:
             torch.testing.assert_close(logits_BTV[:, start : start + 1], logits_B1V, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.wide
 def test_what_belongs_to_the_target_is_no_parameter() -> None:
     """Heads that share the target's embedding or language head neither store nor train it."""
     for kind in ("hydra", "clover", "clover2"):
@@ -160,6 +163,7 @@ def test_what_belongs_to_the_target_is_no_parameter() -> None:
         assert not any("lm_head." in name or "embedding" in name for name in heads.state_dict())
 
 
+@pytest.mark.wide
 def test_new_heads_start_as_published() -> None:
     """A new block changes nothing; of a new gate Q and K are near the identity, and V is nothing."""
     heads = Medusa(SIZE, VOCABULARY, 2)

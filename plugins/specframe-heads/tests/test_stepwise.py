@@ -58,6 +58,7 @@ def decode(
     return pipe.report
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in PLAINER else []) for kind in KINDS]
 )
@@ -68,6 +69,7 @@ def test_chains_and_trees_are_exact(kind: str, folder: Any) -> None:
         assert 0.05 < report.draft_acceptance_rate < 1, tree
 
 
+@pytest.mark.wide
 def test_a_head_without_logits_of_its_own_needs_a_target_of_its_size(folder: Any) -> None:
     """A target that projects its states before its language modelling head cannot lend that to a head: one sentence says so."""
     wanted = "expected the target to have one of size 32, got one of size 16"
@@ -75,6 +77,7 @@ def test_a_head_without_logits_of_its_own_needs_a_target_of_its_size(folder: Any
         decode("medusa", folder("medusa", "opt"), "opt")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kind", "tree", "options"),
     [
@@ -91,6 +94,7 @@ def test_ways_of_running(kind: str, tree: str, options: dict[str, Any], folder: 
     assert report.draft_acceptance_rate > 0.05
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("kind", "tree"), [("clover2", "chain"), ("hydra++", "dynamic")])
 def test_samples_of_one_prompt(kind: str, tree: str, folder: Any) -> None:
     """Samples that fork from one prompt are those of plain decoding at the same seed: the draft never shows."""
@@ -109,6 +113,7 @@ def test_samples_of_one_prompt(kind: str, tree: str, folder: Any) -> None:
     assert len({tuple(tokens) for _, _, tokens in found[0]}) > len(KNOWN)
 
 
+@pytest.mark.wide
 def test_processors_see_the_path_of_a_node(folder: Any) -> None:
     """A repetition penalty is applied to a tree's nodes with the tokens of their own paths: tokens are those of plain decoding."""
     model, sampling = target("qwen3"), Sampling(repetition_penalty=1.3, temperature=0.0)
@@ -120,6 +125,7 @@ def test_processors_see_the_path_of_a_node(folder: Any) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.wide
 def test_a_folder_is_recognised(folder: Any) -> None:
     """The folder of a head is enough as a drafter, with options behind it or without; its configuration counts no heads."""
     model = target("qwen3")
@@ -143,6 +149,7 @@ def changed(folder: Path, into: Path, tensors: Any = None, **config: Any) -> Pat
     return into
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", ["clover2", pytest.param("hydra++", marks=pytest.mark.slow)])
 def test_another_state_is_accepted_less(kind: str, folder: Any) -> None:
     """The hidden state that a format names is the right one: with its neighbour less is accepted."""
@@ -177,6 +184,7 @@ def shortened(part: str) -> Any:
     return lambda held: {name: one[:20] if part in name else one for name, one in held.items()}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kind", "spoil", "config", "message"),
     [
@@ -197,6 +205,7 @@ def test_heads_that_do_not_fit(kind: str, spoil: Any, config: Any, message: str,
     assert "head" in str(caught.value)
 
 
+@pytest.mark.wide
 def test_a_head_for_another_target(folder: Any) -> None:
     """A head for hidden states of another size is refused in one sentence."""
     wanted = "head for another target: expected a target with hidden states of size 32, got 36"
@@ -205,6 +214,7 @@ def test_a_head_for_another_target(folder: Any) -> None:
             decode(kind, folder(kind, "qwen3"), "llama")
 
 
+@pytest.mark.wide
 def test_trees_are_read_from_medusa_choices(folder: Any, tmp_path: Path) -> None:
     """A JSON file with a list of rank lists is a static tree, cut to the places that the head has."""
     choices = [[0], [0, 0], [1], [0, 1], [2], [0, 0, 0], [1, 0], [0, 0, 0, 0]]

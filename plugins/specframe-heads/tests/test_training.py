@@ -49,6 +49,7 @@ def made(kind: str, target: Target, **options: Any) -> Any:
     return learner(kind, target=target, places=3, **options)
 
 
+@pytest.mark.wide
 def test_lessons_are_what_the_target_computes(target: Target, written: list[Text]) -> None:
     """Logits, hidden states and masks of a batch are those of each text alone; the model is left as it was."""
     hooks = [len(module._forward_hooks) for module in target.model.modules()]
@@ -80,6 +81,7 @@ def test_places_look_ahead(target: Target, written: list[Text]) -> None:
                 assert not known or int(ahead_BT[row, token]) == text.ids[token + 1 + place]
 
 
+@pytest.mark.wide
 @torch.no_grad()
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_eagle_is_trained_on_what_it_drafts(layers: int, target: Target, written: list[Text], tmp_path: Path) -> None:
@@ -119,6 +121,7 @@ def least(kind: str, lesson: Lesson) -> float:
     return float(sum(DECAYS[kind] ** place * one for place, one in enumerate(means)))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", crossed(KINDS))
 def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path: Path) -> None:
     """The loss falls, the chain agrees more with the target, and what is written decodes exactly with it."""
@@ -141,6 +144,7 @@ def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path
     assert pipe.report.draft_acceptance_rate > 0.1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_training_in_mixed_precision(
     kind: str, target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,6 +178,7 @@ def test_training_in_mixed_precision(
     assert losses != plain
 
 
+@pytest.mark.wide
 @torch.no_grad()
 def test_blocks_see_nothing_after_their_anchor(target: Target, written: list[Text]) -> None:
     """The logits of a block do not change with the features of its anchor and of what follows it; they do with those before."""
@@ -191,6 +196,7 @@ def test_blocks_see_nothing_after_their_anchor(target: Target, written: list[Tex
     torch.testing.assert_close(both[:, 1:], whole, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_training_resumes_where_it_was_cut_off(
     kind: str, target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -216,6 +222,7 @@ def test_training_resumes_where_it_was_cut_off(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", crossed([*reversed(KINDS)]))
 def test_training_begins_with_a_trained_head(kind: str, target: Target, written: list[Text], tmp_path: Path) -> None:
     """The first loss is the last one of the training before, all places are trained at once, and resuming keeps that."""
@@ -234,6 +241,7 @@ def test_training_begins_with_a_trained_head(kind: str, target: Target, written:
     assert len(losses) == 5
 
 
+@pytest.mark.wide
 def test_continuations_are_kept(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts are the target's own, come in the order of the prompts, and are decoded once; other prompts are refused."""
     monkeypatch.setattr("specframe_heads.training.continuations.PART", 3)
@@ -255,6 +263,7 @@ def test_continuations_are_kept(target: Target, tmp_path: Path, monkeypatch: pyt
         texts(tmp_path, pipe, PROMPTS[1:], 6)
 
 
+@pytest.mark.wide
 def test_lessons_are_drawn_by_step() -> None:
     """The same step gives the same texts, which are of similar length; another step gives others."""
     ordered = [Text([0] * length, 0) for length in range(1, 200)]
@@ -267,6 +276,7 @@ def test_lessons_are_drawn_by_step() -> None:
         assert max(lengths) - min(lengths) <= 32
 
 
+@pytest.mark.wide
 def test_frequent_tokens() -> None:
     """The tokens that were written most often are kept, prompts aside, in ascending order."""
     some = [Text([1, 1, 1, 5, 5, 3], 3), Text([1, 7, 7, 7, 3], 1)]
@@ -276,6 +286,7 @@ def test_frequent_tokens() -> None:
     assert frequent(some, 9, 9) is None
 
 
+@pytest.mark.wide
 def test_orthogonal_updates() -> None:
     """The singular values of an update are about the rate, times AdamW's size for the shape, for wide and tall matrices."""
     torch.manual_seed(0)
@@ -334,6 +345,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kind", "message"),
     [("eagle9", "expected one of clover2, dflash, eagle3, medusa"), ("medusa", "--data: not-there cannot be read")],
@@ -345,6 +357,7 @@ def test_wrong_arguments(kind: str, message: str) -> None:
     assert message in f"{done.output}{done.exception}"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", train_heads.KINDS)
 def test_heads_of_the_embedded_target_are_asked_for_rightly(kind: str, tmp_path: Path) -> None:
     """The options of every head of ``python -m specframe_tiny.train_heads`` are those of the command and of the kind."""

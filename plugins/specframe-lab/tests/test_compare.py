@@ -96,6 +96,7 @@ def interrupted_after(count: int):
 # ---- which runs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_plain_decoding_is_always_in_it(pair: dict[str, str]):
     """It comes first, at every batch size, and at 1 as the reference even where nobody asked to time that."""
     found = cases(with_shared_parts(expand({**pair, "align": "ragged,eqspec", "batch_size": [2, 4]})))
@@ -112,6 +113,7 @@ def test_plain_decoding_is_always_in_it(pair: dict[str, str]):
     assert {case.setting for case in found} == {found[0].setting}
 
 
+@pytest.mark.wide
 def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
     """What is left to another choice counts as that choice; without a draft, its length does not matter."""
     found = cases(
@@ -125,6 +127,7 @@ def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
     ]
 
 
+@pytest.mark.wide
 def test_schemes_are_called_by_what_differs(pair: dict[str, str]):
     grid = {**pair, "align": "ragged", "draft_length": "3,5", "dtype": "float32,bfloat16", "batch_size": [1, 2]}
     assert list(dict.fromkeys(case.scheme for case in cases(expand(grid)))) == [
@@ -137,6 +140,7 @@ def test_schemes_are_called_by_what_differs(pair: dict[str, str]):
     ]
 
 
+@pytest.mark.wide
 def test_cells_take_turns_there_and_back(pair: dict[str, str]):
     """A drift over the whole comparison then hits all cells alike; the untimed reference runs once."""
     planned = cases(with_shared_parts(expand({**pair, "align": "ragged,eqspec", "batch_size": 2})))
@@ -160,6 +164,7 @@ def test_cells_take_turns_there_and_back(pair: dict[str, str]):
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -183,6 +188,7 @@ def test_bad_values_are_refused_before_any_model_loads(
     assert not Path("out").exists()
 
 
+@pytest.mark.wide
 def test_requests_have_a_table_of_their_own(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     """On the clock of passes all repeats are alike; another objective only writes the report again."""
     options = ["--arrivals", "gamma:0.5,burstiness=0.5", "--clock", "passes", "--max-concurrency", "2"]
@@ -213,6 +219,7 @@ LAB = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", LAB)
 @pytest.mark.parametrize(
     ("bad", "message"),
@@ -236,6 +243,7 @@ def test_prompts_that_cannot_be_decoded_are_refused(
     assert not [path for path in Path().rglob("*") if path.is_file() and path.name != "prompts.jsonl"]
 
 
+@pytest.mark.wide
 def test_rules_that_cannot_sample_are_left_out_up_front(pair: dict[str, str]):
     """Such cells are named once, whatever their number, and only plain sampling and the rules that draw are run."""
     asked = ["--temperature", "0.8", "--repeats", "1", "--batch-size", "1,2", "--align", "ragged"]
@@ -252,6 +260,7 @@ def test_rules_that_cannot_sample_are_left_out_up_front(pair: dict[str, str]):
 # ---- foreseen --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     """Every cell with its runs, what is left out and why, the tokens, and about how long that takes by the models' shapes; no
     model is loaded and nothing is written.
@@ -276,6 +285,7 @@ def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pyt
     assert not Path("out").exists()
 
 
+@pytest.mark.wide
 def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
     """Runs that are there are not run again; the others take what theirs took, or the mean; another comparison is told."""
     cells = checked(expand({**pair, **GRID, "draft_length": "5"}))
@@ -332,6 +342,7 @@ def test_modelled_time_goes_by_rows_and_repeats(monkeypatch: pytest.MonkeyPatch)
     assert seconds(100, 1, 4) is None
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("seconds", "words"), [(3.04, "3.0 s"), (119, "119.0 s"), (120, "2.0 minutes"), (9000, "2.5 hours")]
 )
@@ -361,6 +372,7 @@ PARTS_OF = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", PARTS_OF)
 def test_alignments_share_a_scheduler_and_a_store(align: str):
     """All have plain decoding's, else one that all can use; where none can be used by all a sentence says so, and what to pass."""
@@ -392,6 +404,7 @@ def test_each_at_its_best_has_its_own_parts_in_rows_and_labels(pair: dict[str, s
 # ---- cut short, and continued ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_an_interrupted_comparison_ends_with_the_same_cells(pair: dict[str, str]):
     """Runs that are there are not run again; a line cut short is."""
     grid, settings = checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, repeats=2)
@@ -411,6 +424,7 @@ def test_an_interrupted_comparison_ends_with_the_same_cells(pair: dict[str, str]
     assert [case.key for case in again.cases] == [case.key for case in whole.cases]
 
 
+@pytest.mark.wide
 def test_a_folder_takes_one_comparison_only(pair: dict[str, str]):
     compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, 1), "out")
     before = Path("out", RESULTS).read_bytes()
@@ -431,6 +445,7 @@ def test_a_folder_takes_one_comparison_only(pair: dict[str, str]):
 # ---- what is measured ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_models_are_loaded_once(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     load, loaded = models.load_model, []
 
@@ -462,6 +477,7 @@ def test_load_options_tell_models_and_plain_decoding_apart(
     assert len({case.scheme for case in made}) == 4
 
 
+@pytest.mark.wide
 def test_branches_of_trees_are_counted() -> None:
     """Each path counts the children of its nodes, within the row's limit; of a depth one child at most stands."""
     target = fakes.fake_target()
@@ -484,6 +500,7 @@ def test_branches_of_trees_are_counted() -> None:
     assert sum(stood for _, stood in counts.values()) == pipe.report.num_accepted_draft_tokens
 
 
+@pytest.mark.wide
 def test_categories_and_sizes_of_models_are_kept(pair: dict[str, str]):
     """A prompt's category and the turn that it asks for go into the folder, and tokens per round are told by them; so are the
     parameters of both models.
@@ -515,6 +532,7 @@ def kept(line: dict[str, Any]) -> tuple[list[Case], dict[str, dict[int, Any]]]:
     return [case], {case.key: {0: line}}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("asked", "turn"), [(1, 1), (2, 2)])
 def test_the_turn_of_a_chat_is_that_which_is_answered(asked: int, turn: int):
     """A chat with two questions of the user asks for the second turn."""
@@ -572,6 +590,7 @@ def test_what_is_timed_replays_what_warming_up_has_recorded(pair: dict[str, str]
         assert first + second > 2 * counted
 
 
+@pytest.mark.wide
 def test_with_a_temperature_plain_decoding_samples(pair: dict[str, str]):
     """Ids are compared where a rule draws what plain sampling draws, and left out where they depend on the draft."""
     grid = checked(expand({**pair, "accept": "gumbel,rejection", "batch_size": [2]}))
@@ -583,6 +602,7 @@ def test_with_a_temperature_plain_decoding_samples(pair: dict[str, str]):
     assert [row[:4] for row in rows] == [("plain", 2, 3, 3), ("gumbel", 2, 3, 3)]
 
 
+@pytest.mark.wide
 def test_a_cell_that_fails_says_why_and_the_others_go_on(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     """It is not run in later repeats, is tried again the next time, and the command exits with status 1."""
     measure, tried = comparing.measure, []
@@ -606,6 +626,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(pair: dict[str, str], m
     assert sorted(runs(lines())) == sorted((s, 1, r) for s in ("plain", "ragged", "exspec") for r in (0, 1))
 
 
+@pytest.mark.wide
 def test_bitwise_runs_every_scheme_twice_and_tells_the_price(pair: dict[str, str]):
     """Each scheme, plain decoding too, is run as it is and bitwise, held against its own kind, and the price is their ratio."""
     told = run(*command(pair, "--bitwise", "--repeats", "1"))

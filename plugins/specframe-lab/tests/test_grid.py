@@ -21,6 +21,7 @@ def cells(**options: str) -> list[Cell]:
     return expand({"target": "tiny", "drafter": "none", **options})
 
 
+@pytest.mark.wide(but=["a,b,a-values2"])
 @pytest.mark.parametrize(
     ("text", "values"),
     [
@@ -34,6 +35,7 @@ def test_a_part_with_an_equals_sign_belongs_to_the_name_before_it(text: str, val
     assert split_list(text) == values
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("text", ["", "a,,b", "window=4,a"])
 def test_a_list_with_a_gap_is_refused(text: str) -> None:
     """A value that is missing, or options without a name, are a fault that quotes the list."""
@@ -41,6 +43,7 @@ def test_a_list_with_a_gap_is_refused(text: str) -> None:
         split_list(text)
 
 
+@pytest.mark.wide
 def test_the_last_option_varies_fastest() -> None:
     """Every combination is a cell; lists give their elements, other values stand for themselves."""
     expanded = expand({"align": "ragged,eqspec", "seed": 0, "batch_size": [1, 4]})
@@ -54,12 +57,14 @@ def test_the_last_option_varies_fastest() -> None:
     assert varying(expanded) == ["align", "batch_size"]
 
 
+@pytest.mark.wide
 def test_good_cells_come_back() -> None:
     """Cells whose strategies fit are returned as they are, in order."""
     good = cells(align="ragged,eqspec,padding,mask=content", draft_length="1,4")
     assert checked(good).cells == good
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("option", "value", "fault"),
     [
@@ -77,6 +82,7 @@ def test_a_bad_value_is_refused(option: str, value: str, fault: type[SpecframeEr
         checked(cells(**{option: value}))
 
 
+@pytest.mark.wide
 def test_what_does_not_fit_is_set_apart() -> None:
     """Combinations that cannot work are left out with the reason; when all are, that is a fault."""
     grid = checked(cells(align="ragged,eqspec", kv="slab,dynamic"))
@@ -91,6 +97,7 @@ def test_what_does_not_fit_is_set_apart() -> None:
         checked(cells(align="masking,padding", kv="slab"))
 
 
+@pytest.mark.wide
 def test_a_list_of_numbers() -> None:
     """An option of a grid converts each value of its list, and names itself in what it refuses."""
     kind = ListOf(WholeNumber(1))

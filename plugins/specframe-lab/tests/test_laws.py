@@ -97,6 +97,7 @@ def test_planted_coefficients_are_recovered() -> None:
         assert law.intervals[0][0] < LAYERS < law.intervals[0][1]
 
 
+@pytest.mark.wide
 def test_without_noise_the_law_is_exact() -> None:
     """Where all prompts are alike nothing is left, intervals have no width, and no point is missed."""
     x_NM = np.array([[float(draft.tokens), float(draft.layers)] for draft in FAMILY])
@@ -126,6 +127,7 @@ def test_what_is_left_out_is_not_fitted() -> None:
             assert all(one.predicted == pytest.approx(planted(one.draft), abs=0.3) for one in before)
 
 
+@pytest.mark.wide
 def test_laws_need_their_points() -> None:
     """One depth has no law by layers and none by both; laws through as many points as coefficients have no R2."""
     one_depth = [draft for draft in FAMILY if draft.layers == 2]
@@ -140,6 +142,7 @@ def test_laws_need_their_points() -> None:
     assert two.misses == [False, False]
 
 
+@pytest.mark.wide
 def test_the_draft_length_that_most_drafts_have_is_fitted() -> None:
     """Runs at another draft length, of more drafters or of fewer prompts do not change the law; --draft-length names another."""
     runs = drawn(FAMILY)
@@ -193,6 +196,7 @@ def only(found: list[Budgets]) -> Budgets:
     return found[0]
 
 
+@pytest.mark.wide
 def test_planted_budgets_are_recovered() -> None:
     """The best length of each batch size is the measured one nearest to the planted, and the law has the planted slope."""
     found = only(budgets_of(timed(), 200, 0))
@@ -223,6 +227,7 @@ def test_a_batch_size_that_is_left_out_is_not_fitted() -> None:
     assert after.best[at].at_edge
 
 
+@pytest.mark.wide
 def test_plain_decoding_may_be_the_best() -> None:
     """Where plain decoding is the fastest the best length is 0; it is no point of the law, and stands in vLLM's list."""
     runs = [attrs.evolve(one, speed=99.0) if one.drafter == "none" and one.batch_size > 8 else one for one in timed()]
@@ -288,6 +293,7 @@ def test_the_best_draft_and_budget_are_those_of_the_cost_model() -> None:
     assert choices[0].draft_length > choices[2].draft_length
 
 
+@pytest.mark.wide
 def test_a_draft_without_acceptance_is_not_drafted_with() -> None:
     """Where the law gives an acceptance length of one or less, plain decoding is chosen, at its own speed."""
     found = acceptance(drawn(FAMILY))
@@ -359,6 +365,7 @@ def test_results_of_a_real_comparison_are_read(tmp_path: Path, monkeypatch: pyte
         read_runs([str(results)])
 
 
+@pytest.mark.wide
 def test_the_command_prints_laws(tmp_path: Path) -> None:
     """Tables and JSON have what was fitted and left out, budgets, vLLM's list and the fastest drafts, beside what is published."""
     results, budgets = write(tmp_path / "a.jsonl", drawn(FAMILY)), write(tmp_path / "b.jsonl", timed())
@@ -416,6 +423,7 @@ BAD: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_sentence(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be fitted is named in one sentence, with exit status 2."""
@@ -459,6 +467,7 @@ def certain(text: str) -> list[str]:
     return RESAMPLED.sub("", text).split()
 
 
+@pytest.mark.wide
 def test_the_page_shows_what_the_committed_results_give() -> None:
     """The tables of docs/laws.md are those that the command prints of the results in benchmarks/results."""
     results = ROOT / "benchmarks" / "results"

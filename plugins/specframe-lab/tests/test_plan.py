@@ -34,6 +34,7 @@ PLAIN, SHORT, LONG, MANY, LARGE = (
 ALL = [PLAIN, SHORT, LONG, MANY, LARGE]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("budget", "chosen"), [(None, LARGE), (400, LARGE), (399, MANY), (299, LONG), (120, SHORT), (119, PLAIN)]
 )
@@ -48,6 +49,7 @@ def test_the_knee_keeps_most_of_the_greatest_speed() -> None:
     assert Plan([*ALL[:3], candidate(8, 2, 300, 95.9), LARGE], None).knee is LARGE
 
 
+@pytest.mark.wide
 def test_a_budget_below_the_least_is_refused() -> None:
     """The numbers are told."""
     with pytest.raises(
@@ -59,6 +61,7 @@ def test_a_budget_below_the_least_is_refused() -> None:
     assert Plan(ALL, 99).chosen is None
 
 
+@pytest.mark.wide
 def test_measured_speeds_are_the_medians_of_runs(tmp_path: Path) -> None:
     """Runs of one batch size and draft length are one speed; those of adaptive lengths are none."""
     file = tmp_path / "results.jsonl"

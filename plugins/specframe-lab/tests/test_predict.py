@@ -43,6 +43,7 @@ def test_a_forward_reads_weights_once_and_a_cache_by_row() -> None:
     assert (load.tokens, load.weights, load.weight_bytes, load.layers) == (6, 1000, 2000, 2)
 
 
+@pytest.mark.wide
 def test_experts_are_read_as_tokens_take_them() -> None:
     """One token reads its own experts, many tokens read nearly all, and each computes with its own alone."""
     mixed = attrs.evolve(COSTS, expert_weights=800, expert_share=0.25)
@@ -51,6 +52,7 @@ def test_experts_are_read_as_tokens_take_them() -> None:
     assert mixed.forward(40, 1, 0).operations == 40 * (2 * (1000 + 200) + 16)
 
 
+@pytest.mark.wide(but=["qwen3-moe"])
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "qwen3-moe"])
 def test_costs_are_those_of_the_model(name: str) -> None:
     """Weights and cached numbers, found without any memory, are those of the model that is made with it."""
@@ -69,6 +71,7 @@ def test_costs_are_those_of_the_model(name: str) -> None:
     assert costs_of(type(model.config)(**model.config.to_dict() | {"dtype": "float32"})).itemsize == 4
 
 
+@pytest.mark.wide
 def test_layers_of_other_sizes_are_counted_each() -> None:
     """What is cached of layers whose heads have other sizes is the sum of theirs."""
     config = architectures.build("gemma4_unified").config.get_text_config()
@@ -98,6 +101,7 @@ def test_a_round_is_a_target_forward_and_one_of_the_draft_model_a_token() -> Non
     assert round_seconds(COSTS, DRAFT.drafting(2, 3, 9), SLOW, 2, 9) == pytest.approx(wanted)
 
 
+@pytest.mark.wide
 def test_predictions_break_even_where_the_speed_is_one() -> None:
     """Plain decoding comes first; a draft that gains the break-even length is as fast, one that gains all is the fastest."""
     asked: Any = {"batch_sizes": [1, 4], "draft_lengths": [2, 5], "context": 64}
@@ -112,6 +116,7 @@ def test_predictions_break_even_where_the_speed_is_one() -> None:
     assert [one.break_even for one in some] == [one.break_even for one in found]
 
 
+@pytest.mark.wide
 def test_acceptance_is_a_number_or_what_a_file_shows(tmp_path: Path) -> None:
     """Rounds, drafted and accepted tokens of all runs of a file give the chance by which as many tokens are gained."""
     assert read_acceptance("0.25") == 0.25
@@ -127,6 +132,7 @@ def test_acceptance_is_a_number_or_what_a_file_shows(tmp_path: Path) -> None:
         assert expected_length(read_acceptance(str(file)), 3) == pytest.approx(2.5)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -142,6 +148,7 @@ def test_another_profile_is_refused(text: str, sentence: str, tmp_path: Path) ->
         read_profile(str(file))
 
 
+@pytest.mark.wide
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     """A measured profile is the same when it is read again; a name that is no file is refused with those there are."""
     profile = attrs.evolve(SLOW, products=((1, 0.5), (2, 0.75)))

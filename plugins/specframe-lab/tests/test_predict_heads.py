@@ -64,6 +64,7 @@ def dflash(weights: dict[str, int], length: int) -> tuple[int, int]:
     return of(weights, "fc.", "layers.", "lm_head") + of(weights, "k_proj", "v_proj"), min(length, 5)
 
 
+@pytest.mark.wide(but=["medusa"])
 @pytest.mark.parametrize("wanted", [eagle3, medusa, dflash])
 def test_a_head_reads_its_weights_once_a_pass(folder: Path, wanted: Callable[..., Any]) -> None:
     """Weights are those of the products in a round, to the number; rows share them, and each has its operations and its cache."""
@@ -82,6 +83,7 @@ def test_a_head_reads_its_weights_once_a_pass(folder: Path, wanted: Callable[...
             assert together.bytes - together.weight_bytes == 4 * (alone.bytes - alone.weight_bytes)
 
 
+@pytest.mark.wide
 def test_keys_and_values_are_read_by_the_context(folder: Path) -> None:
     """Each pass of a head reads the keys and values of its context once."""
     drafts = CountedDrafts(recipe(folder / "model", folder / "eagle3"), torch.float32)
@@ -97,6 +99,7 @@ def test_a_tree_is_fed_to_the_target_whole(folder: Path) -> None:
     assert (found.depth, found.nodes) == (3, 9)
 
 
+@pytest.mark.wide
 def test_a_draft_model_is_counted_as_it_is_computed() -> None:
     """What is counted of a draft model is what its shapes give: weights but for norms, bytes but for results of layers."""
     pair = read_pair("tiny", "tiny-draft", "float32")
@@ -108,6 +111,7 @@ def test_a_draft_model_is_counted_as_it_is_computed() -> None:
         assert sums[1] == pytest.approx(sums[0], rel=share)
 
 
+@pytest.mark.wide
 def test_experts_are_read_as_tokens_take_them() -> None:
     """Each state computes with the expert that it takes; many states read nearly all of them."""
     with Products() as counted, torch.inference_mode():
@@ -129,6 +133,7 @@ def invoked(*arguments: str) -> Any:
     return CliRunner().invoke(cli, [*arguments])
 
 
+@pytest.mark.wide
 def test_the_commands_take_heads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both commands name a head as a run does; no weights are loaded, and a tree's nodes are planned."""
     monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("a model was loaded"))
@@ -148,6 +153,7 @@ def test_the_commands_take_heads(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert told[1]["kv_bytes"] > told[0]["kv_bytes"]
 
 
+@pytest.mark.wide
 def test_a_drafter_that_looks_at_numbers_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says why."""
     monkeypatch.setattr(Eagle, "draft", lambda self, batch, *_: batch.tokens_BS.max().item())

@@ -82,6 +82,7 @@ def made(results: dict[tuple[str, int], list[dict[str, Any]]]) -> Comparison:
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_speed_up_is_taken_within_a_repeat():
     """A machine that slows down for one repeat slows plain decoding down with it."""
     found = made({("plain", 1): [line(100), line(10)], ("ragged", 1): [line(200), line(20)]})
@@ -101,6 +102,7 @@ def test_an_interval_is_students():
     assert np.isnan(f.interval([])).all()
 
 
+@pytest.mark.wide
 def test_percentiles_are_numpys_and_leave_out_what_failed():
     values = [0.1 * n for n in range(1, 11)]
     assert f.percentiles([None, *values]) == pytest.approx([0.55, 0.91, 0.991])
@@ -108,11 +110,13 @@ def test_percentiles_are_numpys_and_leave_out_what_failed():
     assert np.isnan(f.percentiles([None])).all()
 
 
+@pytest.mark.wide
 def test_latency_is_the_median_over_repeats():
     found = made({("ragged", 2): [line(1, latencies=[n, n], longest_wait=n) for n in (1.0, 5.0, 2.0)]})
     assert f.latency(found) == [("ragged", 2, 2.0, 2.0, 2.0, 5.0, 2)]
 
 
+@pytest.mark.wide
 def test_p99_is_told_of_a_hundred_sequences_only():
     """Of fewer the table has none and the findings tell medians; how many sequences there are is said in either case."""
     for count, first, cell in ((99, "Median", "-"), (100, "P99", "1.00")):
@@ -149,6 +153,7 @@ def test_tokens_per_second_are_told_and_drawn_against_memory():
         assert {text.get_text() for text in axes.texts} == {"1", "2"}
 
 
+@pytest.mark.wide
 def test_the_most_memory_of_a_device_is_told():
     """Of the simulated device as of CUDA: from where it was begun to be watched, whatever was in use before; of a CPU nothing."""
     device = torch.device("sim")
@@ -187,6 +192,7 @@ def test_numbers_of_a_column_have_the_same_decimals():
 FAST, UNSURE, SLOW = (1.1, 1.5), (0.9, 1.2), (0.6, 0.9)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("points", "faster", "slower", "words"),
     [
@@ -209,6 +215,7 @@ def test_break_even_is_told_as_far_as_intervals_say(points, faster, slower, word
     assert f.break_even(alone) == [("eqspec", None, None, "not known, at no batch size told apart from plain decoding")]
 
 
+@pytest.mark.wide
 def test_stage_shares_add_up():
     rows = f.stage_shares(made({("ragged", 1): [line(1), line(1)]}))
     assert [row[2] for row in rows] == list(f.STAGES)
@@ -216,6 +223,7 @@ def test_stage_shares_add_up():
     assert {row[2]: row[4] for row in rows} == SECONDS
 
 
+@pytest.mark.wide
 def test_acceptance_by_position_counts_drafts_that_reach_it():
     lines = [line(1), line(1, drafted_by_position=[6, 4, 2], accepted_by_position=[3, 1, 0])]
     assert f.by_position(made({("ragged", 1): lines})) == [
@@ -225,6 +233,7 @@ def test_acceptance_by_position_counts_drafts_that_reach_it():
     ]
 
 
+@pytest.mark.wide
 def test_calibration_adds_repeats():
     """Bins are added up over repeats, empty ones are left out, and runs without a calibration show nothing."""
     repeats = [line(1, calibration=[[0.5, 1, 4], [0, 0, 0]]), line(1, calibration=[[0.25, 0, 2], [0, 0, 0]]), line(1)]
@@ -233,6 +242,7 @@ def test_calibration_adds_repeats():
     assert png(plots.draw(found, ["plain", "ragged"])["calibration"]).startswith(b"\x89PNG")
 
 
+@pytest.mark.wide
 def test_histogram_adds_repeats():
     assert f.histogram(made({("ragged", 1): [line(1), line(1)]})) == [
         ("ragged", 1, 0, 2, 0.25),
@@ -240,6 +250,7 @@ def test_histogram_adds_repeats():
     ]
 
 
+@pytest.mark.wide
 def test_equality_is_with_plain_decoding_at_one_and_at_the_same_batch_size():
     two = [[1, 2, 9], [4, 5]]
     found = made(
@@ -258,6 +269,7 @@ def test_equality_is_with_plain_decoding_at_one_and_at_the_same_batch_size():
     ]
 
 
+@pytest.mark.wide
 def test_headline_names_the_fastest_of_those_that_are_equal():
     wrong = [[1], [4, 5]]
     found = made(
@@ -313,6 +325,7 @@ def test_schemes_are_held_against_the_fastest_and_the_page_says_why():
     )
 
 
+@pytest.mark.wide
 def test_schemes_that_are_alike_are_not_ranked():
     """Where no interval leaves out 1 no scheme is called the faster one, and what moving rows takes is told all the same."""
     rates = {"plain": (90, 100, 110), "ragged": (100, 103, 99), "eqspec": (99, 104, 98)}
@@ -341,6 +354,7 @@ def test_nothing_but_zeros_is_a_sentence():
     assert "grouping_rate" in plots.draw(tables(made(lines)), found.schemes)
 
 
+@pytest.mark.wide(but=["sizes0"])
 @pytest.mark.parametrize("sizes", [(1, 2), (1, 2, 4)])
 def test_no_line_is_drawn_between_two_batch_sizes(sizes: tuple[int, ...]):
     """Two points are points; three and more are joined."""
@@ -383,6 +397,7 @@ def test_headline_where_nothing_is_faster():
     )
 
 
+@pytest.mark.wide
 def test_a_failed_cell_is_shown_without_figures():
     found = made({("plain", 1): [line(100)], ("ragged", 1): [{"error": "no room"}]})
     rows = summary(found, tables(found))
@@ -396,6 +411,7 @@ def test_a_failed_cell_is_shown_without_figures():
     assert "could not be run: no room." in page
 
 
+@pytest.mark.wide
 def test_prompts_that_failed_are_not_equal():
     """A run in which a prompt has no continuation counts for nothing, though plain decoding failed on it as well."""
     failed = line(100, token_ids=[[], [4, 5]])
@@ -454,6 +470,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (folder / RESULTS).read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.wide
 def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
     """All that was measured is drawn; bitwise equality, objectives and trees were not asked for."""
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
@@ -471,6 +488,7 @@ def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
         assert path.suffix != ".svg" or start == b"<?xml ve"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "name",
     [
@@ -536,12 +554,14 @@ def test_pdf_holds_findings_cells_figures_and_numbers(tmp_path: Path):
     assert path.read_bytes().count(b"/Type /Page ") == len(pages)
 
 
+@pytest.mark.wide
 def test_pictures_are_the_same_each_time(folder: Path):
     found = made({("plain", 1): [line(100)], ("ragged", 1): [line(150)]})
     once, again = (svg(plots.draw(tables(found), found.schemes)["speed_up"], "speed_up") for _ in range(2))
     assert once == again
 
 
+@pytest.mark.wide
 def test_one_batch_size_is_drawn_as_bars():
     found = made({("plain", 4): [line(100)], ("plain", 1): [line(50)], ("ragged", 4): [line(150), line(140)]})
     only = Comparison(found.about, [one for one in found.cases if one.batch_size == 4], found.lines)
@@ -586,6 +606,7 @@ def test_page_in_a_browser(folder: Path):
     assert min(narrow["smallest"], wide["smallest"]) > 100
 
 
+@pytest.mark.wide
 def test_a_page_needs_nothing_but_itself(folder: Path) -> None:
     """Nothing is fetched, no script runs, and what a command was given cannot end the markup."""
     text = (folder / "report.html").read_text(encoding="utf-8")

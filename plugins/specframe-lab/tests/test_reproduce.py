@@ -64,6 +64,7 @@ def whole(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.wide
 def test_every_cell_has_its_line(whole: Path) -> None:
     """Plain decoding at batch size 1 is added to table 1, transformers' own runs there only; grouping needs two rows."""
     found = {(line["cell"]["part"], line["scheme"], line["cell"]["batch_size"]) for line in lines(whole)}
@@ -78,6 +79,7 @@ def test_every_cell_has_its_line(whole: Path) -> None:
     assert len(lines(whole)) == len(expected)
 
 
+@pytest.mark.wide
 def test_what_is_lossless_matches_and_what_is_flawed_does_not(whole: Path) -> None:
     """In float32 every lossless scheme, transformers' own among them, gives plain decoding's ids; flawed ones do not."""
     match = [line for line in lines(whole) if line["cell"]["part"] == "match"]
@@ -90,6 +92,7 @@ def test_what_is_lossless_matches_and_what_is_flawed_does_not(whole: Path) -> No
             assert "bugs" not in line
 
 
+@pytest.mark.wide
 def test_the_page_shows_ours_beside_the_published(whole: Path) -> None:
     """Every table has its rows, published figures stand where they belong, and every figure that is shown is there."""
     page = (whole / reproduction.PAGE).read_text(encoding="utf-8")
@@ -115,6 +118,7 @@ def test_the_page_in_a_browser(whole: Path) -> None:
         assert faults(page) == []
 
 
+@pytest.mark.wide
 def test_shares_are_those_of_decoding(whole: Path) -> None:
     """Verify, draft and overhead add up, prompt reading left out; no sequence waits for longer than the bound."""
     for line in lines(whole):
@@ -128,6 +132,7 @@ def test_shares_are_those_of_decoding(whole: Path) -> None:
             assert line["longest_wait"] <= reproduction.PATIENCE + reproduction.WINDOW // 2
 
 
+@pytest.mark.wide
 def test_the_tail_under_bursts_is_the_same_on_every_machine(whole: Path) -> None:
     """Its moments are whole passes after an arrival or after another pass, and all prompts give their own tokens."""
     found = [line for line in lines(whole) if line["cell"]["part"] == "bursty"]
@@ -147,6 +152,7 @@ def test_the_tail_under_bursts_is_the_same_on_every_machine(whole: Path) -> None
     assert [cell.strip() for cell in rows[0].split("|")][5] == "-"  # P99 of so few first tokens
 
 
+@pytest.mark.wide
 def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command only writes the page again; another setting is refused with one sentence."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
@@ -159,6 +165,7 @@ def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatc
     assert "made with match: max new tokens 8 where 9 is now asked for" in other.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -208,6 +215,7 @@ def test_a_cell_that_fails_is_named(failing: tuple[Result, Path]) -> None:
         assert f"{start}match, assisted, batch size 1: MemoryError: no room" in page
 
 
+@pytest.mark.wide
 def test_a_dry_run_of_some_parts(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It names every cell of the parts that would be run, loads no model and writes nothing."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
@@ -222,6 +230,7 @@ def test_a_dry_run_of_some_parts(pair: list[str], tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.wide
 def test_prompts_of_one_length_and_of_many(pair: list[str]) -> None:
     """Grouping is measured on the same prompts, cut to the median length, or at random to between 1 token and that."""
     pipe = LoadedModels().pipeline({"target": pair[1], "drafter": pair[3]})
@@ -245,6 +254,7 @@ def test_batches_that_prompts_do_not_fill_are_told(pair: list[str], failing: tup
     assert told in run(*pair, *more, *TOKENS, "--output", str(folder.parent / "none")).stderr.splitlines()
 
 
+@pytest.mark.wide(but=["99--"])
 @pytest.mark.parametrize(("count", "told"), [(99, "-"), (100, "3.25")])
 def test_p99_is_told_of_a_hundred_sequences(count: int, told: str) -> None:
     """P99 of fewer sequences lies between the two slowest: the page has no number in its place."""

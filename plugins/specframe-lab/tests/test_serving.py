@@ -40,6 +40,7 @@ def column(requests: list[dict[str, Any]], name: str) -> list[float]:
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_requests_that_decode_together():
     """Two read by the first pass, a third that arrives at 10: each takes three passes."""
     requests = served([*PAIR, [5, 6]], 3, [0, 0, 10])
@@ -59,6 +60,7 @@ def test_requests_that_decode_together():
     }
 
 
+@pytest.mark.wide
 def test_reading_a_prompt_is_a_gap_in_the_chunks_of_others():
     """The second arrives in the middle of a pass, and its prompt is read by the third."""
     first, second = served(PAIR, 6, [0, 1.5])
@@ -70,6 +72,7 @@ def test_reading_a_prompt_is_a_gap_in_the_chunks_of_others():
     assert metrics([first, second])["itl"] == [1, 2, 1, 1, 1, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.wide
 def test_the_tokens_of_a_round_are_one_chunk():
     """Drafts of three that all stand: tpot tells it, the gap between chunks does not."""
     truth = harness.truth(fake_target(eos=60), harness.requests([[1, 2]], 9))
@@ -80,6 +83,7 @@ def test_the_tokens_of_a_round_are_one_chunk():
     assert metrics([request])["itl"] == [1, 1]
 
 
+@pytest.mark.wide
 def test_a_request_of_one_token_has_no_tpot():
     """It keeps every objective of tpot, as in vLLM."""
     requests = served([[1, 2]], 1)
@@ -89,6 +93,7 @@ def test_a_request_of_one_token_has_no_tpot():
     assert all(map(math.isnan, summary(found["tpot"])))
 
 
+@pytest.mark.wide
 def test_a_pass_of_the_draft_model_takes_its_own_time():
     clock = PassClock({"target": 1.0, "draft": 0.25})
     service = Service(Local(), clock=lambda: clock)
@@ -113,6 +118,7 @@ def test_a_request_that_ends_when_another_is_sent_is_not_in_flight_with_it():
 # ---- objectives ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("slo", "good"),
     [("ttft:1000,tpot:1100", 0), ("ttft:1500,tpot:1200,e2el:6999.9", 1), ("ttft:1500,tpot:1200,e2el:7000", 2)],
@@ -123,12 +129,14 @@ def test_a_request_is_good_when_it_keeps_all_objectives(slo: str, good: int):
     assert (found["request_goodput"], found["good_request_fraction"]) == (good / 8, good / 2)
 
 
+@pytest.mark.wide
 def test_objectives_are_milliseconds():
     assert objectives("ttft:200, e2el:3e3") == {"ttft": 200, "e2el": 3000}
     assert holds({"ttft": 200}, {"ttft": 0.2})
     assert not holds({"ttft": 200}, {"ttft": 0.2001})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -146,6 +154,7 @@ def test_objectives_that_are_none(given: str, message: str):
 # ---- requests in flight ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_a_request_waits_for_those_in_flight_to_end():
     requests = served([*PAIR, [5, 6]], 2, [0, 0, 1], most=1)
     assert [one["sent"] for one in requests] == [0, 2, 4]
@@ -156,6 +165,7 @@ def test_a_request_waits_for_those_in_flight_to_end():
     assert rates(requests)["max_concurrent_requests"] == 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("align", "most"), [("ragged", 2), ("eqspec", 1), ("exspec", 5)])
 def test_a_limit_changes_no_token_and_reads_no_prompt_twice(align: str, most: int):
     """Prompts of any length: the longest comes late, and finds its room."""
@@ -173,6 +183,7 @@ def test_a_limit_changes_no_token_and_reads_no_prompt_twice(align: str, most: in
     assert made[0] == made[1]
 
 
+@pytest.mark.wide
 def test_requests_can_be_aborted_whether_they_were_sent_or_not():
     from specframe.contracts.requests import Request
 
@@ -200,6 +211,7 @@ def gaps(moments: list[float]) -> np.ndarray:
     return np.diff([0, *moments])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("given", "burstiness"), [("poisson:4", 1), ("gamma:4,burstiness=0.25", 0.25)])
 def test_gaps_have_the_spread_of_a_gamma_distribution_and_end_at_the_rate(given: str, burstiness: float):
     """A coefficient of variation of 1 / sqrt(burstiness); the last of N arrives at N / rate."""
@@ -209,11 +221,13 @@ def test_gaps_have_the_spread_of_a_gamma_distribution_and_end_at_the_rate(given:
     assert moments != arrival_times(given, 20_000, seed=1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("given", ["constant:4", "gamma:4,burstiness=inf"])
 def test_a_constant_pattern_has_equal_gaps(given: str):
     assert arrival_times(given, 3) == [0.25, 0.5, 0.75]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("strategy", "rising"), [("linear", [1, 1 / 2, 1 / 3]), ("exponential", [1, 3**-0.5, 1 / 3])])
 def test_a_ramp_goes_from_one_rate_to_the_other_request_by_request(strategy: str, rising: list[float]):
     given = f"constant:1,ramp-up-strategy={strategy},ramp-up-end-rps=3"
@@ -221,6 +235,7 @@ def test_a_ramp_goes_from_one_rate_to_the_other_request_by_request(strategy: str
     assert arrival_times(given, 1) == [1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -239,6 +254,7 @@ def test_a_pattern_that_is_none(given: str, message: str):
     assert str(caught.value).startswith(f"arrivals: {message}")
 
 
+@pytest.mark.wide
 def test_a_trace_gives_its_timestamps_from_the_first_on(tmp_path: Path):
     """Lines as Mooncake publishes them; of more lines than prompts the first are taken."""
     line = {"input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
@@ -252,6 +268,7 @@ def test_a_trace_gives_its_timestamps_from_the_first_on(tmp_path: Path):
         arrival_times(str(path), 4)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("line", ['{"timestamp": -1}', '{"input_length": 3}', "{"])
 def test_a_line_that_is_of_no_trace(tmp_path: Path, line: str):
     path = tmp_path / "trace.jsonl"

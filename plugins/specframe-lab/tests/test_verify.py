@@ -65,6 +65,7 @@ def test_samples_are_compared_with_samples_that_are_rounded_alike(
     assert found.batch_one.exact_match == 100
 
 
+@pytest.mark.wide
 def test_sound_combinations_match_both_references(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     """Every cell of a grid is compared with plain decoding at batch 1 and at its own batch, and is exact."""
     found = outcomes(*pair, align="ragged,eqspec", batch_size=[1, 3])
@@ -83,6 +84,7 @@ def test_sound_combinations_match_both_references(pair: tuple[PreTrainedModel, P
             assert agreement.worst is None
 
 
+@pytest.mark.wide
 def test_flawed_combinations_do_not(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     """What reproduces a published flaw parts from both references, while plain decoding under it need not."""
     (one,) = outcomes(*pair, align="masking")
@@ -96,6 +98,7 @@ def test_flawed_combinations_do_not(pair: tuple[PreTrainedModel, PreTrainedModel
     assert one.plain.exact_match == 100
 
 
+@pytest.mark.wide
 def test_a_divergence_says_where_and_how_close() -> None:
     """Position, both tokens and the float64 gap at that place are those of the two continuations."""
     target = zoo.build("qwen3")
@@ -136,6 +139,7 @@ def with_a_tie(model: PreTrainedModel, prompt: list[int]) -> PreTrainedModel:
     return model
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("architecture", ["qwen3", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_bfloat16_parts_at_ties_only(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 sound combinations may part from the references, at ties; a flawed one parts at bugs as well."""
@@ -155,6 +159,7 @@ def test_bfloat16_parts_at_ties_only(architecture: str, monkeypatch: pytest.Monk
     assert flawed.batch_one.bugs > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("architecture", ["llama", pytest.param("glm4", marks=pytest.mark.slow), "gpt2"])
 def test_bfloat16_bugs_in_no_lossless_alignment(architecture: str) -> None:
     """Whatever lossless alignment, on models that round differently: rounding explains every divergence."""
@@ -174,6 +179,7 @@ def sampled(pair: tuple[Any, Any], temperature: float, **options: Any) -> list[V
     return list(verify(checked(expand(cell)), PROMPTS, 12, temperature=temperature))
 
 
+@pytest.mark.wide
 def test_gumbel_draws_what_plain_sampling_draws() -> None:
     """With a temperature the reference is plain sampling at the same seed, whose ids are not those of another seed."""
     target = zoo.build("qwen3")
@@ -191,6 +197,7 @@ def test_gumbel_draws_what_plain_sampling_draws() -> None:
     assert first != second
 
 
+@pytest.mark.wide
 def test_divergences_of_samples_are_weighed_under_their_noise() -> None:
     """Where a flawed alignment draws another token, the expected one is the best once the noise is added: no gap is missed."""
     target = zoo.build("qwen3")
@@ -202,6 +209,7 @@ def test_divergences_of_samples_are_weighed_under_their_noise() -> None:
         assert found.short >= found.gap > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", ["rejection", "block", "greedy"])
 def test_rules_whose_ids_cannot_be_compared_are_refused(
     pair: tuple[PreTrainedModel, PreTrainedModel], rule: str
@@ -215,6 +223,7 @@ def test_rules_whose_ids_cannot_be_compared_are_refused(
     assert one.sound
 
 
+@pytest.mark.wide
 def test_errors_that_a_model_magnifies_widen_the_bound() -> None:
     """Where a router of experts is near a tie itself, roundings decide between far logits: the bound is measured."""
     target = zoo.build("qwen3-moe").bfloat16()
@@ -264,6 +273,7 @@ def test_the_command_says_which_cells_are_sound(saved: list[str], tmp_path: Path
     assert bad["batch_one"]["divergences"][0]["kind"] == "bug"
 
 
+@pytest.mark.wide
 def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) -> None:
     """A temperature takes gumbel unless another rule is named, which is refused; so is what is no temperature."""
     result = invoke(*saved, "hello", "a", "--temperature", "0.9", "--batch-size", "1,2")
@@ -280,6 +290,7 @@ def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) 
         assert message in result.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -303,6 +314,7 @@ def test_a_value_that_cannot_be_used_is_told_for_its_cell(saved: list[str], give
     assert re.search(rf"^{re.escape(message)}", foreseen.stderr, re.MULTILINE), foreseen.output
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("option", ["target", "drafter"])
 def test_a_model_that_cannot_be_loaded_is_told_for_its_cell(saved: list[str], option: str) -> None:
     """A target has a reference of its own: it is missing for its cells alone."""
@@ -313,6 +325,7 @@ def test_a_model_that_cannot_be_loaded_is_told_for_its_cell(saved: list[str], op
     assert "1 of 2 combinations decode as the reference decoder does" in result.stdout
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_dry_run_counts_what_would_be_decoded(saved: list[str], tmp_path: Path, temperature: float) -> None:
     """As many decodings as it says are made when it is run: by the references, plainly, and by every combination."""
@@ -342,6 +355,7 @@ def written(saved: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple
     return invoke(*saved, *grid, "--output", str(page)), page
 
 
+@pytest.mark.wide
 def test_the_page_has_every_combination(written: tuple[Exit, Path]) -> None:
     """The page has a row per combination with its first divergence, all divergences, what was left out, and the command."""
     result, page = written
@@ -363,6 +377,7 @@ def test_the_page_has_every_combination(written: tuple[Exit, Path]) -> None:
     assert "<dt>prompts</dt><dd>2</dd>" in text
 
 
+@pytest.mark.wide
 @needs_chromium
 def test_the_page_on_screens(written: tuple[Exit, Path]) -> None:
     """On wide and narrow screens, light and dark, it is no wider than the screen and breaks no rule of accessibility."""
@@ -371,6 +386,7 @@ def test_the_page_on_screens(written: tuple[Exit, Path]) -> None:
         assert faults(page) == []
 
 
+@pytest.mark.wide
 def test_bitwise_knows_no_ties() -> None:
     """With bitwise, half precision is exact, the reference is computed alike, and a divergence that rounding explains is a bug."""
     target = zoo.build("llama").to(torch.bfloat16)

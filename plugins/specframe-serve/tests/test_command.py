@@ -29,6 +29,7 @@ def test_an_open_door_is_told_of(asked):
         assert ("Warning: listening at 0.0.0.0 without --api-key" in outcome.stderr) == warned
 
 
+@pytest.mark.wide
 def test_limits_arrive_where_they_belong(asked):
     """Each option is the limit of its name."""
     limits = {"body-bytes": 2, "prompt-tokens": 3, "new-tokens": 4, "request-tokens": 5, "waiting": 6}
@@ -40,6 +41,7 @@ def test_limits_arrive_where_they_belong(asked):
     assert (Limited(*limits), grace) == (expected, 2.5)
 
 
+@pytest.mark.wide
 def test_a_negative_grace_is_refused(asked):
     """The grace is a number of seconds of at least 0."""
     outcome = CliRunner().invoke(cli, ["serve", "--port", "0", "--grace", "-1"])
@@ -48,6 +50,7 @@ def test_a_negative_grace_is_refused(asked):
     assert not asked
 
 
+@pytest.mark.wide(but=["given0-None"])
 @pytest.mark.parametrize(("given", "seed"), [((), None), (("--seed", "0"), 0), (("--seed", "7"), 7)])
 def test_the_servers_seed_is_the_one_asked_for(asked, given, seed):
     """Without the option requests without a seed follow from nothing; the option's default is no such choice."""

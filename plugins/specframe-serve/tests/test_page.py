@@ -71,6 +71,7 @@ def test_rows_keep_their_places() -> None:
     assert places(live) == [8, 6, 7, 9]
 
 
+@pytest.mark.wide
 def test_a_row_that_a_round_leaves_out_rests(clock: Clock) -> None:
     """It keeps its place while the scheduler passes it over, marked as resting, and loses it when it is not seen any more."""
     live = Live(None)
@@ -84,6 +85,7 @@ def test_a_row_that_a_round_leaves_out_rests(clock: Clock) -> None:
     assert places(live) == [None, 2]
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("clock")
 def test_no_more_rows_than_a_page_has_room_for() -> None:
     """Of more rows than are shown, those that are shown stay."""
@@ -94,6 +96,7 @@ def test_no_more_rows_than_a_page_has_room_for() -> None:
     assert places(live) == [*range(ROWS)]
 
 
+@pytest.mark.wide
 def test_acceptance_is_kept_for_minutes(clock: Clock) -> None:
     """The history has the rate of each span, nothing where nothing was drafted, and forgets what is older than its spans."""
     live = Live(None)

@@ -28,6 +28,7 @@ def read(**given: Any) -> tuple[Asked, Sampling]:
     return asked, asked.sampling()
 
 
+@pytest.mark.wide(but=["completion"])
 @pytest.mark.parametrize("body", [COMPLETION, CHAT], ids=["completion", "chat"])
 def test_every_parameter_of_openais_client_may_be_null(body):
     """Null asks for nothing, whichever parameter has it: the request is read as without it."""
@@ -57,12 +58,14 @@ UNUSED: dict[str, Any] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", UNUSED)
 def test_fields_that_change_no_token_are_accepted(name):
     """What tells who asks, how it is billed, or asks for nothing that is not done anyway leaves the sampling as it is."""
     assert read(**CHAT, **{name: UNUSED[name]})[1] == read(**CHAT)[1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -93,6 +96,7 @@ def test_what_draws_has_no_effect_at_a_temperature_of_0():
         assert read(**body, temperature=1, top_p=0.9)[1].top_p == 0.9
 
 
+@pytest.mark.wide
 def test_penalties_and_biases_are_those_of_sampling():
     """Frequency penalties and biases of tokens are read, and a wrong token is refused."""
     for body in (COMPLETION, CHAT):
@@ -103,6 +107,7 @@ def test_penalties_and_biases_are_those_of_sampling():
             read(**body, logit_bias={"-1": 1})
 
 
+@pytest.mark.wide
 def test_unknown_fields_are_refused_with_null_too():
     """A misspelt field is told of, whatever its value."""
     for value in (1, None):
@@ -110,6 +115,7 @@ def test_unknown_fields_are_refused_with_null_too():
             read(**CHAT, colour=value)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("body", [COMPLETION, CHAT], ids=["completion", "chat"])
 def test_the_bodies_of_guidellm(body):
     """The fields that guidellm sends are read as vLLM reads them."""
@@ -121,6 +127,7 @@ def test_the_bodies_of_guidellm(body):
     assert read(**body)[0].usage == "none"
 
 
+@pytest.mark.wide
 def test_parts_of_messages_are_one_text():
     """A content of several parts of text is read as its lines; a part of another type is refused."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]

@@ -40,6 +40,7 @@ def ids(answer: Any) -> list[list[int]]:
 ASKED = {"model": "tiny", "max_tokens": NEW, "extra_body": {"return_token_ids": True}}
 
 
+@pytest.mark.wide
 def test_requests_at_once_get_the_tokens_of_a_pipeline(running, pipe):
     """Greedy and seeded requests that share batches have the ids that a run of the same prompts gives."""
     client = running.client()
@@ -57,6 +58,7 @@ def test_requests_at_once_get_the_tokens_of_a_pipeline(running, pipe):
         assert [one.result() for one in both[1]] == drawn
 
 
+@pytest.mark.wide
 def test_a_request_without_a_seed_is_not_repeated(running, pipe):
     """Two requests at a temperature have different tokens, and not those of seeds 0 and 1."""
     client, hot = running.client(), {"temperature": 1.5, "prompt": PROMPTS[0], **ASKED}
@@ -65,6 +67,7 @@ def test_a_request_without_a_seed_is_not_repeated(running, pipe):
     assert all(len(answer) for answer in answers)
 
 
+@pytest.mark.wide
 def test_speculation_off_drafts_nothing_and_changes_nothing(running, pipe):
     """A request without speculation has the same tokens, and no token is drafted for it."""
     before = running.figure("vllm:spec_decode_num_draft_tokens_total")
@@ -122,6 +125,7 @@ def test_stop_and_logprobs(running, pipe):
     assert (cut.text, cut.finish_reason) == (expected.text[: expected.text.index(stop)], "stop")
 
 
+@pytest.mark.wide(but=["0"])
 @pytest.mark.parametrize("new", [0, 1])
 def test_an_echo_scores_the_prompt(running, pipe, new):
     """A choice begins with its prompt, whose log-probabilities are the target's: what harnesses ask of likelihoods is there."""
@@ -173,6 +177,7 @@ def test_chat(running, pipe, monkeypatch):
 GOOD = {"model": "tiny", "prompt": "a"}
 
 
+@pytest.mark.wide(but=["body12-400-expected at most 20000 tokens, of prompts and new ones in all"])
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -208,6 +213,7 @@ def test_a_body_of_unknown_length_is_counted(running):
     assert answer.status_code == 413
 
 
+@pytest.mark.wide
 def test_a_page_of_another_site_cannot_ask(running):
     """A browser sends its JSON only where the server allows the site: it allows none. Other types are refused."""
     sent = {"Content-Type": "text/plain", "Origin": "http://elsewhere.example"}
@@ -234,6 +240,7 @@ def test_other_routes(running):
     assert "no rival of production servers" in httpx.get(running.url).text
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("hold")
 def test_a_stream_that_is_left_ends_in_the_engine(running):
     """A client that hangs up in the middle of its stream frees the row: by itself the stream would never end."""
@@ -245,6 +252,7 @@ def test_a_stream_that_is_left_ends_in_the_engine(running):
     assert not running.server.service._chunks._texts
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("hold")
 def test_a_request_that_is_dropped_ends_in_the_engine(running):
     """A client that hangs up while it waits for a whole answer frees the row: by itself the answer would never come."""
@@ -255,6 +263,7 @@ def test_a_request_that_is_dropped_ends_in_the_engine(running):
     assert running.server.service._engine.idle
 
 
+@pytest.mark.wide
 def test_the_page_shows_the_drafts(running):
     """While somebody looks, the state has the rows of the latest round with their drafts."""
     httpx.get(f"{running.url}/live")
@@ -268,6 +277,7 @@ def test_the_page_shows_the_drafts(running):
     assert seen["rows"][0]["drafted"] >= seen["rows"][0]["stood"]
 
 
+@pytest.mark.wide
 def test_a_failed_round_ends_its_requests_alone(running, monkeypatch):
     """When a round fails, the requests under way are told so, and the next one is answered."""
     step = Engine.step
@@ -284,6 +294,7 @@ def test_a_failed_round_ends_its_requests_alone(running, monkeypatch):
     assert running.post(GOOD).status_code == 200
 
 
+@pytest.mark.wide
 def test_a_prompt_of_nan_is_told_and_the_one_beside_it_answered(serve, pipe):
     """A prompt that the target has no distribution for is answered with the error, in a stream as well, and no other one is."""
     target, broken = copy.deepcopy(pipe.target_model), 40
@@ -298,6 +309,7 @@ def test_a_prompt_of_nan_is_told_and_the_one_beside_it_answered(serve, pipe):
     assert usual.json()["choices"][0]["token_ids"] == beside.json()["choices"][0]["token_ids"]
 
 
+@pytest.mark.wide
 def test_a_full_queue_and_a_key(serve):
     """More sequences than may wait are answered with 429, and a wrong key with 401."""
     made = serve(key="secret", batch_size=1, limits={"waiting": 1})
@@ -328,6 +340,7 @@ def test_a_server_with_workers(serve, pipe):
     made.pipe.executor.dismiss()
 
 
+@pytest.mark.wide
 def test_many_streams_are_not_mixed(running, pipe):
     """Sixteen streams, slow readers among them, each have the tokens of their own prompt."""
     expected = [result.token_ids for result in pipe.generate([p * 2 for p in PROMPTS], NEW)]

@@ -144,6 +144,7 @@ def decodes(service: Service) -> bool:
 ERRORS = (RuntimeError, torch.OutOfMemoryError, SystemExit)
 
 
+@pytest.mark.wide(but=["idle-SystemExit"])
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("member", ["open", "make_room", "add", "step", "idle"])
 def test_every_sample_gets_one_result_where_a_call_of_the_engine_fails(serving, member, kind):
@@ -160,6 +161,7 @@ def test_every_sample_gets_one_result_where_a_call_of_the_engine_fails(serving, 
     assert service.unfinished == 0
 
 
+@pytest.mark.wide
 def test_no_client_waits_where_an_engine_can_never_be_opened(serving):
     """Each job ends with the error of the attempt that was made for it."""
     service, clients = serving(Faults(open=[RuntimeError("no room")] * 9)), [Client() for _ in range(3)]
@@ -169,6 +171,7 @@ def test_no_client_waits_where_an_engine_can_never_be_opened(serving):
     assert service.unfinished == 0
 
 
+@pytest.mark.wide
 def test_a_failing_step_and_a_failing_end_of_the_engine(serving):
     """An engine whose step fails, and then its end, costs its own requests alone."""
     service, client = serving(Faults(step=[RuntimeError("planted")], close=[RuntimeError("worse")])), Client()
@@ -177,6 +180,7 @@ def test_a_failing_step_and_a_failing_end_of_the_engine(serving):
     assert decodes(service)
 
 
+@pytest.mark.wide
 def test_a_failing_abort_ends_the_others_with_an_error(serving):
     """An engine that cannot end a request is not gone on with: who else waits is told."""
     faults = Faults(abort=[RuntimeError("planted")])
@@ -191,6 +195,7 @@ def test_a_failing_abort_ends_the_others_with_an_error(serving):
     assert decodes(service)
 
 
+@pytest.mark.wide
 def test_an_engine_that_loses_requests_leaves_nobody_waiting(serving):
     """A request that the engine has forgotten without a report ends with an error."""
     service, client = serving(Forgetful()), Client()
@@ -199,6 +204,7 @@ def test_an_engine_that_loses_requests_leaves_nobody_waiting(serving):
     assert decodes(service)
 
 
+@pytest.mark.wide
 def test_who_leaves_before_the_engine_has_the_job_costs_nothing(serving):
     """A job that is left while the engine is at others is never given to it."""
     faults = Faults()
@@ -234,6 +240,7 @@ def test_aborts_are_carried_out_between_jobs_that_come(serving, monkeypatch):
     assert made == [[[1]], [[4]]]
 
 
+@pytest.mark.wide
 def test_a_stop_ends_jobs_that_run_and_that_wait_and_takes_no_more(serving):
     """Without grace each sample ends with a sentence after the round under way; a job that comes later is refused."""
     faults = Faults()
@@ -254,6 +261,7 @@ def test_a_stop_ends_jobs_that_run_and_that_wait_and_takes_no_more(serving):
     assert not service._thread.is_alive()
 
 
+@pytest.mark.wide
 def test_jobs_under_way_have_the_grace_to_end(serving):
     """Within the grace a job gets all its tokens, and then the service ends without waiting for the rest of the time."""
     faults = Faults()

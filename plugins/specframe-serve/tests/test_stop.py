@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from typing import Any
 
+import pytest
 from specframe_serve.service import STOPS
 
 LONG = {"model": "tiny", "prompt": "a", "max_tokens": 1500, "ignore_eos": True}
@@ -24,6 +25,7 @@ def test_requests_end_with_a_sentence_where_there_is_no_grace(serve, hold):
     assert (whole.status_code, whole.json()["error"]["message"]) == (503, STOPS)
 
 
+@pytest.mark.wide
 def test_requests_under_way_get_all_their_tokens_within_the_grace(serve, hold):
     """A request that is under way when the signal comes is answered as if none had come."""
     made = serve(grace=3600)

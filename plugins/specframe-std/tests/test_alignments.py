@@ -11,6 +11,7 @@ from specframe.contracts.round import Batch
 from specframe.forward.recorded_chains import Still
 
 
+@pytest.mark.wide(but=["test_rows_stop_at_every_place[3]", "test_equals_reference[slab-continuous]"])
 class TestRagged(AlignmentSuite):
     """Slot = position."""
 
@@ -18,6 +19,7 @@ class TestRagged(AlignmentSuite):
         return "ragged"
 
 
+@pytest.mark.wide(but=["test_equals_reference[pool-fixed]"])
 class TestEqspec(AlignmentSuite):
     """Realigned after every round."""
 
@@ -25,6 +27,7 @@ class TestEqspec(AlignmentSuite):
         return "eqspec"
 
 
+@pytest.mark.wide(but=["test_equals_reference[dynamic-fixed]"])
 class TestExspec(AlignmentSuite):
     """Realigned when it has to be."""
 
@@ -32,6 +35,7 @@ class TestExspec(AlignmentSuite):
         return "exspec"
 
 
+@pytest.mark.wide(but=["test_equals_reference[paged-fixed]", "test_prompts_read_in_chunks[dynamic-fixed]"])
 class TestRollback(AlignmentSuite):
     """Cut to the batch's minimum."""
 
@@ -39,6 +43,7 @@ class TestRollback(AlignmentSuite):
         return "rollback"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestMasking(AlignmentSuite):
     """Masked, as published."""
 
@@ -46,6 +51,7 @@ class TestMasking(AlignmentSuite):
         return "masking"
 
 
+@pytest.mark.wide(but=["test_equals_reference[dynamic-same-length,window=4]"])
 class TestMaskingMended(AlignmentSuite):
     """Masked, with positions that count content."""
 
@@ -53,6 +59,7 @@ class TestMaskingMended(AlignmentSuite):
         return "masking,positions=content"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestPadding(AlignmentSuite):
     """Padded without end, as published."""
 
@@ -60,6 +67,7 @@ class TestPadding(AlignmentSuite):
         return "padding"
 
 
+@pytest.mark.wide(but=["test_equals_reference[dynamic-continuous]"])
 class TestPaddingMended(AlignmentSuite):
     """Padded without end, with all fixes."""
 
@@ -67,6 +75,7 @@ class TestPaddingMended(AlignmentSuite):
         return "padding,mask=content,positions=content,bonus=target"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rows", [1, 3])
 def test_places_of_even_rows(rows: int) -> None:
     """Rows of one length have the places that they have where the host does not know that they are even."""

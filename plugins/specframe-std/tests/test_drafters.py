@@ -32,12 +32,14 @@ class Paused(FixedLength):
         return Budget(0) if any(self._round in one for one in self.pauses) else self.maximum
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestModel(DrafterSuite):
     """The draft language model with its persistent cache."""
 
     def make(self) -> str:
         return "model"
 
+    @pytest.mark.wide
     @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=5"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
     def test_a_copy_of_the_target_is_always_right(self, align: str, schedule: str) -> None:
@@ -47,6 +49,7 @@ class TestModel(DrafterSuite):
         self.verify(pipe, asked)
         assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
+    @pytest.mark.wide(but=["ragged-chain-all rows draft"])
     @pytest.mark.parametrize("speculate", [True, False], ids=["all rows draft", "some rows draft"])
     @pytest.mark.parametrize("tree", [{}, {"branch": "2/1/1"}], ids=["chain", "tree"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec"])
@@ -63,6 +66,7 @@ class TestModel(DrafterSuite):
         if not tree:
             assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens
 
+    @pytest.mark.wide(but=["continuous-paged,share=on-chain"])
     @pytest.mark.parametrize("tree", [{}, {"branch": "2/1/1"}], ids=["chain", "tree"])
     @pytest.mark.parametrize("kv", ["slab", "pool", "paged", "paged,share=on"])
     @pytest.mark.parametrize("schedule", ["continuous", "continuous,piece=3", "same-length,window=5"])
@@ -97,6 +101,7 @@ class TestModel(DrafterSuite):
             assert fed.get(False)
             assert bool(fed[True]) == ("share" in kv), "what later prompts may begin with has to be read"
 
+    @pytest.mark.wide(but=["ends-slab"])
     @pytest.mark.parametrize("kv", ["slab", "pool"])
     @pytest.mark.parametrize("pause", [range(18), range(16, 40)], ids=["ends", "begins"])
     def test_a_pause_in_the_middle_of_a_prompt(self, pause: range, kv: str) -> None:
@@ -125,6 +130,7 @@ class TestModel(DrafterSuite):
         harness.check(pipe, asked)
         assert not any(round.draft for round in feeds.rounds)
 
+    @pytest.mark.wide
     @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
     def test_its_tokens_are_the_draft_models_own(self, align: str) -> None:
         """What is proposed is what the draft model generates by itself from the same tokens, after any rejection."""
@@ -141,6 +147,7 @@ class TestModel(DrafterSuite):
                 assert proposed == own[: round.report.draft.depth]
         assert {round.report.draft.depth for round in feeds.decoding} >= {self.draft_length}
 
+    @pytest.mark.wide(but=["ragged-chain"])
     @pytest.mark.parametrize("tree", [{}, {"branch": "2/1"}], ids=["chain", "tree"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec"])
     def test_rows_without_speculation_are_not_fed(self, align: str, tree: dict[str, str]) -> None:
@@ -158,6 +165,7 @@ class TestModel(DrafterSuite):
         if not tree:
             assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
+    @pytest.mark.wide(but=["ragged"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec"])
     def test_a_wide_gap_is_read_in_pieces(self, align: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """What many rounds without drafts have left unread is fed as a prompt is: in pieces that fit into memory."""
@@ -186,6 +194,7 @@ class Pausing(FixedLength):
         return Budget(0) if self._round <= 40 else self.maximum
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestNone(DrafterSuite):
     """Plain decoding."""
 

@@ -62,6 +62,7 @@ def piped(model: PreTrainedModel, **options: Any) -> Any:
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("place", "name"), [*enumerate(ARCHITECTURES)])
 def test_equals_the_reference(place: int, name: str) -> None:
     """Every architecture, under two alignments each and with all checks on, gives the reference decoder's tokens."""
@@ -71,6 +72,7 @@ def test_equals_the_reference(place: int, name: str) -> None:
         assert pipe.report.num_draft_tokens > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ALIGNMENTS)
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_the_cache_is_never_wrong(name: str, align: str) -> None:
@@ -80,6 +82,7 @@ def test_the_cache_is_never_wrong(name: str, align: str) -> None:
     assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("check", [False, True])
 def test_there_is_one_cache(check: bool) -> None:
     """Draft and target hold what plain decoding holds, and the draft reads no prompt."""
@@ -94,6 +97,7 @@ def test_there_is_one_cache(check: bool) -> None:
     assert all(tokens == 1 for round in feeds.decoding for _, tokens in round.draft)
 
 
+@pytest.mark.wide
 def test_the_target_is_left_as_it_is() -> None:
     """The first layers are the target's own modules, and the target keeps all of its layers."""
     runner = ModelRunner(target("gpt2"), "target")
@@ -104,6 +108,7 @@ def test_the_target_is_left_as_it_is() -> None:
     assert made.lm_head is runner.module.lm_head
 
 
+@pytest.mark.wide
 def test_what_cannot_be_is_refused() -> None:
     """Too many layers, a model without a list of layers, and an alignment that cannot share: one sentence each."""
     with pytest.raises(ModelError, match=r"drafter 'early-exit': expected layers below the 2 of the target .*, got 2"):

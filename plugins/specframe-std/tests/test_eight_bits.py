@@ -39,6 +39,7 @@ def pipeline(kv: str, target: Any = TARGET, draft: Any = DRAFT, **options: Any) 
 # ---- a head ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide(but=["dtype2-fp8"])
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_head_comes_back_to_half_a_step(name: str, dtype: torch.dtype) -> None:
@@ -56,6 +57,7 @@ def test_a_head_comes_back_to_half_a_step(name: str, dtype: torch.dtype) -> None
         assert float(short.max()) < 0.5 * step + 2 * (torch.finfo(dtype).eps + torch.finfo(torch.bfloat16).eps)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", DTYPES)
 def test_what_a_head_becomes_depends_on_it_alone(name: str) -> None:
     """Any rows and tokens together have the bytes that they have alone, to the bit."""
@@ -65,6 +67,7 @@ def test_what_a_head_becomes_depends_on_it_alone(name: str) -> None:
         assert torch.equal(quantiser.pack(states[rows, :, tokens].clone()), whole[rows, :, tokens])
 
 
+@pytest.mark.wide
 def test_what_is_nothing_and_what_is_whole_stays() -> None:
     """A layer without values has none in bytes; whole numbers are kept as they are."""
     quantiser = QUANTISERS["int8"]
@@ -77,6 +80,7 @@ def test_what_is_nothing_and_what_is_whole_stays() -> None:
     assert quantiser.packed_shape(KVShape(4, 16, 0, torch.float32)) == KVShape(4, 18, 0, torch.uint8)
 
 
+@pytest.mark.wide
 def test_a_device_without_the_dtype_is_told_in_a_sentence() -> None:
     """Codes that torch does not make on a device are refused when the store is opened."""
     lacking: Any = object()
@@ -91,6 +95,7 @@ def test_a_device_without_the_dtype_is_told_in_a_sentence() -> None:
 # ---- tokens ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kv", "dtype", "batch"),
     [("slab", "int8", 1), ("pool", "fp8", 3), ("paged,block=3", "int8", 8), ("paged,block=3,share=on", "fp8", 3)],
@@ -117,6 +122,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_tokens_are_exact_however_they_are_drafted(options: dict[str, Any]) -> None:
     """Trees, pieces and the other alignments move bytes, and what they move stays what it was."""
@@ -135,6 +141,7 @@ def test_every_store_in_every_way(kv: str, options: dict[str, Any], dtype: str) 
         harness.check(pipeline(f"{kv},{BOTH.format(dtype)}", batch_size=batch, **options), ASKED)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
 def test_real_models_are_exact(name: str) -> None:
     """Layers with heads of their own and sliding windows: greedy tokens are the reference's, checked in every round."""
@@ -152,6 +159,7 @@ def test_checks_compare_with_a_forward_that_rounds_alike(monkeypatch: pytest.Mon
         harness.decode(pipeline("slab,dtype=int8", draft=None, check=True), ASKED)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("accept", ["greedy", "gumbel"])
 def test_drafts_in_8_bits_cost_no_exactness(accept: str) -> None:
     """Where drafts alone are rounded the combination is lossless, and its tokens are those without rounding."""
@@ -166,6 +174,7 @@ def test_drafts_in_8_bits_cost_no_exactness(accept: str) -> None:
     assert pipe.report.num_accepted_draft_tokens
 
 
+@pytest.mark.wide
 def test_recorded_forwards_round_as_others_do() -> None:
     """On a device with graphs codes are made and read inside of recordings, without a wait or a copy of the host's."""
     with suite_device.running_on("sim"):
@@ -173,6 +182,7 @@ def test_recorded_forwards_round_as_others_do() -> None:
         harness.check(pipe, ASKED[:4])
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize("graphs", ["on", "off"])
 @pytest.mark.parametrize("kv", ["slab", "paged,block=3"])
@@ -190,6 +200,7 @@ def test_a_rounded_target_is_marked() -> None:
     assert marked == {"slab,dtype=int8": False, "paged,dtype=fp8": False, "pool": True}
 
 
+@pytest.mark.wide
 def test_samples_start_from_one_row() -> None:
     """Samples of a prompt draw what plain sampling with the same quantiser draws, one by one."""
     how = Sampling(temperature=1.0, samples=3)
@@ -208,6 +219,7 @@ def test_what_a_later_prompt_has_in_common_is_kept_in_bytes() -> None:
     assert pipe.report.prefix_hit_tokens == 12
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", [{}, {"check": True}], ids=str)
 def test_states_are_kept_as_they_are(options: dict[str, Any]) -> None:
     """Beside layers with keys in 8 bits those with a state are exact: tokens are those of plain decoding with the same option."""
@@ -219,6 +231,7 @@ def test_states_are_kept_as_they_are(options: dict[str, Any]) -> None:
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
 
 
+@pytest.mark.wide
 def test_a_reference_that_cannot_round_is_refused() -> None:
     """A model that makes its cache itself has no reference in 8 bits."""
     with (
@@ -239,6 +252,7 @@ def opened(kv: str) -> tuple[Any, Any, Any]:
     return run.target.store, run.open_cache(draft).store, run.open_cache(draft, kv=Slab()).store
 
 
+@pytest.mark.wide(but=["slab,dtype=fp8,draft_dtype=int8-expected3"])
 @pytest.mark.parametrize(
     ("kv", "expected"),
     [
@@ -254,6 +268,7 @@ def test_whose_cache_is_in_which_dtype(kv: str, expected: list[str | None]) -> N
     assert [one._quantiser.name if isinstance(one, QuantisedStore) else None for one in stores] == expected
 
 
+@pytest.mark.wide
 def test_bytes_are_those_of_codes_and_scales() -> None:
     """A head of 12 numbers takes 14 bytes, not 48, and reports count them."""
     target = zoo.build("qwen3")
@@ -265,6 +280,7 @@ def test_bytes_are_those_of_codes_and_scales() -> None:
     assert pipe.report.peak_kv_bytes * 48 == exact.report.peak_kv_bytes * 14 > 0
 
 
+@pytest.mark.wide
 def test_a_budget_of_bytes_is_one_of_packed_heads() -> None:
     """Of ``memory=`` as many blocks are made as bytes suffice for."""
     shapes = [KVShape(2, 16, 16, torch.float32)]
@@ -275,6 +291,7 @@ def test_a_budget_of_bytes_is_one_of_packed_heads() -> None:
         assert blocks.most == (2000 // slot - 1) // 4
 
 
+@pytest.mark.wide
 def test_a_backend_that_rounds_nothing_has_nothing_to_say() -> None:
     """``rounding`` is None for what is kept, also where drafts are rounded."""
     made = (registry().make("KV backend", kv) for kv in ("slab", "slab,draft_dtype=int8", "slab,dtype=int8"))

@@ -156,6 +156,7 @@ TREES = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("branch", "siblings", "pairs"), TREES)
 def test_traversal_lets_more_stand_than_recursive_rejection(
     branch: str, siblings: str, pairs: int, monkeypatch: pytest.MonkeyPatch

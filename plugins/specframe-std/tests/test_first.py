@@ -30,6 +30,7 @@ PROMPTS = harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5)
 TREES = 'first,"of=suffix,tree=dynamic,nodes=6,factor=3|model,branch=2/1"'
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestFirst(DrafterSuite):
     """The suite: found drafts beside those of a draft model."""
 
@@ -37,6 +38,7 @@ class TestFirst(DrafterSuite):
         return "first,of=suffix|model,match=1,weigh=off"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestFirstOfTrees(TreeDrafterSuite):
     """The suite of trees: found ones beside those of a draft model."""
 
@@ -107,6 +109,7 @@ def batch_of(rows: int, plain: tuple[int, ...] = ()) -> Batch:
     return pool.batch(sorted(pool.admit(rows), key=lambda one: one.request.index))
 
 
+@pytest.mark.wide
 def test_each_row_has_the_draft_of_the_first_that_is_sure() -> None:
     """Rows whose match is long enough have the first drafter's tokens, the others the next one's; filler is counted out."""
     made = first_of(Known([5, 0, 3, 4, 9], tokens=2), Same())
@@ -120,6 +123,7 @@ def test_each_row_has_the_draft_of_the_first_that_is_sure() -> None:
     assert real == [[9, 9], [5, 5, 5], [5, 5], [9], []]
 
 
+@pytest.mark.wide
 def test_a_drafter_drafts_no_deeper_than_its_own_rows() -> None:
     """The longest draft is that of a row that another drafter is sure of: steps for it would be filler in every row."""
 
@@ -153,6 +157,7 @@ class Stepped(Same):
         return super().propose(batch, budget)
 
 
+@pytest.mark.wide(but=["0.15-0"])
 @pytest.mark.parametrize(("step", "depth"), [(0.01, 4), (0.03, 3), (0.15, 0)])
 def test_steps_are_taken_where_they_pay(step: float, depth: int) -> None:
     """The cheaper steps are the more of them are taken; where none pays, what was found stands in for it."""
@@ -169,6 +174,7 @@ def test_steps_are_taken_where_they_pay(step: float, depth: int) -> None:
     assert noted == {0: [1, 0, 0], **({1: [0, depth, depth]} if depth else {"unsure": [0, 1, 1]})}
 
 
+@pytest.mark.wide
 def test_steps_are_weighed_by_what_stood() -> None:
     """Of each source what stood is learnt by itself: found tokens that always fall make room for steps, and the other way round."""
     for found, stepped in ((0, 3), (3, 0)):
@@ -182,6 +188,7 @@ def test_steps_are_weighed_by_what_stood() -> None:
         assert (part.depths[-1] > 0) == (stepped > found)
 
 
+@pytest.mark.wide
 def test_worth_is_tokens_for_time() -> None:
     """Three rows and a draft of two tokens that stand with 0.6 each gain 3.96 tokens; a token costs 0.0566 / 3 of a plain round."""
     worth = Worth()
@@ -226,6 +233,7 @@ def test_certain_tokens_beside_drawn_ones_have_all_probability() -> None:
     assert torch.allclose(chances_BNV[1], torch.tensor([1 / 7] * 7 + [0] * 4).expand(3, -1))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("shape", ["", ",branch=2/1"], ids=["chain", "tree"])
 @pytest.mark.parametrize("align", ["ragged", "eqspec"])
 def test_the_cache_of_a_drafter_follows_rows_that_others_drafted_for(align: str, shape: str) -> None:
@@ -252,6 +260,7 @@ def test_the_cache_of_a_drafter_follows_rows_that_others_drafted_for(align: str,
     assert all(gain >= min(drafted, room - 1, 2) for gain, drafted, room in gained)
 
 
+@pytest.mark.wide(but=["greedy-first,of=suffix|model,match=2,weigh=off"])
 @pytest.mark.parametrize(
     ("accept", "drafter"),
     crossed(
@@ -273,6 +282,7 @@ def test_exact_under_every_lossless_rule(accept: str, drafter: str) -> None:
         assert pipe.report.num_draft_tokens > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -290,6 +300,7 @@ def test_bad_options(options: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.wide
 def test_a_head_of_the_embedded_target() -> None:
     """Found drafts beside a head's: the tokens are the plain ones."""
     prompts = ["def add(a, b):\n    return a + b\n\ndef add(a, b):\n", "import os\n"]
@@ -300,6 +311,7 @@ def test_a_head_of_the_embedded_target() -> None:
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.wide(but=["first,of=suffix|tiny-draft"])
 @pytest.mark.parametrize("given", ["first,of=suffix|tiny-draft", "first,of=prompt-lookup|tiny-draft,match=2"])
 def test_it_is_named_as_it_was_asked_for(given: str) -> None:
     """Listings and comparisons name it, and not the draft model of one of its parts, which would be another drafter."""
@@ -309,6 +321,7 @@ def test_it_is_named_as_it_was_asked_for(given: str) -> None:
     assert choose("tiny", chosen_name(given, strategy, draft)) == ("tiny", strategy, draft)
 
 
+@pytest.mark.wide
 def test_a_plan_of_memory_has_all_steps_that_may_be_taken() -> None:
     """Without numbers nothing is weighed: a run under a bound may take the steps that its shapes speak against."""
 

@@ -47,6 +47,7 @@ def exact_share(architecture: str, **options: Any) -> float:
     return sum(equal) / len(equal)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["masking", "padding"])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
@@ -55,6 +56,7 @@ def test_as_published_most_sequences_are_wrong(align: str, batch_size: int, arch
     assert exact_share(architecture, align=align, batch_size=batch_size) < 0.5
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["masking", "padding", *FIXED])
 def test_what_only_grows_needs_a_backend_that_does(align: str) -> None:
     """A cache of a fixed size is refused by a sentence that names one that fits."""
@@ -62,6 +64,7 @@ def test_what_only_grows_needs_a_backend_that_does(align: str) -> None:
         exact_share("fake", align=align, kv="slab")
 
 
+@pytest.mark.wide
 def test_only_what_is_fixed_is_lossless() -> None:
     """The classes promise nothing; an object does when all of its fixes are on."""
     make = functools.partial(registry().make, "alignment")
@@ -73,6 +76,7 @@ def test_only_what_is_fixed_is_lossless() -> None:
     assert all("lossless" in make(align).offers for align in FIXED)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("align", "says"),
     [
@@ -110,6 +114,7 @@ def rounds(align: str, right: fakes.Right, new: int = 12, **options: Any) -> lis
     return gains.rounds
 
 
+@pytest.mark.wide
 def test_rollback_gives_every_row_the_minimum() -> None:
     """Rows whose drafts are better than others' gain no more than those, until they end."""
     found = rounds("rollback", {0: 4, 1: 2, 2: 3, 3: 1})
@@ -117,6 +122,7 @@ def test_rollback_gives_every_row_the_minimum() -> None:
     assert len(found) == 6
 
 
+@pytest.mark.wide
 def test_the_published_bonus_token_is_the_draft_s() -> None:
     """Where a draft token is rejected it is emitted all the same; a full acceptance ends in the target's token."""
     target, _ = pair("fake")

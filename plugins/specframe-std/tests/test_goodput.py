@@ -19,6 +19,7 @@ from specframe_testing.conformance import DraftLengthPolicySuite
 from specframe.observe.watch import Watcher
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]", "test_any_acceptance[by-row]"])
 class TestGoodput(DraftLengthPolicySuite):
     """The draft-length policy ``goodput``, on the real clock: whatever it says, the tokens are the reference decoder's."""
 
@@ -48,6 +49,7 @@ def played(curve: str, rows: int) -> list[World]:
     return worlds
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rows", [4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("curve", CURVES)
 def test_near_the_best_fixed_length(curve: str, rows: int) -> None:
@@ -58,12 +60,14 @@ def test_near_the_best_fixed_length(curve: str, rows: int) -> None:
     assert min(world.ratio() for world in worlds) >= 0.93
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("curve", CURVES)
 def test_a_single_row(curve: str) -> None:
     """With one row a round tells little of acceptance: within 3 percent in most runs."""
     assert sorted(world.ratio() for world in played(curve, 1))[2] >= 0.965
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("costs", "rate"), crossed([(1, 0.35, 0.23), (4, 0.2, 0.3), (8, 0.2, 0.32), (32, 0.1, 0.4)], [0.35, 0.6, 0.8])
 )
@@ -85,6 +89,7 @@ def test_short_runs(costs: tuple[int, float, float], rate: float) -> None:
     assert np.mean(later) >= 0.97
 
 
+@pytest.mark.wide
 def test_the_first_trial_is_short_where_tokens_are_dear() -> None:
     """The first draft has four tokens for one row, and as many as the models' shapes let expect to pay for eight."""
     shapes = Prior(step=0.1, each=0.09)  # a model that is as slow for eleven tokens as for its weights
@@ -188,6 +193,7 @@ def test_a_run_begins_with_prompts_that_are_unread() -> None:
     assert (depth > 0, timed) == (True, [False, True])
 
 
+@pytest.mark.wide
 def test_acceptance_that_drifts() -> None:
     """Where drafts become good or bad in the middle of a run, it beats every fixed length."""
     for before, after in ((0.25, 0.9), (0.9, 0.2)):
@@ -197,6 +203,7 @@ def test_acceptance_that_drifts() -> None:
         assert world.ratio(700) > 0.95
 
 
+@pytest.mark.wide
 def test_trials_cost_little() -> None:
     """Where plain decoding is best by far, all that is not plain decoding costs 4 percent of 300 rounds and 2 of 3000."""
     for rounds, share in ((300, 0.04), (3000, 0.02)):
@@ -207,6 +214,7 @@ def test_trials_cost_little() -> None:
         assert np.mean([world.ratio() for world in worlds]) >= 1 - share
 
 
+@pytest.mark.wide
 def test_rows_that_draft_nothing_are_seldom_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where plain decoding is best it stays for a while, the longer the longer it was; where drafts pay plans follow rounds."""
     planned, usual = list[int](), RoundSeconds.curve
@@ -268,6 +276,7 @@ def test_costs_that_change_are_noticed() -> None:
             assert world.ratio(100) > 0.94
 
 
+@pytest.mark.wide
 def test_batches_that_shrink() -> None:
     """Where plain decoding is best for many rows and drafting for few, a batch that shrinks ends up drafting."""
 
@@ -288,6 +297,7 @@ def test_batches_that_shrink() -> None:
     assert np.mean(used[1]) > 1.5
 
 
+@pytest.mark.wide
 def test_time_between_rounds_says_nothing() -> None:
     """Time that passes between two rounds of the policy, such as the reading of prompts, is not counted."""
     now = [0.0]
@@ -315,6 +325,7 @@ class Drafts(Watcher):
             self.seen.append((sequence.request.index, length, tokens))
 
 
+@pytest.mark.wide
 def test_rounds_of_new_shapes_are_not_timed() -> None:
     """Rounds that a device runs anew or records, three and six times as long, decide nothing: where few tokens stand drafts end."""
     worlds = [World(lambda rows, length: 1 + 0.11 * length, 0.2, 8, seed, recorded=True) for seed in range(8)]

@@ -44,6 +44,7 @@ def test_rows_that_end_together_are_kept_together() -> None:
     assert np.mean(speed(32, 64, 24, likely=1.06)[1:]) >= 0.98
 
 
+@pytest.mark.wide
 def test_rows_that_end_apart_draft() -> None:
     """Where prompts have unequal numbers of new tokens nothing is lost, and drafts pay."""
     first, *later = speed(8, 24, 32, unequal=True)
@@ -52,6 +53,7 @@ def test_rows_that_end_apart_draft() -> None:
     assert np.mean(speed(16, 32, 32, unequal=True)) >= 0.98
 
 
+@pytest.mark.wide
 def test_drafts_that_pay_are_taken_though_rows_part() -> None:
     """At 8 rows a draft of one token gains 19 percent in a round, and 3 over a queue."""
     assert speed(8, 24, 32).mean() >= 0.975
@@ -73,6 +75,7 @@ def test_rows_that_end_one_after_the_other_are_filled_so() -> None:
     assert refills([40] * 32, 32) - (FILLS - 1) > 1.8 * (refills([40] * 8, 8) - (FILLS - 1))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rows", [2, 8, 32])
 def test_the_last_row_ends_late(rows: int) -> None:
     """The last of rows that take normally distributed numbers of rounds ends later than the mean by so much, within a fifth."""

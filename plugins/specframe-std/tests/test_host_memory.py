@@ -72,6 +72,7 @@ def fed(kv: str, draft: Any = None) -> int:
     return counted.tokens
 
 
+@pytest.mark.wide
 def test_who_comes_back_is_not_read_again() -> None:
     """Of a sequence that gave way its last token alone is fed again; without the host's memory all of them are."""
     once, again, kept = (fed(kv) for kv in ("paged,block=4", FEW, f"{FEW},host=1MB"))
@@ -81,6 +82,7 @@ def test_who_comes_back_is_not_read_again() -> None:
     assert kept - once < (again - once) / 8
 
 
+@pytest.mark.wide
 def test_as_much_is_kept_as_fits() -> None:
     """Of a sequence for which there is not enough room on the host the first tokens are kept."""
     slot = 4 * (1 + 2)  # what the fake keeps of a token
@@ -97,6 +99,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.wide(but=["{'drafter': 'prompt-lookup'}"])
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_tokens_are_exact(options: dict[str, Any], stores: list[PagedStore]) -> None:
     """Whatever was drafted when a sequence gave way, and where slots are not places, so that nothing is kept."""
@@ -119,12 +122,14 @@ def test_every_block_in_every_way(options: dict[str, Any], more: str, block: int
         harness.check(pipeline(kv, draft, **{"batch_size": batch, **options}), ASKED)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("more", ["share=on", "dtype=int8,draft_dtype=int8"])
 def test_shared_blocks_and_bytes_come_back(more: str) -> None:
     """What is found on the device is not brought back, and bytes are as they were."""
     harness.check(pipeline(f"{FEW},host=1MB,{more}"), ASKED)
 
 
+@pytest.mark.wide
 def test_samples_draw_what_they_would_have_drawn() -> None:
     """Samples that gave way go on with their own noise, those that began from another's row, too."""
     prompts, how = [one.prompt_ids for one in ASKED[:3]], Sampling(temperature=1.0, samples=3)
@@ -135,6 +140,7 @@ def test_samples_draw_what_they_would_have_drawn() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.wide
 def test_layers_with_states_are_read_again() -> None:
     """A state is not kept with blocks, so all tokens are read."""
     with states.known():
@@ -160,6 +166,7 @@ def begun(kv: str, *observers: Watcher, steps: int = 6) -> Engine:
     return engine
 
 
+@pytest.mark.wide
 def test_an_abort_frees_what_was_kept(stores: list[PagedStore]) -> None:
     """Whoever is aborted while it waits leaves nothing on the host, and the others go on."""
     engine = begun("paged,block=4,host=1MB")
@@ -189,6 +196,7 @@ def test_all_copies_together_have_the_bytes(stores: list[PagedStore]) -> None:
         assert 388 < store.host.nbytes <= 400
 
 
+@pytest.mark.wide
 def test_rows_that_are_opened_anew_come_back(stores: list[PagedStore]) -> None:
     """Where caches are opened with more room, live sequences are not read again either."""
     counted = Fed()
@@ -209,6 +217,7 @@ def test_rows_that_are_opened_anew_come_back(stores: list[PagedStore]) -> None:
     assert [store.host.nbytes for store in stores if store.host] == [0, 0]
 
 
+@pytest.mark.wide
 def test_what_nobody_waits_for_is_let_go() -> None:
     """A sequence that is forgotten without an end leaves nothing, and neither does one that has begun again."""
     kept = HostCopies(Slots([KVShape(1, 2, 2, torch.float32)], torch.device("cpu")), 1000)
@@ -256,6 +265,7 @@ def test_the_host_never_waits_for_copies() -> None:
         assert max(steady) <= 4, "the table alone is sent"
 
 
+@pytest.mark.wide
 @pytest.mark.cuda
 def test_what_comes_back_on_cuda_is_exact() -> None:
     """Page-locked memory is written and read in the order of what the device does."""
@@ -267,6 +277,7 @@ def test_what_comes_back_on_cuda_is_exact() -> None:
             harness.check(pipe, ASKED)
 
 
+@pytest.mark.wide
 def test_a_copy_to_other_memory_waits() -> None:
     """The simulated device counts a wait for a copy to memory that is not page-locked, and none for one that is."""
     with suite_device.running_on("sim"), COUNTERS.watched() as events:

@@ -34,6 +34,7 @@ def hits(pipe: Pipeline, prompts: list[list[int]], new: int = 6) -> int:
     return pipe.report.prefix_hit_tokens
 
 
+@pytest.mark.wide(but=["a draft model"])
 @pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "a draft model"])
 def test_what_prompts_have_in_common_is_read_once(draft: Any) -> None:
     """Prompts of a batch and of later runs, longer ones and more of them, are read from the first block on that is not kept."""
@@ -49,6 +50,7 @@ def test_what_prompts_have_in_common_is_read_once(draft: Any) -> None:
     assert hits(pipe, [[*COMMON, 5]]) == 0
 
 
+@pytest.mark.wide
 def test_the_next_turn_of_a_chat_reads_what_is_new() -> None:
     """A prompt that goes on from an earlier one and its response is read from the last rounds of that on."""
     pipe, turn, lengths = pipeline("paged,block=4,share=on", batch_size=1), [*COMMON], list[int]()
@@ -60,6 +62,7 @@ def test_the_next_turn_of_a_chat_reads_what_is_new() -> None:
     assert max(lengths[1:]) <= 3 + 4 + 2 * 4, "what is new, a block that is not full, and two rounds"
 
 
+@pytest.mark.wide
 def test_drafted_tokens_are_not_kept() -> None:
     """What was drafted after a row's last token, and rejected, is no part of what later prompts find."""
     pipe = pipeline("paged,block=1,share=on", fakes.fake_draft(TARGET, 1), batch_size=1)
@@ -79,6 +82,7 @@ def test_blocks_that_others_need_are_given_up() -> None:
     assert 0 < hits(pipe, [second], 3) < 8, "its last blocks are gone"
 
 
+@pytest.mark.wide
 def test_keys_tell_all_tokens_before() -> None:
     """Blocks of the same tokens after other tokens are other blocks; going on from a block gives what reading all gives."""
     ids = [1, 2, 3, 1, 2, 3, 9]
@@ -126,6 +130,7 @@ def test_a_drafter_with_features_has_all_tokens_read() -> None:
 OWN_CACHE = ("early-exit,layers=1", "layer-skip,skip=attn:1", "window,sink=1,recent=3")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kv", ["pool", "paged,block=3,share=on"])
 @pytest.mark.parametrize("drafter", [*OWN_CACHE, "prompt-lookup", "suffix"])
 def test_drafters_on_the_targets_own_cache(drafter: str, kv: str) -> None:
@@ -138,6 +143,7 @@ def test_drafters_on_the_targets_own_cache(drafter: str, kv: str) -> None:
     assert (found > 12 * 3) == ("share=on" in kv)
 
 
+@pytest.mark.wide(but=["layer-skip,skip=attn:0+mlp:0-3"])
 @pytest.mark.parametrize("place", [3, 5])
 @pytest.mark.parametrize("drafter", ["layer-skip,skip=attn:0+mlp:0", "window,sink=0,recent=1"])
 def test_what_a_draft_wrote_is_not_kept(drafter: str, place: int, monkeypatch: pytest.MonkeyPatch) -> None:

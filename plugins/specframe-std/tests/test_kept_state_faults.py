@@ -80,6 +80,7 @@ def assert_numbered(opened: list[KeptStates]) -> None:
         assert not any(one.begins for sequence, one in store._reading.items() if not sequence.gone)
 
 
+@pytest.mark.wide(but=["_note-after"])
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("member", MEMBERS)
 def test_memory_that_runs_out(
@@ -102,6 +103,7 @@ def test_memory_that_runs_out(
     assert at > 1, "never called"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("gone", [0, 2, 3, None])
 @pytest.mark.parametrize("member", MEMBERS)
 def test_aborts_and_a_close(
@@ -138,6 +140,7 @@ def test_aborts_and_a_close(
         assert_numbered(opened[-2:])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("place", [1, 2, 4])
 def test_samples_of_a_kept_state_where_memory_runs_out(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forks of a row that began with a copy draw what they draw where memory suffices."""
@@ -167,6 +170,7 @@ def ran_out(share: str, blocks: int) -> int:
     return sum("gives its memory back" in str(one.message) for one in caught)
 
 
+@pytest.mark.wide(but=["21"])
 @pytest.mark.parametrize("blocks", [12, 15, 21, 27])
 def test_blocks_that_are_read_again_are_counted_when_a_row_is_admitted(
     blocks: int, monkeypatch: pytest.MonkeyPatch

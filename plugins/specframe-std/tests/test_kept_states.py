@@ -57,6 +57,7 @@ def drafts() -> dict[str, Any]:
     }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("draft", drafts().values(), ids=drafts())
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_what_prompts_have_in_common_is_read_once(batch_size: int, draft: Any) -> None:
@@ -72,12 +73,14 @@ def test_what_prompts_have_in_common_is_read_once(batch_size: int, draft: Any) -
     assert hits(pipe, [[*COMMON, 5]]) == 0
 
 
+@pytest.mark.wide
 def test_who_waits_begins_where_prompts_part() -> None:
     """Of the row that is read a copy is taken at the last block that the one that waits shares with it."""
     pipe = pipeline(batch_size=8)
     assert hits(pipe, [[*COMMON, 5, 6], [*COMMON[:9], 7], [*COMMON[:9], 8], [*COMMON[:8], 9]]) == 8 * 3
 
 
+@pytest.mark.wide
 def test_where_prompts_part_the_next_begins() -> None:
     """The second to come reads from the last copy on, and leaves one where it parts from the first."""
     pipe = pipeline(kv=",stride=4,blocks=64", batch_size=1)
@@ -120,6 +123,7 @@ def test_a_copy_that_a_row_waits_to_begin_with_stays() -> None:
     assert run.reserve(again, 14) == 12
 
 
+@pytest.mark.wide
 def test_the_next_turn_of_a_chat_reads_on_from_the_prompt_before() -> None:
     """The answer is read as a part of the prompt, and what comes before is not."""
     pipe, turn = pipeline(states.fake_state_draft(TARGET), batch_size=1), [*COMMON]
@@ -129,6 +133,7 @@ def test_the_next_turn_of_a_chat_reads_on_from_the_prompt_before() -> None:
         turn = [*turn, *result.token_ids, 5, 6, 7]
 
 
+@pytest.mark.wide(but=["kimi_linear"])
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_state(name: str) -> None:
     """Rows that begin after unlike numbers of tokens are read together, by every kind, in pieces and beside rows that decode."""
@@ -140,6 +145,7 @@ def test_kinds_of_state(name: str) -> None:
         assert found[1] == 52 + 40
 
 
+@pytest.mark.wide
 def test_a_model_without_attention() -> None:
     """Where no layer attends there is nothing but states to begin with."""
     pipe = pipeline("prompt-lookup", kv=",stride=4", target=architectures.build("mamba2"))
@@ -148,6 +154,7 @@ def test_a_model_without_attention() -> None:
     assert hits(pipe, [[*prompts[0][:9], 4, 4, 4]]) == 8
 
 
+@pytest.mark.wide
 def test_long_pieces() -> None:
     """Of a piece that stands as a whole nothing is kept to take in, and copies are taken of it all the same."""
     target = architectures.build("qwen3_5_text")
@@ -158,6 +165,7 @@ def test_long_pieces() -> None:
     assert hits(pipe, [[*long[0][:141], 6], long[1]], 3) == 140 + 88
 
 
+@pytest.mark.wide
 def test_the_least_recently_used_go_first() -> None:
     """There are no more copies than was said, and none are given up that a row waits to begin with."""
     pipe = pipeline(kv=",states=2,stride=99,blocks=64", batch_size=1)
@@ -171,6 +179,7 @@ def test_the_least_recently_used_go_first() -> None:
         hits(crowd, [*harness.random_prompts([9] * 4, 61, seed=7), *ALIKE])
 
 
+@pytest.mark.wide
 def test_blocks_that_are_given_up() -> None:
     """Where the blocks have gone, the state alone is no use; any number of prompts fits into few blocks."""
     pipe = pipeline(kv=",blocks=24", batch_size=2)
@@ -181,6 +190,7 @@ def test_blocks_that_are_given_up() -> None:
     assert all(count < 8 + 10 + 10 + 14 + 8 for count in found)
 
 
+@pytest.mark.wide
 def test_copies_are_counted() -> None:
     """Bytes of copies are there from the start: no prompt makes them more."""
     few, many = (pipeline(kv=f",states={count}") for count in (0, 10))
@@ -191,6 +201,7 @@ def test_copies_are_counted() -> None:
     assert many.report.peak_kv_bytes - few.report.peak_kv_bytes == 10 * 2 * 8
 
 
+@pytest.mark.wide
 def test_samples_of_a_prompt_that_was_read_before() -> None:
     """Forks start from a parent that began with a kept state, and draw what they draw alone."""
     how = Sampling(temperature=40.0, samples=3)
@@ -201,6 +212,7 @@ def test_samples_of_a_prompt_that_was_read_before() -> None:
     assert pipe.report.prefix_hit_tokens > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_aborts(steps: int) -> None:
     """A request that is aborted while its prompt is read, or while another waits for it, leaves nothing wrong behind."""
@@ -219,6 +231,7 @@ def test_aborts(steps: int) -> None:
     assert hits(pipe, [[*long, 5], [*long, 6], [*long, 7, 8]]) >= 28
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("place", [1, 2, 3, 5])
 def test_memory_that_runs_out(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences that give way, and those that are read again, begin with states of prompts alone."""
@@ -238,6 +251,7 @@ def test_memory_that_runs_out(place: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert hits(pipe, ALIKE) > 0
 
 
+@pytest.mark.wide
 def test_generated_tokens_are_no_prompt() -> None:
     """Some models read a prompt's token in another way than one they have generated: an answer is read anew as a prompt."""
     target = architectures.build("nemotron_h")
@@ -248,6 +262,7 @@ def test_generated_tokens_are_no_prompt() -> None:
         turn = [*turn, *result.token_ids, 5, 6, 7]
 
 
+@pytest.mark.wide
 def test_the_checks_of_invariants() -> None:
     """Checks that compute the target's choices without a cache find nothing."""
     pipe = pipeline(states.fake_state_draft(TARGET), check=True)

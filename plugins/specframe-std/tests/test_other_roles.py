@@ -10,6 +10,7 @@ from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestChain(VerifierSuite):
     """The verifier ``chain``."""
 
@@ -17,11 +18,13 @@ class TestChain(VerifierSuite):
         return "chain"
 
 
+@pytest.mark.wide
 def test_one_verifier_scores_chains_and_trees() -> None:
     """A class is registered once: the verifier of trees is `chain`."""
     assert registry().names("verifier") == ["chain"]
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestGreedy(AcceptanceRuleSuite):
     """The acceptance rule ``greedy``."""
 
@@ -29,6 +32,7 @@ class TestGreedy(AcceptanceRuleSuite):
         return "greedy"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestRejection(AcceptanceRuleSuite):
     """The acceptance rule ``rejection``, without doubt about any token."""
 
@@ -44,6 +48,7 @@ class TestIndependentRejection(AcceptanceRuleSuite):
         return "rejection,siblings=independent"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]", "test_a_tree_without_distribution"])
 class TestTraversal(AcceptanceRuleSuite):
     """The acceptance rule ``traversal``, without doubt about any token."""
 
@@ -51,6 +56,7 @@ class TestTraversal(AcceptanceRuleSuite):
         return "traversal"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]", "test_a_target_without_distribution"])
 class TestBlock(AcceptanceRuleSuite):
     """The acceptance rule ``block``, without doubt about any token."""
 
@@ -58,6 +64,7 @@ class TestBlock(AcceptanceRuleSuite):
         return "block"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]", "test_path_of_choices", "test_first_sibling"])
 class TestGumbel(AcceptanceRuleSuite):
     """The acceptance rule ``gumbel``, without doubt about any token."""
 
@@ -65,6 +72,7 @@ class TestGumbel(AcceptanceRuleSuite):
         return "gumbel"
 
 
+@pytest.mark.wide(but=["traversal"])
 @pytest.mark.parametrize("name", ["rejection", "block", "traversal"])
 def test_numbers_of_rejected_tokens_are_not_used_again(name: str) -> None:
     """A position that is drafted again in a later round is drawn anew: the rule's verdict depended on the first draw."""
@@ -77,6 +85,7 @@ def test_numbers_of_rejected_tokens_are_not_used_again(name: str) -> None:
     assert rule.choose(earlier, 1, uniform_1V) != rule.choose(later, 0, uniform_1V)
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]", "test_filler_is_as_if_it_had_not_been_drafted"])
 class TestTypical(AcceptanceRuleSuite):
     """The acceptance rule ``typical``, without doubt about any token."""
 
@@ -90,12 +99,14 @@ class TestTypical(AcceptanceRuleSuite):
         verdict, _ = self.judge_logits(logits_1TV.to(harness.device()), [[1, 0]])
         assert verdict.accepted_B.tolist() == [0]
 
+    @pytest.mark.wide
     def test_longest_typical_path(self) -> None:
         """In a tree the longest path of typical tokens stands, of equally long ones the first."""
         assert self.judge_tree([[4, 1, 7, 1, 1, 8, 9]], [[3, 4, 5, 6, 7, 8]], [-1, -1, 0, 1, 1, 4]) == [[4, 7, 8, 9]]
         assert self.judge_tree([[9, 1, 7, 1, 1, 8, 9]], [[3, 4, 5, 6, 7, 8]], [-1, -1, 0, 1, 1, 4]) == [[9]]
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestFixedLength(DraftLengthPolicySuite):
     """The draft-length policy ``fixed``."""
 
@@ -103,6 +114,7 @@ class TestFixedLength(DraftLengthPolicySuite):
         return "fixed,length=4"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]", "test_filler_is_as_if_it_had_not_been_drafted"])
 class TestSynthetic(AcceptanceRuleSuite):
     """The acceptance rule ``synthetic``."""
 

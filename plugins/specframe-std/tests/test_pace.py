@@ -28,6 +28,7 @@ def wandering(deviation: float, seed: int, rounds: int = 1500) -> np.ndarray:
     return pace
 
 
+@pytest.mark.wide
 def test_noise_is_no_pace() -> None:
     """Rounds that differ by chance alone tell a steady machine, however much they differ."""
     for deviation in (0.02, 0.1):
@@ -35,6 +36,7 @@ def test_noise_is_no_pace() -> None:
         assert np.mean(variances) < 0.1 * deviation**2
 
 
+@pytest.mark.wide(but=["0.1"])
 @pytest.mark.parametrize("deviation", [0.1, 0.2])
 def test_a_pace_that_changes(deviation: float) -> None:
     """The variance of a pace that wanders is found beside noise, but for the part by which rounds that follow each other differ."""

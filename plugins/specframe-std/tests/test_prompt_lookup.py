@@ -18,6 +18,7 @@ from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestPromptLookup(DrafterSuite):
     """The suite, under the name it is registered by."""
 
@@ -25,6 +26,7 @@ class TestPromptLookup(DrafterSuite):
         return "prompt-lookup"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestPromptLookupOfOne(DrafterSuite):
     """The suite, comparing the last token alone, which matches most often."""
 
@@ -32,6 +34,7 @@ class TestPromptLookupOfOne(DrafterSuite):
         return "prompt-lookup,ngram=1"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestPromptLookupTrees(TreeDrafterSuite):
     """The suite of trees."""
 
@@ -64,6 +67,7 @@ def proposed(rows: list[list[int]], count: int = 4, ngram: int = 3) -> list[list
     return [by_index[index] for index in range(len(rows))]
 
 
+@pytest.mark.wide(but=["row3-1-expected3"])
 @pytest.mark.parametrize(
     ("row", "ngram", "expected"),
     [
@@ -94,6 +98,7 @@ def tree_of(row: list[int], depth: int, nodes: int, ngram: int = 2) -> list[tupl
     return whole[: int(draft.counts_B[0])]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", range(8))
 def test_a_tree_merges_the_best_matches(seed: int) -> None:
     """What followed the longest and latest matches is there once, the best match first, as far as there are nodes."""
@@ -114,17 +119,20 @@ def test_a_tree_merges_the_best_matches(seed: int) -> None:
     assert tree_of(row, depth, nodes) == expected[:nodes]
 
 
+@pytest.mark.wide
 def test_rows_are_looked_up_on_their_own() -> None:
     """Rows of different lengths get what each would get alone, whatever lies beyond their ends."""
     rows = [*harness.random_prompts([40, 3, 1, 17, 29], 4, seed=1), [5, 6, 7, 5], [1, 2]]
     assert proposed(rows, 6) == [proposed([row], 6)[0] for row in rows]
 
 
+@pytest.mark.wide
 def test_reading_prompts_proposes_nothing() -> None:
     """A round that reads prompts gets an empty draft."""
     assert proposed([[1, 2, 1], [4]], 0) == [[], []]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("accept", ["greedy", "rejection", "traversal", "gumbel"])
 def test_trees_are_exact_under_every_rule_for_them(accept: str) -> None:
     """Rules that compare distributions take the nodes of a tree as certain, and the output stays the target's."""
@@ -137,6 +145,7 @@ def test_trees_are_exact_under_every_rule_for_them(accept: str) -> None:
         harness.check(pipe, asked)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("draft_length", [1, 5])
 @pytest.mark.parametrize("accept", ["greedy", "rejection", "block", "gumbel"])
 def test_exact_under_every_lossless_rule(accept: str, draft_length: int) -> None:
@@ -148,6 +157,7 @@ def test_exact_under_every_lossless_rule(accept: str, draft_length: int) -> None
     harness.check(pipe, asked)
 
 
+@pytest.mark.wide
 def test_drawing_is_that_of_plain_decoding() -> None:
     """With a rule whose noise is keyed by place, sampled tokens are those of decoding without a draft."""
     prompts = [[4, 9, 2, 7] * 3, [1, 2]]
@@ -176,6 +186,7 @@ class Cyclic(fakes.FakeModel):
         return output
 
 
+@pytest.mark.wide
 def test_repetition_is_found() -> None:
     """Once the output has repeated itself, all that is proposed stands: K + 1 tokens a round."""
     pipe = Pipeline(Cyclic(fakes.FakeConfig(eos_token_id=60)), "prompt-lookup", draft_length=4)
@@ -185,6 +196,7 @@ def test_repetition_is_found() -> None:
     assert pipe.report.target_forwards == 1 + alone + -(-(37 - alone) // 5)
 
 
+@pytest.mark.wide
 def test_bad_options() -> None:
     """An n-gram of no tokens is refused."""
     for value in ("0", "-2", "1.5", "true", "many"):
@@ -192,6 +204,7 @@ def test_bad_options() -> None:
             registry().make("drafter", f"prompt-lookup,ngram={value}")
 
 
+@pytest.mark.wide
 def test_the_embedded_target_needs_no_draft_model() -> None:
     """``Pipeline(drafter="prompt-lookup")`` decodes with the embedded target alone."""
     pipe = Pipeline(drafter="prompt-lookup", device="cpu")

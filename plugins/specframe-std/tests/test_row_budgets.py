@@ -26,6 +26,7 @@ from specframe.errors import ContractError
 from specframe.observe.watch import Watcher
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestExplicit(DraftLengthPolicySuite):
     """The draft-length policy ``explicit``."""
 
@@ -33,6 +34,7 @@ class TestExplicit(DraftLengthPolicySuite):
         return "explicit,maximum=4"
 
 
+@pytest.mark.wide
 def test_rows_draft_as_much_as_stands_of_their_own() -> None:
     """After some rounds rows whose drafts stand draft the most, others one token, and a row that changes its length."""
     policy, rows = Explicit(6, 0.5), Rows(3)
@@ -71,6 +73,7 @@ def ended_rows(acceptance: Acceptance, rates_R: np.ndarray, seed: int, rounds: i
             acceptance.add(round_report((noise.random((1, 3)) < rate).cumprod(1).sum(1), 3, row))
 
 
+@pytest.mark.wide(but=["8"])
 @pytest.mark.parametrize("belief", [8, 20, 40])
 def test_rows_that_have_ended_tell_how_much_rows_differ(belief: int) -> None:
     """Of rows of a beta distribution the belief is about its number of tokens, though a batch has one row.
@@ -102,6 +105,7 @@ def test_bad_luck_of_one_row_is_not_its_quality() -> None:
     assert kept[1] < 0.82, kept
 
 
+@pytest.mark.wide
 def test_nothing_is_planned_beyond_a_rows_end() -> None:
     """A token that a row has no room for stands with probability 0, and what has ended is forgotten."""
     assert survival(np.full((2, 3), 0.5), np.array([5, 1])).tolist() == [[0.5, 0.25, 0.125], [0.5, 0, 0]]
@@ -114,6 +118,7 @@ def test_nothing_is_planned_beyond_a_rows_end() -> None:
     assert acceptance._rows.counts_R3K.shape[0] == 4, "of the sequence that goes on, and of three new ones"
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestImplicit(DraftLengthPolicySuite):
     """The draft-length policy ``implicit``, of a drafter that is always sure of itself, rightly or not."""
 
@@ -140,6 +145,7 @@ class Ended(Watcher):
             self.uneven += len(set(report.drafted.tolist())) > 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("align", "policy"),
     crossed(ALIGNMENTS, ["implicit,maximum=5,least=0.3", "explicit,maximum=5,least=0.3", "goodput,maximum=5"]),
@@ -207,6 +213,7 @@ class Drafted(Watcher):
             self.seen.append({one.request.index: drafted for one, drafted in rows})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("drafter", ["model", "early-exit,layers=1", "layer-skip,skip=attn:0"])
 def test_a_stopping_rule_ends_each_rows_draft(drafter: str) -> None:
     """Rows draft as many tokens as their script says, the draft ends with the last of them, and tokens are the reference's."""
@@ -261,6 +268,7 @@ def test_each_place_has_a_curve_of_its_own() -> None:
     assert lengths(0.3, together=0.8) == [True, True, False], "two rows of 0.39 do not pay for a step"
 
 
+@pytest.mark.wide
 def test_a_draft_that_nobody_begins_is_a_plain_round() -> None:
     """Where the rule lets no row draft, rounds are plain ones, and the next draft follows right."""
     target = zoo.build("llama")
@@ -271,6 +279,7 @@ def test_a_draft_that_nobody_begins_is_a_plain_round() -> None:
     harness.check(pipe, harness.requests(harness.random_prompts((7, 3), zoo.VOCABULARY, seed=4), 16))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -293,6 +302,7 @@ def test_a_wrong_answer_of_a_stopping_rule_names_the_policy(answer: Any, words: 
         harness.check(pipe, harness.requests(harness.random_prompts((7, 3), 61, seed=4), 16))
 
 
+@pytest.mark.wide
 def test_features_of_distributions() -> None:
     """The likeliest token's logit and the entropy follow their formulas, also where tokens are ruled out or nothing is known."""
     logits_BV = torch.tensor([[0.0, 0.0], [3.0, 0.0], [5.0, float("-inf")], [float("nan"), 0.0]])
@@ -304,6 +314,7 @@ def test_features_of_distributions() -> None:
     assert found_BF[3, 1] < -11.9, "what has no distribution is not sure"
 
 
+@pytest.mark.wide
 def test_the_calibration_finds_the_curve() -> None:
     """Drafters that are too sure of themselves, and the more so at later places, are found out: predictions meet what stands."""
     calibration, noise = Calibration(3), np.random.default_rng(0)
@@ -327,6 +338,7 @@ def test_the_calibration_finds_the_curve() -> None:
     assert off < 0.05, "the expected calibration error"
 
 
+@pytest.mark.wide
 def test_confidence_learns_in_a_run() -> None:
     """After a run of ``implicit`` the curves have moved, and each tested token was counted in one bin."""
     target, policy = zoo.build("llama"), Implicit(4, 0.05)
@@ -356,6 +368,7 @@ def test_seconds_of_what_was_not_measured() -> None:
     assert (off_4[[0, 6, 8]] > off_8[[0, 6, 8]]).all(), "another batch size is less certain"
 
 
+@pytest.mark.wide
 def test_steps_and_tokens_are_told_apart() -> None:
     """Where rows draft unequal numbers of tokens, the cost of a step of the draft and that of a token of the target are found."""
     seconds, noise = RoundSeconds(Levels(Budget(8))), np.random.default_rng(3)
@@ -453,6 +466,7 @@ def test_a_plan_of_a_rectangle_holds_for_other_rows() -> None:
     assert policy._plans is not before, "a row's part follows what is known of the row in each round"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("cheap", [0.12, 0.3])
 def test_rows_that_differ_gain_by_their_own_budgets(cheap: float) -> None:
     """Where half of the rows copy and half do not, ``goodput`` is 15 percent above the best fixed length, learning included."""

@@ -10,6 +10,7 @@ from specframe_testing.conformance.scheduler import simulate
 from specframe.plugins.registry import registry
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestFixed(SchedulerSuite):
     """Batches that start and end together."""
 
@@ -26,6 +27,7 @@ class TestFixed(SchedulerSuite):
         return 0
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]", "test_a_stream_of_short_requests_does_not_starve_a_long_one"])
 class TestContinuous(SchedulerSuite):
     """Finished rows are replaced while the others decode."""
 
@@ -37,6 +39,7 @@ class TestContinuous(SchedulerSuite):
         return 1
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestMixed(SchedulerSuite):
     """Prompts are read beside rows that decode."""
 
@@ -50,6 +53,7 @@ class TestMixed(SchedulerSuite):
         return 1
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]", "test_a_crowd_in_step_does_not_starve_the_rest"])
 class TestSameLength(SchedulerSuite):
     """Groups of equal length from a window."""
 
@@ -66,6 +70,7 @@ class TestSameLength(SchedulerSuite):
         return 5 + -(-12 // batch_size)
 
 
+@pytest.mark.wide
 def test_one_row_is_no_group() -> None:
     """In a batch of two, two sequences of different lengths go together: decoding each alone would take twice the rounds."""
     seen = simulate(
@@ -89,6 +94,7 @@ def fills(wait: float, ends: list[int], batch_size: int, waiting: int = 1000) ->
     return filled
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("wait", "batch_size", "pause"), [(1.0, 32, 1), (0.25, 32, 1), (0.5, 64, 2), (1.0, 16, 4), (0.25, 4, 8)]
 )
@@ -127,6 +133,7 @@ def test_an_idle_batch_is_filled() -> None:
     assert sum(one.prefill for one in seen) == 3
 
 
+@pytest.mark.wide(but=["3"])
 @pytest.mark.parametrize("waiting", [1, 2, 3])
 def test_no_row_is_left_empty_where_all_prompts_find_one(waiting: int) -> None:
     """Who waits is given a row at once unless more wait than rows are free."""
@@ -138,6 +145,7 @@ def test_no_row_is_left_empty_where_all_prompts_find_one(waiting: int) -> None:
     assert not refill.due(3, 4)
 
 
+@pytest.mark.wide
 def test_prompts_are_read_together() -> None:
     """Where sequences end at unlike times and prompts wait, fewer forwards read prompts, and hardly more rounds decode."""
     choose = random.Random(0)
@@ -153,6 +161,7 @@ def test_prompts_are_read_together() -> None:
     assert rounds[1] <= 1.2 * rounds[0], rounds
 
 
+@pytest.mark.wide
 def test_a_row_is_filled_at_once_where_nothing_is_gained() -> None:
     """With wait=0 no row stays empty while a prompt waits."""
     seen = simulate(

@@ -109,6 +109,7 @@ def pipeline(kv: str, draft: Any = DRAFT, **options: Any) -> Pipeline:
     return harness.pipeline(TARGET, draft, kv=kv, **{"batch_size": 3, "draft_length": 3, **options})
 
 
+@pytest.mark.wide(but=["pool-3", "paged,block=3,view=blocks-3"])
 @pytest.mark.parametrize(("kv", "batch"), [*itertools.product(STORES[:1], [1, 8]), *((kv, 3) for kv in STORES)])
 def test_tokens_are_exact(kv: str, batch: int, poison: list[PooledStore]) -> None:
     """Rows of all lengths decode to the reference's tokens, and at the end no row has a slot."""
@@ -130,6 +131,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.wide(but=["{'align': 'eqspec'}"])
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_tokens_are_exact_however_they_are_drafted(options: dict[str, Any]) -> None:
     """Trees, pieces and the other alignments find their slots, in blocks that nothing is a multiple of."""
@@ -147,6 +149,7 @@ def test_every_store_in_every_way(kv: str, options: dict[str, Any]) -> None:
         harness.check(pipeline(kv, batch_size=batch, **options), ASKED)
 
 
+@pytest.mark.wide(but=["pool-qwen3"])
 @pytest.mark.parametrize(
     ("kv", "name"),
     crossed(["pool", "paged,block=3,share=on", "paged,block=3,view=blocks", "paged,block=3"], ["qwen3", "gemma3"]),
@@ -160,6 +163,7 @@ def test_models_read_no_slot_that_no_row_has(kv: str, name: str) -> None:
     harness.check(pipe, harness.requests(prompts[:3], [2, 9, 12]))  # the first row leaves, and nobody takes its slots
 
 
+@pytest.mark.wide(but=["pool-ragged"])
 @pytest.mark.parametrize(
     ("kv", "align"),
     [
@@ -207,6 +211,7 @@ def sequences(prompts: list[list[int]]) -> list[Any]:
     return [Sequence(Request(index, prompt, 5), len(prompt) + 5) for index, prompt in enumerate(prompts)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kv", STORES[1:])
 def test_any_order_of_blocks(kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Free blocks are given out in any order: no forward depends on where a row is."""
@@ -259,6 +264,7 @@ COMING = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:the device's memory ran out")
 @pytest.mark.parametrize("kv", COMING)
 def test_requests_come_and_go(kv: str, poison: list[PooledStore]) -> None:
@@ -274,6 +280,7 @@ def test_many_requests_come_and_go(kv: str, poison: list[PooledStore]) -> None:
     come_and_go(kv, poison, 250, 6)
 
 
+@pytest.mark.wide
 def test_a_row_costs_what_it_uses(poison: list[PooledStore]) -> None:
     """New tokens that are allowed and not used cost nothing, and a long row costs the short ones nothing."""
     asked = harness.requests(harness.random_prompts([40, 4, 4, 4], 61), 30)
@@ -294,6 +301,7 @@ def test_a_row_costs_what_it_uses(poison: list[PooledStore]) -> None:
         poison.clear()
 
 
+@pytest.mark.wide
 def test_who_lacks_blocks_waits() -> None:
     """With blocks for one long row the others wait, or give way and come back: tokens are exact."""
     pipe = pipeline("paged,block=4,blocks=18")
@@ -302,6 +310,7 @@ def test_who_lacks_blocks_waits() -> None:
         harness.check(pipe, ASKED)
 
 
+@pytest.mark.wide
 def test_a_sequence_that_never_fits_is_refused() -> None:
     """Without blocks for a prompt, and with no other row that could end, one sentence says so."""
     with pytest.raises(ModelError, match="a store has no room for a sequence of 52 tokens, and no other is decoded"):
@@ -311,6 +320,7 @@ def test_a_sequence_that_never_fits_is_refused() -> None:
 # ---- memory ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_a_pool_that_cannot_grow_goes_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the device has no more memory, rows wait and give way within the blocks that there are."""
     resize = Slots.resize
@@ -327,6 +337,7 @@ def test_a_pool_that_cannot_grow_goes_on_as_it_is(monkeypatch: pytest.MonkeyPatc
             harness.check(pipeline(kv, batch_size=4), ASKED)
 
 
+@pytest.mark.wide
 def test_a_total_that_is_no_total() -> None:
     """Totals that mean nothing are refused in a sentence."""
     for given, said in (
@@ -343,6 +354,7 @@ def test_a_total_that_is_no_total() -> None:
         harness.decode(pipeline("paged,memory=100"), ASKED[:1])
 
 
+@pytest.mark.wide
 def test_memory_is_a_number_of_blocks(poison: list[PooledStore]) -> None:
     """As many blocks fit as leave room for the slot that is nobody's."""
     slot = 4 * (1 + 2)  # what the fake keeps of a token

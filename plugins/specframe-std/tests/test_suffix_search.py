@@ -16,6 +16,7 @@ from specframe_std.drafters.suffix.speculation import Most, Reach, Speculation
 from suffix_counting import counted, reach_of, same, text
 
 
+@pytest.mark.wide(but=["2-many-chain", "9-many-chain"])
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
 @pytest.mark.parametrize("seed", range(12))
@@ -37,6 +38,7 @@ def test_own_text_is_counted(seed: int, few: bool, trees: bool, monkeypatch: pyt
         assert same(found, counted([row], row, one, reach)[0], trees)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 def test_a_match_ends_where_its_row_begins(trees: bool) -> None:
     """Rows of one word over and over lie side by side in memory: what the row before ends with is no part of a match."""
@@ -46,6 +48,7 @@ def test_a_match_ends_where_its_row_begins(trees: bool) -> None:
         assert same(found, expected, trees)
 
 
+@pytest.mark.wide(but=["1-tree"])
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_that_say_the_same_over_and_over(seed: int, trees: bool) -> None:
@@ -78,6 +81,7 @@ def test_rows_that_say_the_same_over_and_over(seed: int, trees: bool) -> None:
         assert same(found, counted([row], row, one, reach)[0], trees)
 
 
+@pytest.mark.wide(but=["tree"])
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 def test_a_match_that_begins_before_the_first_period(trees: bool) -> None:
     """The place at the beginning of what a row says over and over is followed by another token, and matches as far as it does."""
@@ -106,6 +110,7 @@ def test_of_equally_frequent_tokens_the_latest() -> None:
     assert walk.favourites([[1], [2]], 3, 0.1).tokens == [1]
 
 
+@pytest.mark.wide(but=["3-chain"])
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(12))
 def test_responses_are_counted(seed: int, trees: bool) -> None:
@@ -133,6 +138,7 @@ def test_responses_are_counted(seed: int, trees: bool) -> None:
                 )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 def test_matches_of_every_length_are_found(trees: bool) -> None:
     """A context whose last tokens occur, as many as there are, and those before them do not, gets what counting gives."""
@@ -150,6 +156,7 @@ def test_matches_of_every_length_are_found(trees: bool) -> None:
         )
 
 
+@pytest.mark.wide(but=["5-chain", "8-chain", "10-chain"])
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(12))
 def test_rows_and_responses_are_counted_round_by_round(seed: int, trees: bool) -> None:
@@ -183,6 +190,7 @@ def changed(draw: random.Random, row: list[int], response: list[int], tokens: in
     return text(draw, draw.choice([1, 9, 30]), tokens)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 def test_what_is_certain_is_what_counting_gives(trees: bool) -> None:
     """The whole draft of a row that copies is found at once, and nothing is where anything else has followed, or too little."""
@@ -206,6 +214,7 @@ def test_what_is_certain_is_what_counting_gives(trees: bool) -> None:
     assert corpus.whole(corpus.places(context), one) == found, "the other response has gone"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 def test_matches_of_other_places_are_found(trees: bool) -> None:
     """The latest place of a short match is not the one that matches furthest, and shorter matches have followers of their own."""
@@ -239,6 +248,7 @@ def shape(child: object) -> object:
     return child.count, child.length, {token: shape(one) for token, one in sorted(child.children.items())}  # type: ignore[attr-defined]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("row", "reach", "expected"),
     [

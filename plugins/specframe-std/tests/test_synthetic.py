@@ -49,6 +49,7 @@ def shares(accepted: list[int], draft_length: int) -> list[float]:
     return [after / before for before, after in itertools.pairwise(reached) if before]
 
 
+@pytest.mark.wide
 def test_rate() -> None:
     """Each token stands at the given rate, given that all before it do."""
     seen, _ = decode("synthetic,rate=0.6")
@@ -61,6 +62,7 @@ def test_profile() -> None:
     assert shares(seen.accepted, 4)[:3] == pytest.approx([0.9, 0.4, 0.4], abs=0.1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("length", "values"), [("9", {4}), ("2.5", {2, 3})])
 def test_length(length: str, values: set[int]) -> None:
     """So many stand in every round, as far as the draft reaches; a fraction is a mean."""
@@ -70,6 +72,7 @@ def test_length(length: str, values: set[int]) -> None:
         assert sum(seen.accepted) / len(seen.accepted) == pytest.approx(2.5, abs=0.1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"align": "eqspec"}, {"schedule": "same-length,window=12"}])
 def test_the_same_tokens_stand_whatever_the_batch(options: dict[str, Any]) -> None:
     """What stands depends on seed, sequence and position: not on batch size, alignment or scheduler.
@@ -80,6 +83,7 @@ def test_the_same_tokens_stand_whatever_the_batch(options: dict[str, Any]) -> No
     assert [tokens[:36] for tokens in one] == [tokens[:36] for tokens in other]
 
 
+@pytest.mark.wide
 def test_tokens_are_the_draft_s_and_the_bonus_the_target_s() -> None:
     """Accepted tokens are those proposed, and the one after them is the target's choice on what was accepted."""
     _, tokens = decode("synthetic,length=2", draft_length=2)
@@ -90,11 +94,13 @@ def test_tokens_are_the_draft_s_and_the_bonus_the_target_s() -> None:
         assert generated[3] == harness.continuation(TARGET, [*prompt, *generated[:3]], 1)[0]
 
 
+@pytest.mark.wide
 def test_it_promises_nothing() -> None:
     """The rule is not lossless, however it is set."""
     assert "lossless" not in registry().make("acceptance rule", "synthetic,rate=0").offers
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", ["rate=1.1", "profile=0.5/2", "length=-1", "rate=1,length=2"])
 def test_bad_options_are_refused(options: str) -> None:
     """Probabilities are from 0 to 1, lengths at least 0, and only one of the options is given."""

@@ -126,6 +126,7 @@ def expected(name: str = "qwen3") -> list[Any]:
     return [[*map(list, [tokens]), reason] for tokens, reason in (harness.expected(model(name), one) for one in asked)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", [*EXACT, "late"])
 def test_equals_one_process(found: Found, case: str) -> None:
     """Both ranks have the reference's tokens, under every alignment and policy, and where a clock of rank 1 is hours ahead."""
@@ -173,6 +174,7 @@ def test_draws_what_one_process_draws(also_found: Found) -> None:
     assert also_found("drawn") == [drawn] * 2
 
 
+@pytest.mark.wide
 def test_memory_that_runs_out_on_one_rank(found: Found) -> None:
     """All ranks go on with half the rows and lose no token where memory runs out on one, inside a forward; rank 0 tells it once."""
     told = ["the device's memory ran out: going on in batches of 1"]
@@ -185,11 +187,13 @@ def test_memory_for_caches_that_runs_out_on_one_rank(also_found: Found) -> None:
     assert also_found("no_memory_to_open") == [[expected(), 1]] * 2
 
 
+@pytest.mark.wide
 def test_memory_that_runs_out_after_a_round_ends_the_run_of_all(found: Found) -> None:
     """A round that stands is not tried again: where memory runs out on one rank for its drafter, all tell so alike."""
     assert found("missed") == [{"error": "RankError", "told": "rank 1: no memory to learn"}] * 2
 
 
+@pytest.mark.wide
 def test_a_fault_of_one_rank_ends_the_run_of_all(found: Found) -> None:
     """Rank 1 tells what its strategy did, rank 0 that rank 1 has failed and why; the ranks can decode again afterwards."""
     first, second = found("failing")
@@ -205,6 +209,7 @@ def test_tokens_that_part_are_found(also_found: Found) -> None:
     assert also_found("parted") == [{"error": "ModelError", "told": told}] * 2
 
 
+@pytest.mark.wide
 def test_a_request_is_aborted_on_all_ranks(found: Found) -> None:
     """Where the ranks name two requests, that of rank 0 ends, and the others finish in the same order, with the same tokens."""
     first, second = found("aborted")
@@ -222,6 +227,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.wide
 def test_heads_that_cannot_be_split(found: Found) -> None:
     """Three of them on two ranks are refused in one sentence, on both alike."""
     assert found("three_heads") == [{"error": "ModelError", "told": REFUSED["three_heads"]}] * 2
@@ -247,6 +253,7 @@ def test_options_that_do_not_go_with_ranks(also_found: Found, case: str, told: s
     assert also_found(case) == [{"error": "OptionError", "told": told}] * 2
 
 
+@pytest.mark.wide
 def test_only_rank_zero_writes(found: Found) -> None:
     """``specframe run`` prints on rank 0 and nothing on rank 1, and the files of results and figures are written once."""
     (status, printed), second = found("command")
@@ -313,6 +320,7 @@ def test_a_rank_that_ends_is_noticed(tmp_path: Path, case: str, end: int, told: 
     assert first == {"error": "RankError", "told": told}
 
 
+@pytest.mark.wide
 def test_a_process_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torchrun the executor says how it is started, before a model is loaded."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
@@ -321,6 +329,7 @@ def test_a_process_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         harness.pipeline(zoo.build("qwen3"), None, executor="tp")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("command", ["compare", "verify"])
 def test_commands_of_one_process_refuse_it(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that steps engines by itself says so in one sentence, with torchrun as without."""
@@ -334,6 +343,7 @@ def test_commands_of_one_process_refuse_it(command: str, tmp_path: Path, monkeyp
         )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("given", "told"),
     [({"draft": "halved"}, "expected replicated or sharded, got 'halved'"), ({"timeout": 0}, "timeout: expected")],
@@ -344,6 +354,7 @@ def test_options(given: dict[str, Any], told: str) -> None:
         TensorParallel(**given)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("config", "ranks", "told"),
     [
@@ -376,6 +387,7 @@ def test_heads_are_counted_before_weights_are_read(config: dict[str, Any], ranks
         shardable.require_divisible("target", made, ranks)
 
 
+@pytest.mark.wide(but=["test_equals_reference[exspec]"])
 class TestTensorParallel(ExecutorSuite):
     """The executor ``tp`` with one rank, in this process."""
 

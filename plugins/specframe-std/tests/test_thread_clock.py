@@ -24,6 +24,7 @@ def passed(*readings: Reading) -> list[float]:
     return [clock() for _ in readings[1:]]
 
 
+@pytest.mark.wide
 def test_seconds_of_another_program_do_not_count() -> None:
     """The thread could have computed for six seconds, and had a core for two of them; then for three of three."""
     assert passed(Reading(10, 1, 7, 1), Reading(16, 3, 7, 1), Reading(19, 6, 7, 1)) == [2, 5]
@@ -39,11 +40,13 @@ def test_the_seconds_of_two_threads_are_not_compared() -> None:
     assert passed(Reading(10, 50, 7, 1), Reading(16, 2, 7, 2), Reading(18, 3, 7, 2)) == [6, 7]
 
 
+@pytest.mark.wide
 def test_it_never_goes_back() -> None:
     """The two clocks of the system are read one after the other and differ by a little; neither adds seconds that did not pass."""
     assert passed(Reading(10, 1, 7, 1), Reading(11, 2.25, 7, 1), Reading(12, 2.125, 7, 1)) == [1, 1]
 
 
+@pytest.mark.wide
 @counted
 def test_a_thread_that_sleeps_and_computes() -> None:
     """The counts of the system: sleeping counts whole, computing as much as the processor took."""
@@ -67,6 +70,7 @@ def test_where_a_device_works_on_the_wall_counts(monkeypatch: pytest.MonkeyPatch
     assert clock_of(torch.device("cpu")) is time.perf_counter
 
 
+@pytest.mark.wide(but=["counts1-False"])
 @pytest.mark.parametrize(("counts", "told"), [((5, 6), True), ((5, 5), False)])
 def test_a_count_that_never_changes_tells_nothing(
     counts: tuple[int, int], told: bool, monkeypatch: pytest.MonkeyPatch

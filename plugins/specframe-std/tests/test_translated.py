@@ -67,6 +67,7 @@ def pair(target: PreTrainedModel, draft: Any, first: Any, second: Any, **options
     return pipe
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestTranslated(DrafterSuite):
     """The suite, on two tokenizers of single characters: the draft model's is another object, its tokens the same."""
 
@@ -81,6 +82,7 @@ class TestTranslated(DrafterSuite):
         pipe.parts.tokenizer, pipe.parts.draft_tokenizer = letters(CHARACTERS), letters(CHARACTERS)
         return pipe
 
+    @pytest.mark.wide
     @pytest.mark.parametrize("schedule", ["fixed", "continuous", "continuous,piece=3", "same-length,window=5"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
     def test_a_copy_of_the_target_is_always_right(self, align: str, schedule: str) -> None:
@@ -91,6 +93,7 @@ class TestTranslated(DrafterSuite):
         self.verify(pipe, asked)
         assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
+    @pytest.mark.wide
     def test_prompts_are_read_in_the_targets_pieces(self) -> None:
         """While others decode, no more of a prompt is read at once than the target reads."""
         target, feeds = fakes.fake_target(), harness.Feeds()
@@ -123,6 +126,7 @@ def ragged_prompts(tokenizer: Any, seed: int = 0) -> list[list[int]]:
     ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("align", "batch_size", "draft_length"),
     [
@@ -144,6 +148,7 @@ def test_exact(align: str, batch_size: int, draft_length: int) -> None:
     harness.check(pair(target, draft, first, second, **options, check=True), asked)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("accept", ["rejection", "block", "gumbel"])
 def test_exact_under_every_lossless_rule(accept: str) -> None:
     """Rules that compare distributions take the draft as certain."""
@@ -200,6 +205,7 @@ def reciter(tokenizer: Any, text: str) -> Reciter:
     return Reciter(config).eval().learn(tokenizer, text)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("sizes", "least"), [((80, 80), 1.0), ((10, 80), 1.0), ((0, 80), 1.0), ((80, 20), 0.5), ((80, 0), 0.2)]
 )
@@ -217,6 +223,7 @@ def test_one_text_in_tokens_of_other_sizes(sizes: tuple[int, int], least: float)
     assert pipe.report.draft_acceptance_rate >= least
 
 
+@pytest.mark.wide
 def test_samples_of_one_prompt() -> None:
     """Continuations that start from the row of another are those of plain decoding, and what is cached is read once."""
     target, draft, first, second = different_pair("llama")
@@ -238,6 +245,7 @@ def test_samples_of_one_prompt() -> None:
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_models_of_one_vocabulary_are_not_translated() -> None:
     """Where the tokens are the same, tokens are what is exchanged, and nothing is said."""
     with warnings.catch_warnings():
@@ -281,6 +289,7 @@ def spaced() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("step", [1, 3, 50])
 @pytest.mark.parametrize("make", [lambda: byte_level(40), lambda: byte_level(0), spaced])
 def test_text_grows_as_tokens_do(make: Any, step: int) -> None:
@@ -298,6 +307,7 @@ def test_text_grows_as_tokens_do(make: Any, step: int) -> None:
     assert translation.ids == second(TEXT * 2).input_ids
 
 
+@pytest.mark.wide
 def test_special_tokens() -> None:
     """A special token passes where both know it; others, and begin tokens, are no text."""
     target, draft = codecs(byte_level(40, "<|user|>", "<|tool|>"), byte_level(9, "<|user|>"))
@@ -309,6 +319,7 @@ def test_special_tokens() -> None:
     assert draft.lead == [1]
 
 
+@pytest.mark.wide
 def test_what_follows_a_row() -> None:
     """Text becomes tokens that follow the row's own; where it would change the row's last token, by itself; or none."""
     first = byte_level(80)

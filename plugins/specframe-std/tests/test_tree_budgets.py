@@ -69,6 +69,7 @@ def test_a_level_stands_where_one_of_its_nodes_does() -> None:
     assert acceptance.rates()[3] == pytest.approx(acceptance.rates()[:3].mean(), abs=0.1), "nobody had a fourth level"
 
 
+@pytest.mark.wide(but=["3"])
 @pytest.mark.parametrize("width", [1, 3])
 def test_plans_take_the_levels_that_pay(width: int) -> None:
     """Of each depth those levels are taken that raise tokens per second, by exhaustive search the best ones."""
@@ -88,6 +89,7 @@ def test_plans_take_the_levels_that_pay(width: int) -> None:
     assert best == {1: (3, 2, 0), 3: (3, 1, 0)}[width], "the wider a tree, the more its levels have to promise"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("policy", [Explicit, Goodput])
 def test_rows_have_the_trees_that_they_are_worth(policy: type[Explicit] | type[Goodput]) -> None:
     """Rows of whose drafts all stands draft the whole tree, others fewer levels."""
@@ -108,6 +110,7 @@ def test_rows_have_the_trees_that_they_are_worth(policy: type[Explicit] | type[G
     assert [12, 0] in nodes[-20:] if policy is Goodput else nodes[-1] == [12, 3]
 
 
+@pytest.mark.wide(but=["goodput-model,tree=static,nodes=12"])
 @pytest.mark.parametrize("drafter", TREES)
 @pytest.mark.parametrize("policy", ["explicit", "goodput"])
 def test_trees_are_as_large_as_the_drafter_s_own(policy: str, drafter: str) -> None:
@@ -122,6 +125,7 @@ def test_trees_are_as_large_as_the_drafter_s_own(policy: str, drafter: str) -> N
     assert own.nodes >= seen.nodes > seen.depth
 
 
+@pytest.mark.wide
 def test_rows_draft_unequal_trees() -> None:
     """Under ``explicit`` rows of which other levels stand have other numbers of nodes; tokens are the reference decoder's."""
     for drafter in TREES:
@@ -136,6 +140,7 @@ def test_chains_of_a_drafter_with_trees_are_chains() -> None:
     assert ModelDrafter().budget() is None
 
 
+@pytest.mark.wide
 def test_an_object_drafts_what_each_pipeline_s_drafter_does() -> None:
     """A policy that has drafted small trees drafts larger ones, and chains as long as were asked for."""
     policy = Goodput(6)
@@ -145,6 +150,7 @@ def test_an_object_drafts_what_each_pipeline_s_drafter_does() -> None:
         assert policy.maximum == most
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["eqspec", "exspec", "rollback"])
 @pytest.mark.parametrize("policy", ["explicit", "goodput"])
 def test_every_alignment_places_unequal_trees(policy: str, align: str) -> None:

@@ -24,6 +24,7 @@ from specframe.trees.shapes import Shape, promise
 TARGET = fakes.fake_target()
 
 
+@pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestStatic(TreeDrafterSuite):
     """A tree of two children for the first node and one for each of these, and so on."""
 
@@ -69,6 +70,7 @@ MEDUSA = [[0], [0, 0], [1], [0, 1], [2], [0, 0, 0], [1, 0], [0, 2], [3], [0, 0, 
 """The beginning of a published ``medusa_choices``."""
 
 
+@pytest.mark.wide
 def test_a_shape_by_children() -> None:
     """Children per depth give a node for every path of ranks, each after its parent."""
     shape = Shape.read("2/2")
@@ -80,6 +82,7 @@ def test_a_shape_by_children() -> None:
     assert Shape.line(3) == Shape.read("1/1/1")
 
 
+@pytest.mark.wide
 def test_a_published_list_is_read(tmp_path: Any) -> None:
     """Medusa's list of rank lists is a tree, as a list and from a file, in whatever order it is."""
     (tmp_path / "choices.json").write_text(str(MEDUSA[::-1]))
@@ -92,6 +95,7 @@ def test_a_published_list_is_read(tmp_path: Any) -> None:
     assert level.inner == (0,)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("depth", "nodes"), [(1, 1), (1, 7), (4, 4), (5, 16), (3, 40)])
 def test_usual_shapes(depth: int, nodes: int) -> None:
     """The default tree has as many nodes as asked, none deeper, and no better node is left out."""
@@ -103,6 +107,7 @@ def test_usual_shapes(depth: int, nodes: int) -> None:
     assert all(promise(node) <= least + 1e-12 for node in everything if node not in shape.ranks)
 
 
+@pytest.mark.wide
 def test_cuts_keep_parents() -> None:
     """A tree cut in depth and nodes is a tree with the most promising nodes."""
     shape = Shape.read("3/2/2").cut(2, 5)
@@ -110,6 +115,7 @@ def test_cuts_keep_parents() -> None:
     assert Shape.read("3/2/2").cut(9, 99) == Shape.read("3/2/2")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -135,6 +141,7 @@ def test_wrong_options(options: dict[str, Any], said: str) -> None:
     assert str(error.value) == said
 
 
+@pytest.mark.wide
 def test_a_given_top_has_room_or_is_refused() -> None:
     """A drafter whose cache has slots for the tree's nodes alone refuses a larger ``top``; left open, it is what has room."""
     assert Trees("dynamic", nodes=16).top(Budget(5, 16)) == 4
@@ -238,6 +245,7 @@ def test_rows_of_a_static_tree_have_their_own_first() -> None:
         assert sorted(found.draft.tokens_BN[row].tolist()) == sorted(whole.draft.tokens_BN[row].tolist())
 
 
+@pytest.mark.wide
 def test_rows_of_a_dynamic_tree_have_their_likeliest_nodes_first() -> None:
     """The first nodes of each row are its likeliest ones that are not too deep, in the order of their depth."""
     roots_B1V = torch.stack([after([row]) for row in range(6)])[:, None]
@@ -300,6 +308,7 @@ def test_rows_have_their_own_trees_beside_rows_without_speculation() -> None:
             assert parents_BN[row, :count].tolist() == ([*shape.cut(3, count).parents] if count else [])
 
 
+@pytest.mark.wide
 def test_a_static_tree_has_the_likeliest_children() -> None:
     """A node of rank r is its parent's token of rank r, and a node that has children was fed."""
     shape = Shape.read(MEDUSA)
@@ -314,6 +323,7 @@ def test_a_static_tree_has_the_likeliest_children() -> None:
         assert [int(grown.fed_BN[row, node]) for node in fed] == list(range(len(fed)))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("budget", "top"), [(Budget(4, 12), 4), (Budget(1, 5), 5), (Budget(3, 30), 10), (Budget(3, 3), 1)]
 )

@@ -47,6 +47,7 @@ SAMPLE = ("gpt2",)
 """Those that are tried by default; tests below have others."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("place", "name"),
     [
@@ -89,6 +90,7 @@ DRAFTED = [
 """Models, alignments, stores, sinks and recent tokens; the first three by default."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "align", "kv", "sink", "recent"),
     [pytest.param(*case, marks=() if place < 3 else pytest.mark.slow) for place, case in enumerate(DRAFTED)],
@@ -171,6 +173,7 @@ class Comparing(Window):
         return torch.stack(parts).amax(0).tolist()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", *(pytest.param(one, marks=pytest.mark.slow) for one in ALIGNMENTS[1:])])
 def test_keys_of_accepted_tokens_are_the_targets(align: str) -> None:
     """Whatever a draft wrote, tokens that stand have the keys of a target that saw every token; those just drafted have others."""
@@ -242,6 +245,7 @@ class Reading(Slab):
         return store
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("graphs", ["off", "on"])
 def test_a_draft_reads_as_many_keys_as_its_window_has(graphs: str) -> None:
     """However long a row is; the target reads all, and recorded forwards are no exception."""
@@ -253,6 +257,7 @@ def test_a_draft_reads_as_many_keys_as_its_window_has(graphs: str) -> None:
     assert min(kv.others) > 33
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "options",
     [
@@ -298,6 +303,7 @@ def test_drafts_do_not_depend_on_how_forwards_run(options: dict[str, Any]) -> No
     assert drafted[0] == drafted[1]
 
 
+@pytest.mark.wide
 def test_a_target_with_states_drafts_with_its_own() -> None:
     """States are run on, and taken back, as under every draft on the target's cache; trees of such a target are refused."""
     model = zoo.build("qwen3.5")
@@ -320,6 +326,7 @@ def test_recordings_for_rows_of_any_length_keep_to_the_window() -> None:
         assert drafted[0] == drafted[1]
 
 
+@pytest.mark.wide
 def test_rows_give_way_to_one_another() -> None:
     """Blocks that run out have the youngest row read again, and the window go on."""
     pipe = piped(target("qwen3"), kv="paged,block=2,blocks=26", batch_size=4)
@@ -327,6 +334,7 @@ def test_rows_give_way_to_one_another() -> None:
         harness.check(pipe, asked())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("option", "given"), [("sink", -1), ("sink", 1.5), ("sink", True), ("recent", 0), ("recent", "many")]
 )
@@ -337,6 +345,7 @@ def test_other_windows_are_refused(option: str, given: Any) -> None:
         Window(**{option: given})
 
 
+@pytest.mark.wide
 def test_what_cannot_be_is_refused() -> None:
     """An alignment that cannot share, and a store that hands out all slots alone: one sentence each."""
     with pytest.raises(

@@ -59,6 +59,7 @@ def pipes(local: Workers) -> tuple[Pipeline, Pipeline]:
     )
 
 
+@pytest.mark.wide(but=["test_equals_reference[ragged]"])
 class TestWorkers(ExecutorSuite):
     @pytest.fixture(autouse=True)
     def _workers(self, local: Workers) -> None:
@@ -79,6 +80,7 @@ def facts(results: Any) -> list[tuple[Any, ...]]:
     return [(r.index, r.sample, r.token_ids, r.text, r.finish_reason, r.error, r.prompt_tokens) for r in results]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("how", [None, SAMPLED, Sampling(criteria=(After(11),))], ids=["greedy", "sampled", "criteria"])
 def test_results_are_those_of_one_process(pipes: tuple[Pipeline, Pipeline], how: Sampling | None) -> None:
     """Tokens, texts, reasons and log-probabilities equal those of one process, for all samples, in the order asked."""
@@ -93,6 +95,7 @@ def test_results_are_those_of_one_process(pipes: tuple[Pipeline, Pipeline], how:
             assert [*map(set, one.top_logprobs)] == [*map(set, other.top_logprobs)]
 
 
+@pytest.mark.wide
 def test_requests_that_are_read_meanwhile(pipes: tuple[Pipeline, Pipeline], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that are read while workers decode have the results of one process, and the time it takes counts."""
     monkeypatch.setattr(request_stream, "AHEAD", 1)
@@ -168,6 +171,7 @@ def test_observers_are_told_of_every_round(local: Workers) -> None:
     assert pipe.report.filler_share == pytest.approx(seen.filler / pipe.report.tokens_computed)
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:.*called for one row alone")
 def test_an_error_is_that_of_its_request(pipes: tuple[Pipeline, Pipeline]) -> None:
     """A processor that raises ends its own prompt with an error, and so does one that no worker can be sent; the others go on."""
@@ -201,12 +205,14 @@ def test_a_worker_that_is_killed_is_replaced(pipes: tuple[Pipeline, Pipeline]) -
     assert workers()[1] == before[1]
 
 
+@pytest.mark.wide
 def test_an_interrupted_run_leaves_the_workers_free(pipes: tuple[Pipeline, Pipeline]) -> None:
     """After a run that nobody finishes, the next one gives its own results."""
     assert next(pipes[0].as_completed(PROMPTS, 40)).token_ids
     assert facts(pipes[0].generate(PROMPTS[::-1], 9)) == facts(pipes[1].generate(PROMPTS[::-1], 9))
 
 
+@pytest.mark.wide
 def test_workers_get_the_weights_as_they_are(local: Workers) -> None:
     """A loaded model that was written to between two runs is copied to the workers again."""
     target = zoo.build("llama")
@@ -222,6 +228,7 @@ def test_workers_get_the_weights_as_they_are(local: Workers) -> None:
     assert copies[0] == copies[1], "they were not written to"
 
 
+@pytest.mark.wide
 def test_workers_have_one_run_at_a_time(local: Workers) -> None:
     """Two pipelines that share an executor cannot decode at the same time."""
     first, second = (harness.pipeline(TARGET, DRAFT, executor=local) for _ in range(2))
@@ -233,6 +240,7 @@ def test_workers_have_one_run_at_a_time(local: Workers) -> None:
     assert len([*second.as_completed(PROMPTS, 9)]) == len(PROMPTS)
 
 
+@pytest.mark.wide
 def test_what_cannot_be_pickled_is_refused() -> None:
     """A strategy that cannot go to another process is refused before a process begins."""
     drafter = fakes.always_right([])
@@ -245,6 +253,7 @@ def test_what_cannot_be_pickled_is_refused() -> None:
     assert workers() == before
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("given", [0, -1, 2.5, "two", True])
 def test_a_number_of_workers(given: Any) -> None:
     """A number of workers is a whole number of at least 1."""
@@ -252,6 +261,7 @@ def test_a_number_of_workers(given: Any) -> None:
         Pipeline(TARGET, DRAFT, executor=f"workers,count={given}")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "error", [InvariantError("cache", 3, 1, 0, "slot 7"), UnknownNameError("drafter", "x", ["y"]), OptionError("no")]
 )
@@ -298,6 +308,7 @@ def test_what_was_told_is_not_told_again() -> None:
     assert report_of(told(8, [1, 2]), jobs, 4) is None
 
 
+@pytest.mark.wide
 def test_a_round_of_a_worker_is_its_progress_alone() -> None:
     """What a worker did not send is not made up: a report of its round has no draft, and says why."""
     report = report_of(told(7, [1, 2, 3]), {7: Job(7, Sequence(Request(0, [9], 5), 6))}, 1)
@@ -357,6 +368,7 @@ class DyingProcesses:
     release = dismiss
 
 
+@pytest.mark.wide(but=["while they decode"])
 @pytest.mark.parametrize(
     ("between", "errors"), [([], 0), ([Ready()], 1)], ids=["while they begin", "while they decode"]
 )
@@ -393,6 +405,7 @@ def test_workers_are_begun_as_requests_come() -> None:
     assert len(processes.processes) == 2
 
 
+@pytest.mark.wide
 def test_a_worker_that_cannot_be_begun_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system begins no further process, the requests go to the workers there are, and a warning says so once."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
@@ -414,6 +427,7 @@ def test_a_worker_that_cannot_be_begun_leaves_the_others(monkeypatch: pytest.Mon
     assert [[ticket for ticket, _ in one.requests] for one in processes.processes[0].sent] == [[0, 1, 2]]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("cores", "gigabytes", "count"), [(4, 100.0, 4), (4, 0.5, 1), (4, 2.9, 2), (1, 100.0, 1)])
 def test_the_number_of_workers_is_that_of_cores_and_memory(
     monkeypatch: pytest.MonkeyPatch, cores: int, gigabytes: float, count: int
@@ -473,6 +487,7 @@ class Loud(Watcher):
         raise ValueError("planted")
 
 
+@pytest.mark.wide(but=["forward"])
 @pytest.mark.parametrize("member", ["forward", "leave", "round"])
 def test_an_observers_error_comes_after_the_round_of_a_worker(member: str) -> None:
     """What a worker's round has ended is reported before an error of the observer that is told of it."""
@@ -490,6 +505,7 @@ def test_an_observers_error_comes_after_the_round_of_a_worker(member: str) -> No
     assert engine.idle
 
 
+@pytest.mark.wide
 def test_a_row_of_nan_in_a_worker_ends_alone(local: Workers) -> None:
     """A prompt that the target has no distribution for ends with the error that one process tells, and the others are decoded."""
     prompts = [list(prompt) for prompt in nan.PROMPTS]
@@ -504,6 +520,7 @@ def test_a_row_of_nan_in_a_worker_ends_alone(local: Workers) -> None:
     assert [one[4] for one in found] == ["error"] + ["length"] * 5
 
 
+@pytest.mark.wide
 def test_a_strategys_error_in_a_worker_comes_once_and_loses_no_result(local: Workers) -> None:
     """Results that a worker has told of come first; the error names the strategy, and the workers are free again."""
     asked, found = harness.requests(PROMPTS[:6], [2, 2, 2, 9, 9, 9]), []
@@ -514,6 +531,7 @@ def test_a_strategys_error_in_a_worker_comes_once_and_loses_no_result(local: Wor
     harness.check(harness.pipeline(TARGET, Twigs(), executor=local, batch_size=2), asked)
 
 
+@pytest.mark.wide
 def test_workers_decode_with_constraints(local: Workers) -> None:
     """Worker processes keep states of their own, and the error of a row comes back with its sentence."""
     wanted, options = constraints.expected("digit-sum"), {"batch_size": 2, "draft_length": 3, "constraint": DigitSum()}

@@ -56,6 +56,7 @@ VALUES = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", VALUES)
 def test_values_are_those_of_the_cpu(name: str, inference: bool) -> None:
@@ -67,6 +68,7 @@ def test_values_are_those_of_the_cpu(name: str, inference: bool) -> None:
     assert torch.equal(found.cpu(), wanted)
 
 
+@pytest.mark.wide
 def test_a_view_is_the_same_memory() -> None:
     """What is written to a view is in the tensor that it is a view of."""
     whole = torch.zeros(4, 3, device=SIM)
@@ -89,6 +91,7 @@ MIXES = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", MIXES)
 def test_mixes_are_refused(name: str) -> None:
     """An operation on tensors of several devices is an error that names them."""
@@ -123,6 +126,7 @@ def _zeros() -> torch.Tensor:
     return torch.zeros(1, dtype=torch.long, device=SIM)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", TRAFFIC)
 def test_waits_and_copies_are_counted(name: str) -> None:
     """Everything for which the host waits on CUDA is a wait here, and every transfer to the device a copy."""
@@ -130,6 +134,7 @@ def test_waits_and_copies_are_counted(name: str) -> None:
     assert events(act) == expected
 
 
+@pytest.mark.wide
 def test_events_say_where() -> None:
     """An event has the file and line of the code outside of torch that caused it."""
     with COUNTERS.watched() as seen:
@@ -141,6 +146,7 @@ def test_events_say_where() -> None:
     assert ".item()" in source[int(found[0].place.partition(":")[2]) - 1]
 
 
+@pytest.mark.wide
 def test_refused_where_it_is_said() -> None:
     """Inside a block that refuses waits, one is an error that says what, where and why."""
     with COUNTERS.refused(WAIT, where="in a loop"), pytest.raises(RuntimeError, match=r"item.*test_device.*in a loop"):
@@ -148,12 +154,14 @@ def test_refused_where_it_is_said() -> None:
     torch.zeros(1, device=SIM).item()
 
 
+@pytest.mark.wide
 def test_numpy_is_refused() -> None:
     """As on CUDA, an array has to be asked for through the host."""
     with pytest.raises(TypeError, match="cpu"):
         torch.zeros(1, device=SIM).numpy()
 
 
+@pytest.mark.wide
 def test_memory_is_counted_and_limited() -> None:
     """Memory in use is that of the tensors that are held, views held included; beyond a limit CUDA's error is raised."""
     gc.collect()
@@ -174,6 +182,7 @@ def test_memory_is_counted_and_limited() -> None:
         torch.zeros(500, device=SIM)
 
 
+@pytest.mark.wide(but=["index_copy"])
 @pytest.mark.parametrize("way", ["index_copy", "index_put", "scatter"])
 def test_the_first_of_several_writes_to_one_place_stands(way: str) -> None:
     """What a GPU leaves open is decided otherwise than on a CPU, where the last write stands; other places are written alike."""
@@ -191,6 +200,7 @@ def test_the_first_of_several_writes_to_one_place_stands(way: str) -> None:
     assert found == {"cpu": [2.0, 0.0, 3.0, 4.0], "sim": [2.0, 0.0, 1.0, 4.0]}
 
 
+@pytest.mark.wide
 def test_a_graph_is_replayed_in_its_memory() -> None:
     """A replay reads the present values of its inputs, writes where the recorded function wrote, and adds to what is there."""
     given, total = torch.zeros(2, 3, device=SIM), torch.zeros(3, device=SIM)
@@ -222,6 +232,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_graph_refuses(name: str) -> None:
     """What a CUDA graph cannot record is refused; what follows can be recorded again."""
@@ -231,6 +242,7 @@ def test_a_graph_refuses(name: str) -> None:
     assert SimRecording(lambda: (given * 3,)).replay(2)[0].tolist() == [3, 3]
 
 
+@pytest.mark.wide
 def test_a_number_of_the_host_is_baked_into_a_graph() -> None:
     """A graph keeps the numbers that Python had when it was recorded, as CUDA does."""
     given, number = torch.ones(2, device=SIM), 5
@@ -239,6 +251,7 @@ def test_a_number_of_the_host_is_baked_into_a_graph() -> None:
     assert [graph.replay(2)[0].tolist() for _ in range(2)] == [[5, 5]] * 2
 
 
+@pytest.mark.wide
 def test_nothing_is_computed_while_a_graph_is_recorded() -> None:
     """The first replay has the results of before; memory of the graph holds nothing of use until it is replayed."""
     held = []
@@ -291,6 +304,7 @@ def test_a_draft_of_a_model_on_the_device() -> None:
         assert torch.equal(found[name].detach().cpu(), weights.detach())
 
 
+@pytest.mark.wide
 def test_suites_of_cuda_leave_the_simulated_device_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that asks for the simulated device is skipped where suites run on CUDA."""
     monkeypatch.setattr(suite_device, "NAME", "cuda:0")
@@ -315,6 +329,7 @@ def test_suites_run_on_the_device() -> None:
             test(Greedy())
 
 
+@pytest.mark.wide
 def test_a_model_moves() -> None:
     """A module is sent to the device, from one to another and back with its values."""
     module = torch.nn.Linear(3, 2)
@@ -326,6 +341,7 @@ def test_a_model_moves() -> None:
     assert torch.equal(module.to("cpu")(torch.ones(1, 3)), wanted)
 
 
+@pytest.mark.wide
 def test_a_kind_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device whose entry point cannot be imported is one sentence."""
     from importlib.metadata import EntryPoint
@@ -336,6 +352,7 @@ def test_a_kind_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None
         kinds.pick("abacus")
 
 
+@pytest.mark.wide
 def test_an_unknown_kind_is_an_accelerator_of_which_nothing_is_known() -> None:
     """A device that nobody told of has no graphs, no kernels and no events, and reading its values may wait."""
     unknown = kinds.of(torch.device("meta"))
@@ -343,6 +360,7 @@ def test_an_unknown_kind_is_an_accelerator_of_which_nothing_is_known() -> None:
     assert (unknown.recording, unknown.event, unknown.kernels, unknown.traffic()) == (None, None, frozenset(), None)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "package",
     [ROOT / "specframe", *sorted(path.parent for path in ROOT.glob("plugins/*/specframe_*/__init__.py"))],

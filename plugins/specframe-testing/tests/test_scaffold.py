@@ -52,6 +52,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         del sys.modules[name]
 
 
+@pytest.mark.wide
 def test_every_role_has_a_template() -> None:
     """There is a template for each of the eight roles, and its suite is found by the role's name."""
     assert {template.role for template in TEMPLATES.values()} == set(ROLES)
@@ -61,6 +62,7 @@ def test_every_role_has_a_template() -> None:
     assert f"Role of the strategy: {', '.join([*TEMPLATES][:-1])} or {[*TEMPLATES][-1]}." in listed
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("role", TEMPLATES)
 def test_a_package_is_written(role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package has a project file, a hook, a strategy and tests, and the command says what comes next."""
@@ -84,6 +86,7 @@ def test_a_package_is_written(role: str, tmp_path: Path, monkeypatch: pytest.Mon
             compile(text, path, "exec")
 
 
+@pytest.mark.wide
 def test_an_unknown_role_is_answered_with_the_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A role that there is none of is one sentence, and nothing is written."""
     monkeypatch.chdir(tmp_path)
@@ -96,6 +99,7 @@ def test_an_unknown_role_is_answered_with_the_known(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("role", TEMPLATES)
 def test_what_is_written_decodes(role: str, installed: Path) -> None:
     """Installed, each strategy is chosen by its name, listed with its docstring, and decodes the reference's tokens."""
@@ -112,6 +116,7 @@ def test_what_is_written_decodes(role: str, installed: Path) -> None:
     harness.check(harness.pipeline(target, **options), asked)
 
 
+@pytest.mark.wide(but=["drafter-span=0"])
 @pytest.mark.parametrize(("role", "option"), [("drafter", "span=0"), ("policy", "maximum=no")])
 def test_wrong_options_are_sentences(role: str, option: str, installed: Path) -> None:
     """A value that the example's option does not take is told with the option's name."""

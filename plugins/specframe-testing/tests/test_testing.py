@@ -51,6 +51,7 @@ def visible(*hidden):
     return mask
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("place", range(5))
 def test_fake_sees_every_token_and_position(place):
     """Another token, another position, or a token that is not seen, anywhere in the sequence, changes the logits."""
@@ -61,6 +62,7 @@ def test_fake_sees_every_token_and_position(place):
         assert not torch.equal(changed, logits(PLAIN))
 
 
+@pytest.mark.wide
 def test_fake_reads_through_its_cache():
     """Fed in parts the logits are the same; a stale, missing or doubled entry of the cache changes them."""
     cache = DynamicCache(config=TARGET.config)
@@ -77,6 +79,7 @@ def test_fake_reads_through_its_cache():
         assert not torch.equal(logits(PLAIN[4:], [4], cache=cache), logits(PLAIN))
 
 
+@pytest.mark.wide
 def test_fake_does_not_see_the_order_of_slots():
     """Where in the cache a token sits is nobody's business: only tokens and positions count."""
     cache = DynamicCache(config=TARGET.config)
@@ -86,6 +89,7 @@ def test_fake_does_not_see_the_order_of_slots():
     assert torch.equal(logits(PLAIN[4:], [4], cache=cache), logits(PLAIN))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("every", "least", "most"), [(0, 1.0, 1.0), (1, 0.0, 0.0), (3, 0.55, 0.75), (2, 0.4, 0.6)])
 def test_slips_are_as_many_as_asked_for(every, least, most):
     """A fake draft agrees with its target but for one context in so many."""
@@ -97,6 +101,7 @@ def test_slips_are_as_many_as_asked_for(every, least, most):
 # ---- the reference's tokens ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_known_tokens_of_the_reference_go_on():
     """More tokens are those after the known ones; fewer are the first of them; the context's end is the end."""
     target = fakes.fake_target(context=20)
@@ -125,6 +130,7 @@ def failing(*arguments, **options):
 # ---- the zoo ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_zoo_is_deterministic(name):
     """The same seed builds the same model, another seed another, and neither touches the global random state."""
@@ -135,6 +141,7 @@ def test_zoo_is_deterministic(name):
     assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_zoo_depends_on_what_it_attends_to(name):
     """In each model a token, and a position, inside the smallest window changes what comes next, often."""
@@ -281,6 +288,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("suite", "fault", "test", "arguments"), FAULTS, ids=[f"{f[1].__name__}-{f[2]}" for f in FAULTS]
 )
@@ -298,12 +306,14 @@ def test_suites_catch_faults(suite, fault, test, arguments):
         getattr(Tests(), test)(**arguments)
 
 
+@pytest.mark.wide
 def test_suite_without_make_says_what_is_missing():
     """A suite whose author has not written ``make`` says so, with its role."""
     with pytest.raises(NotImplementedError, match=r"make\(\) must return a drafter or its name"):
         conformance.DrafterSuite().test_finished_rows_are_not_run()
 
 
+@pytest.mark.wide
 def test_differences_are_explained():
     """What fails is told by place and by how near a tie it was."""
     request = harness.requests([[5, 6]], 4)[0]

@@ -114,6 +114,7 @@ FAULTS: list[tuple[str, Suite, Callable[[], Any], Callable[[], Any], str, tuple[
 ]  # fmt: skip
 
 
+@pytest.mark.wide(but=["stale branch"])
 @pytest.mark.parametrize(
     ("base", "wrong", "right", "test", "given"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS]
 )

@@ -17,6 +17,7 @@ from specframe import Pipeline
 FIGURES = json.loads((FOLDER / "figures.json").read_text())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("part", ["target", "draft"])
 def test_the_pair_loads_with_plain_transformers(part):
     """AutoModelForCausalLM reads both directories, in bfloat16, with the parameters the card names."""
@@ -26,11 +27,13 @@ def test_the_pair_loads_with_plain_transformers(part):
     assert model.num_parameters() == FIGURES[f"{part}_parameters"]
 
 
+@pytest.mark.wide
 def test_the_pair_is_small():
     """Both directories together stay under 14 MB."""
     assert sum(file.stat().st_size for file in FOLDER.glob("*/*")) < 14e6
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "text", ["def f(x):\n    return x\n", "Grüße, 世界 🙂\t\r\n", "\x00\x7f", "a" * 300, "<|endoftext|> is no text"]
 )
@@ -89,6 +92,7 @@ def test_the_draft_agrees_after_long_prompts():
     assert pipe.report.draft_acceptance_rate >= 0.4
 
 
+@pytest.mark.wide
 def test_training_resumes_where_it_was_cut_off(tmp_path):
     """Training that stops after a checkpoint and starts again ends with the weights of training that was not stopped."""
     config = Qwen3Config(

@@ -56,6 +56,7 @@ def test_the_draft_model_is_still_the_default() -> None:
     assert pairs.choose("auto", "tiny-draft")[0] == "tiny"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", THERE)
 def test_a_heads_files(kind: str) -> None:
     """A head has at most 3 MB, figures, and a configuration that names no folder of the machine that it was made on."""
@@ -72,6 +73,7 @@ def test_a_heads_files(kind: str) -> None:
     assert pairs.choose("auto", f"tiny-{kind}")[:2] == ("tiny", f"{DRAFTERS.get(kind, kind)},checkpoint={folder}")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kind", "options", "align"), [pytest.param(*cell, marks=[pytest.mark.slow] * bool(cell[1])) for cell in CELLS]
 )
@@ -94,6 +96,7 @@ class Odd(Watcher):
         self.odd += int((report.draft.tokens_BN % 2).sum())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "clover2")) for kind in THERE])
 def test_a_head_drafts_under_a_constraint(kind: str, target: Any) -> None:
     """A head drafts only what the constraint allows, and the tokens are the reference decoder's with the same constraint."""

@@ -54,6 +54,7 @@ def test_a_draft_saved_on_the_way_is_that_of_a_shorter_run() -> None:
     assert not same(whole[128], whole[512])
 
 
+@pytest.mark.wide
 def test_volumes_are_powers_of_two() -> None:
     """Volumes go from the smallest to the largest, and steps end at each."""
     assert train_family.volumes(64, 8) == [8, 16, 32, 64]
@@ -65,6 +66,7 @@ def test_volumes_are_powers_of_two() -> None:
     assert len(train_family.DEPTHS) >= 3
 
 
+@pytest.mark.wide
 def test_a_new_draft_has_its_depth_and_the_targets_embeddings() -> None:
     """Each depth has so many layers; what is not in a layer is the same in all."""
     target = AutoModelForCausalLM.from_pretrained(train_family.FOLDER / "target", dtype=torch.float32)
@@ -75,6 +77,7 @@ def test_a_new_draft_has_its_depth_and_the_targets_embeddings() -> None:
     assert train_family.DRAFT.num_hidden_layers == 2
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("tokens", ["65535", "16384", "0"])
 def test_volumes_that_are_no_power_of_two_are_refused(
     tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture
