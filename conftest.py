@@ -11,6 +11,15 @@ from pathlib import Path
 import pytest
 
 
+BEGUN = pytest.StashKey[float]()
+"""When the run began, in seconds since the epoch."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Note when the run begins."""
+    config.stash[BEGUN] = time.time()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     parser.addoption(
@@ -74,7 +83,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter and quick_alone(config) and config.args_source is config.ArgsSource.TESTPATHS:
         count = sum(len(reporter.stats.get(word, ())) for word in ("passed", "failed", "error"))
-        seconds = round(time.time() - reporter._sessionstarttime)
+        seconds = round(time.time() - config.stash[BEGUN])
         reporter.write_line(f"{count:,} tests in {seconds} s; `make wide` has the rest.")
 
 

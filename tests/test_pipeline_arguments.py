@@ -114,7 +114,12 @@ def test_an_argument_of_the_pipeline(name: str, value: Any) -> None:
     one_sentence(error, name)
 
 
-@pytest.mark.wide
+def test_no_target_is_not_the_embedded_one() -> None:
+    """None, such as a look-up that found nothing, is refused as a target; left out, it is the embedded one."""
+    with pytest.raises(SpecframeError, match=r"target: expected an alias, a directory, .*, got None"):
+        Pipeline(target=None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("method", ["generate", "as_completed", "stream"])
 @pytest.mark.parametrize(("name", "value"), cases(ASKED))
 def test_an_argument_of_a_run(name: str, value: Any, method: str) -> None:
