@@ -215,6 +215,7 @@ def test_what_is_declared_is_used(tmp_path: Path) -> None:
     test_standard_strategies("eqspec", {"drafter": "model,branch=2/2"})
     test_standard_strategies("ragged", {"accept": "gumbel"})
     test_standard_strategies("ragged", {"graphs": "on"})
+    test_standard_strategies("ragged", {"draft_length": "goodput"})
     test_a_draft_model_with_another_tokenizer()
     for name in ("eagle", "dflash", "medusa"):
         test_heads(name, tmp_path / name)

@@ -345,6 +345,7 @@ onload = () => {{
 </script>"""
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     """It renders without a word on the console, steps by button, key and slider, fits a screen of 360 px, and its slots are

@@ -145,6 +145,7 @@ def shown() -> Iterator[tuple[Page, dict[str, Any]]]:
         yield page, state
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_the_page_in_a_browser(shown: tuple[Page, dict[str, Any]]) -> None:
     """White space in drafts can be seen, acceptance over time is drawn, rows stay where they are when another ends, and the page
