@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-
 BEGUN = pytest.StashKey[float]()
 """When the run began, in seconds since the epoch."""
 
