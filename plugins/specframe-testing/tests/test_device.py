@@ -329,6 +329,13 @@ def test_suites_run_on_the_device() -> None:
             test(Greedy())
 
 
+def test_a_device_after_the_last_one_is_refused() -> None:
+    """Devices are counted from 0: of two the number 2 is none."""
+    assert kinds.pick("sim:1") == OTHER
+    with pytest.raises(OptionError, match="sim:2"):
+        kinds.pick("sim:2")
+
+
 @pytest.mark.wide
 def test_a_model_moves() -> None:
     """A module is sent to the device, from one to another and back with its values."""
