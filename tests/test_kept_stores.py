@@ -15,12 +15,14 @@ from specframe_testing import fakes, harness, states, zoo
 from specframe_testing.paged import Gathering, Pages
 
 from specframe.caches.slab import Slab
+from specframe.contracts.requests import GREEDY, Request
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ContractError, OptionError
 from specframe.forward.open_stores import OpenStore, Stores
 from specframe.pipeline import Pipeline
 from specframe.reference import reference_decode
+from specframe.text.processor_formulas import plan_of
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -215,6 +217,28 @@ def test_what_is_kept_of_prompts_is_of_the_same_rotary_factors() -> None:
 # ---- prefixes ----------------------------------------------------------------------------------------------------------
 
 COMMON = harness.random_prompts([14], zoo.VOCABULARY, seed=4)[0]
+
+
+def test_rows_of_a_run_that_ends_for_another_rule_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampled request in the middle of greedy ones changes the rule: the stores are used again, and have the live rows alone."""
+    kv, stores = Pages(lasting=True), []
+    open_pages = kv.open
+    monkeypatch.setattr(kv, "open", lambda *given: stores.append(open_pages(*given)) or stores[-1])
+    target = zoo.build("llama")
+    how: dict[str, Any] = {"attention": Gathering(), "batch_size": 3, "draft_length": 3, "accept": "auto"}
+    pipe = harness.pipeline(target, zoo.good_draft(target), kv=kv, **how)
+    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine.make_room(30)
+    plans = [GREEDY, GREEDY, plan_of((), greedy=False)]
+    for index, plan in enumerate(plans):
+        engine.add(Request(index, COMMON[index:], 9, plan=plan))
+        if not plan.greedy:
+            assert [store._rows for store in stores] == [{}, {}]
+        engine.step()
+    assert len(stores) == 2
+    assert [len(store._rows) for store in stores] == [3, 3]
+    engine.close()
+    assert [store._rows for store in stores] == [{}, {}]
 
 
 @pytest.mark.wide(but=["plain"])

@@ -107,7 +107,6 @@ def told(caught: list[warnings.WarningMessage]) -> list[tuple[int, int]]:
     return [(int(one[1]), int(one[3])) for one in found if one]
 
 
-@pytest.mark.wide
 def test_rows_of_no_round_under_way_keep_what_they_have() -> None:
     """Only the youngest and the rows of the round that failed are read again."""
     asked = [Request(index, [3 + index] * 4, 30) for index in range(3)]

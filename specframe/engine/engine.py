@@ -386,7 +386,6 @@ class Engine:
         opened, self._opened = self._opened, None
         with contextlib.closing(self._held):
             if opened and keep:
-                self._groups.pool.put_back(0)
                 opened.run.put_away(self._groups.current)
 
     def _recover(self, how: str) -> None:

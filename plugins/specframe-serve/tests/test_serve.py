@@ -177,7 +177,7 @@ def test_chat(running, pipe, monkeypatch):
 GOOD = {"model": "tiny", "prompt": "a"}
 
 
-@pytest.mark.wide(but=["body12-400-expected at most 20000 tokens, of prompts and new ones in all"])
+@pytest.mark.wide(but=["body12-400-expected at most 20000 tokens, of prompts and new ones in all", "half a surrogate pair"])
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -196,6 +196,9 @@ GOOD = {"model": "tiny", "prompt": "a"}
         ({**GOOD, "n": 43, "max_tokens": 480}, 400, "expected at most 20000 tokens, of prompts and new ones in all"),
         (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "half of a surrogate pair"),
         (b'{"prompt": "' + b"x" * (10 << 20) + b'"}', 413, "the body is too large: expected at most 1048576 bytes"),
+        (b'{"model": "tiny", "prompt": "a", "stop": "\\ud800"}', 400, "stop"),
+        (b'{"model": "tiny", "prompt": "a", "\\ud800": 1}', 400, "got \\ud800"),
+        pytest.param(b'{"model": "\\ud800", "prompt": "a"}', 404, "got '\\ud800'", id="half a surrogate pair"),
     ],
 )
 def test_bad_bodies(running, body, status, words):
@@ -240,7 +243,6 @@ def test_other_routes(running):
     assert "no rival of production servers" in httpx.get(running.url).text
 
 
-@pytest.mark.wide
 @pytest.mark.usefixtures("hold")
 def test_a_stream_that_is_left_ends_in_the_engine(running):
     """A client that hangs up in the middle of its stream frees the row: by itself the stream would never end."""
