@@ -106,7 +106,7 @@ PROCESSORS = {
 }
 
 
-@pytest.mark.wide
+@pytest.mark.wide(but=["several"])
 @pytest.mark.parametrize("processors", PROCESSORS)
 def test_processors_see_what_they_see_in_generate(processors):
     """Every processor that ``generate`` makes, and one's own, is applied at each place to the prefix it would see there."""

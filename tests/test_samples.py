@@ -44,6 +44,12 @@ def asked(sampling=WARM, prompts=PROMPTS, new=NEW):
     return pipeline().requests.make(prompts, new, sampling=sampling)[0]
 
 
+@functools.cache
+def each_alone(rule):
+    """Return what each sample gives when it is decoded by itself."""
+    return alone(asked(), rule)
+
+
 def alone(requests, rule, **options):
     """Return what each request gives when it is decoded by itself."""
     pipe = pipeline(batch_size=1, accept=rule, schedule="fixed", align="ragged", **options)
@@ -53,9 +59,6 @@ def alone(requests, rule, **options):
 def ids(pipe, requests):
     """Return the tokens of requests decoded together."""
     return [result.token_ids for result in harness.decode(pipe, requests)]
-
-
-ALONE = {rule: alone(asked(), rule) for rule in ("gumbel", "rejection", "block")}
 
 
 @pytest.mark.wide
@@ -76,7 +79,7 @@ def test_samples_differ_and_keep_their_order():
 def test_samples_are_those_of_requests_decoded_alone(rule, storage, schedule):
     """Starting from another's row changes no token, whatever stores the row, moves it and judges its drafts."""
     pipe = pipeline(accept=rule, align=storage[0], kv=storage[1], schedule=schedule)
-    assert ids(pipe, asked()) == ALONE[rule]
+    assert ids(pipe, asked()) == each_alone(rule)
 
 
 @pytest.mark.wide
@@ -85,7 +88,7 @@ def test_samples_are_those_of_requests_decoded_alone(rule, storage, schedule):
 def test_every_invariant_holds(align, schedule):
     """The checks find every query to see its own row's tokens and those of the prompt it shares, and nothing else."""
     pipe = pipeline(accept="gumbel", align=align, schedule=schedule, check=True)
-    assert ids(pipe, asked()) == ALONE["gumbel"]
+    assert ids(pipe, asked()) == each_alone("gumbel")
 
 
 @pytest.mark.wide
@@ -221,12 +224,12 @@ def test_rows_that_become_free_start_from_one_that_decodes():
 def ending_at_once(how):
     """Return requests in which the first samples end with their first token, and what they give alone."""
     requests = asked()
-    for place, tokens in enumerate(ALONE["block"]):
+    for place, tokens in enumerate(each_alone("block")):
         if requests[place].sample == 0:
             change = {"max_new_tokens": 1} if how == "length" else {"stop_token_ids": frozenset(tokens[:1])}
             requests[place] = attrs.evolve(requests[place], **change)
     return requests, [
-        tokens[: 1 if one.sample == 0 else None] for one, tokens in zip(requests, ALONE["block"], strict=True)
+        tokens[: 1 if one.sample == 0 else None] for one, tokens in zip(requests, each_alone("block"), strict=True)
     ]
 
 
@@ -287,7 +290,7 @@ def test_samples_of_real_architectures(name, rule):
 def test_samples_without_a_draft_model(drafter):
     """Plain decoding and drafters without a cache serve samples as well."""
     pipe = pipeline(draft=drafter, accept="gumbel", align="exspec")
-    assert ids(pipe, asked()) == ALONE["gumbel"]
+    assert ids(pipe, asked()) == each_alone("gumbel")
 
 
 FIVE = "same-length,window=5"
@@ -299,7 +302,7 @@ def test_a_draft_of_nothing_for_some_rounds():
     masking = "masking,positions=content"
     for align, schedule in (("ragged", None), ("eqspec", "continuous"), ("exspec", FIVE), (masking, FIVE)):
         pipe = pipeline(accept="gumbel", align=align, schedule=schedule, draft_length=Pauses(), check=True)
-        assert ids(pipe, asked()) == ALONE["gumbel"]
+        assert ids(pipe, asked()) == each_alone("gumbel")
 
 
 @pytest.mark.wide

@@ -177,7 +177,9 @@ def test_chat(running, pipe, monkeypatch):
 GOOD = {"model": "tiny", "prompt": "a"}
 
 
-@pytest.mark.wide(but=["body12-400-expected at most 20000 tokens, of prompts and new ones in all", "half a surrogate pair"])
+@pytest.mark.wide(
+    but=["body12-400-expected at most 20000 tokens, of prompts and new ones in all", "half a surrogate pair"]
+)
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [

@@ -171,7 +171,6 @@ def test_observers_are_told_of_every_round(local: Workers) -> None:
     assert pipe.report.filler_share == pytest.approx(seen.filler / pipe.report.tokens_computed)
 
 
-@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:.*called for one row alone")
 def test_an_error_is_that_of_its_request(pipes: tuple[Pipeline, Pipeline]) -> None:
     """A processor that raises ends its own prompt with an error, and so does one that no worker can be sent; the others go on."""
@@ -188,6 +187,7 @@ def test_an_error_is_that_of_its_request(pipes: tuple[Pipeline, Pipeline]) -> No
     assert pipes[0].report.errors == 2
 
 
+@pytest.mark.slow  # begins a third process
 def test_a_worker_that_is_killed_is_replaced(pipes: tuple[Pipeline, Pipeline]) -> None:
     """Every result comes once, with the tokens of one process, and no piece of a stream comes twice."""
     asked = PROMPTS * 3
