@@ -22,7 +22,7 @@ from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
 from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import Registry, offer, parse_specification, registry
-from specframe.value_checks import bound, number, whole
+from specframe.value_checks import bound, flag, number, whole
 
 INF = math.inf
 RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
@@ -174,6 +174,13 @@ def test_a_strategy_of_a_plugin_is_checked_by_its_annotations() -> None:
 def test_a_range_in_words(least: float, most: float, above: bool, words: str) -> None:
     """An open end is not named."""
     assert bound(least, most, above) == words
+
+
+def test_what_is_true_or_false_is_nothing_else() -> None:
+    """A number that Python takes for true or false is refused by name."""
+    assert [flag("chat", one) for one in (True, False)] == [True, False]
+    with pytest.raises(OptionError, match="chat: expected true or false, got 1"):
+        flag("chat", 1)
 
 
 @pytest.mark.wide

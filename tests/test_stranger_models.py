@@ -18,7 +18,6 @@ from specframe.contracts.model import PLAIN, How
 from specframe.contracts.requests import Request
 from specframe.contracts.states import StateLayer
 from specframe.errors import ModelError, PromptError, SpecframeError
-from specframe.forward.run import Sessions
 from specframe.pipeline import Pipeline
 
 VOCABULARY, CONTEXT, LAYERS, HEADS, SIZE = 31, 96, 2, 2, 8
@@ -103,9 +102,6 @@ class Stranger:
     def decoding(self, group: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def session(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
 
 @pytest.mark.wide(but=["test_chains[3-ragged]"])
 class TestStranger(ModelSuite):
@@ -156,29 +152,3 @@ def test_what_cannot_be_had_is_refused(given: Any, options: dict[str, Any], told
     """An object that is no model, and what needs a model of transformers, is refused in one sentence."""
     with pytest.raises(SpecframeError, match=told):
         list(Pipeline(given, **{"drafter": None, **options}).generate([[1]], 2))
-
-
-@pytest.mark.parametrize("member", ["__enter__", "__exit__"])
-def test_a_session_that_fails_leaves_no_other_open(member: str) -> None:
-    """Where a model cannot begin a session, or end it, those of the other models end, and the error is raised."""
-    told = []
-
-    class Told:
-        def __init__(self, name: str, fails: bool = False) -> None:
-            self._name, self._fails = name, fails
-
-        def note(self, called: str) -> None:
-            told.append(f"{self._name}{called}")
-            if self._fails and called == member:
-                raise KeyError(self._name)
-
-        def __enter__(self) -> None:
-            self.note("__enter__")
-
-        def __exit__(self, *_: object) -> None:
-            self.note("__exit__")
-
-    with pytest.raises(KeyError, match="b"), Sessions([Told("a"), Told("b", fails=True), Told("c")]):
-        pass
-    ended = {name for name in "abc" if f"{name}__exit__" in told}
-    assert ended == ({"a"} if member == "__enter__" else {"a", "b", "c"})

@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Result
 from specframe.engine.guards.calls import longest_running
-from specframe.forward import compiled, current_forward, rope
-from specframe.forward.runner import ModelRunner
+from specframe.forward import compiled
 
 PATIENCE = 2.0
 """Seconds that one thread waits inside a forward for the other, which has none left at its end."""
@@ -110,28 +109,6 @@ def test_rotary_factors_are_each_thread_s_own() -> None:
     assert list(map(ids, side_by_side(target, *tasks))) == list(map(ids, wanted))
 
 
-def test_a_rotary_module_is_called_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every forward has the rotary module's lock or the model alone, those that try the model before its use among them."""
-    factors = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    factors |= {"original_max_position_embeddings": 24, "factor": 4.0}
-    target = zoo.build("phi3", rope_parameters=factors, original_max_position_embeddings=24)
-    module, locked = target.model.rotary_emb, list[bool]()
-    forward = module.forward
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        locked.append(rope.LOCKS[module].locked() or id(target.config) in current_forward._reserved)
-        return forward(*arguments, **options)
-
-    monkeypatch.setattr(module, "forward", noted)
-    runner = ModelRunner(target, "target")
-    assert runner.kv_shapes
-    tried = len(locked)
-    assert tried > 0
-    harness.decode(harness.pipeline(target, None), harness.requests(harness.random_prompts([3], zoo.VOCABULARY), 4))
-    assert len(locked) > tried
-    assert all(locked)
-
-
 def ids(results: list[Result]) -> list[list[int]]:
     """Return the tokens of results."""
     return [result.token_ids for result in results]
@@ -157,48 +134,3 @@ def test_a_model_generates_while_a_pipeline_decodes() -> None:
     got, results = side_by_side(target, generated, lambda: harness.decode(pipe, asked))
     assert torch.equal(got, wanted)
     harness.assert_exact(target, asked, results)
-
-
-@pytest.mark.wide
-def test_a_configuration_is_tried_alone() -> None:
-    """A window that a model is tried with is seen by no forward, and by no other runner's constructor."""
-    target = zoo.build("mistral")
-    order: list[str] = []
-    entered = threading.Event()
-
-    def probe() -> None:
-        with current_forward.exclusive_config(target.config):
-            target.config.sliding_window = 2
-            entered.set()
-            waiting.wait(0.2)
-            target.config.sliding_window = 7
-            order.append("probe")
-
-    def construct() -> ModelRunner:
-        entered.wait()
-        made = ModelRunner(target, "target")
-        order.append("runner")
-        waiting.set()
-        return made
-
-    waiting = threading.Event()
-    with ThreadPoolExecutor(2) as pool:
-        futures = pool.submit(probe), pool.submit(construct)
-        runner = futures[1].result()
-    assert order == ["probe", "runner"]
-    assert runner.windows == {"all": 7} or set(runner.windows.values()) == {7}
-
-
-@pytest.mark.wide
-def test_a_model_in_training_goes_back_after_the_last() -> None:
-    """Who stops decoding first leaves the model in evaluation mode for who still decodes."""
-    from specframe.forward.evaluation_mode import evaluation_mode
-
-    target = zoo.build("qwen3").train()
-    first, second = evaluation_mode(target), evaluation_mode(target)
-    with contextlib.ExitStack() as one, contextlib.ExitStack() as other:
-        one.enter_context(first)
-        other.enter_context(second)
-        one.close()
-        assert not any(module.training for module in target.modules())
-    assert all(module.training for module in target.modules())

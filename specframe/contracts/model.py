@@ -96,6 +96,3 @@ class Model(Protocol):
 
     def decoding(self, group: bool) -> AbstractContextManager[None]:
         """Return the context in which requests of a group are decoded."""
-
-    def session(self) -> AbstractContextManager[None]:
-        """Return the context of several forwards, for what can be done once for all of them."""

@@ -15,7 +15,6 @@ from specframe.drop_in.pipeline_cache import Kept, check
 from specframe.drop_in.step_criteria import StepCriteria
 from specframe.drop_in.streams import Sink, sink_of
 from specframe.drop_in.undrafted_calls import decode_plainly, obstacles
-from specframe.forward.evaluation_mode import evaluation_mode
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
@@ -91,7 +90,7 @@ def assisted(
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         call = Call(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         sink = sink_of(streamer, call)
-        with sink or contextlib.nullcontext(), TURN, evaluation_mode(model):
+        with sink or contextlib.nullcontext(), TURN:
             call.require_decoding()
             if why := obstacles(call):
                 return decode_plainly(call, why, sink)

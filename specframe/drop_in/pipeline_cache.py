@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.errors import OptionError, literal
-from specframe.forward.current_forward import own_value
+from specframe.forward.twin import attention_of
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import compose
@@ -80,4 +80,4 @@ def state_of(given: Any) -> Any:
     if not isinstance(given, PreTrainedModel):
         return given
     config = given.config  # the vocabulary's size is in it
-    return given, given.device, given.dtype, own_value(config, "_attn_implementation"), config.to_dict()
+    return given, given.device, given.dtype, attention_of(config), config.to_dict()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -134,12 +136,26 @@ def decode_plainly(call: Call, why: list[str], sink: Sink | None) -> torch.Tenso
         stacklevel=5,  # the caller of generate
     )
     loop: Any = getattr(type(call.model), GENERATION_MODES_MAPPING[hf.GenerationMode.SAMPLE])
-    return loop(
-        call.model,
-        call.input_ids,
-        logits_processor=call.processors,
-        stopping_criteria=call.criteria if sink is None else sink.noting(call.criteria),
-        generation_config=call.config,
-        streamer=sink,
-        **call.inputs,
-    )
+    with evaluating(call.model):
+        return loop(
+            call.model,
+            call.input_ids,
+            logits_processor=call.processors,
+            stopping_criteria=call.criteria if sink is None else sink.noting(call.criteria),
+            generation_config=call.config,
+            streamer=sink,
+            **call.inputs,
+        )
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Have a model in evaluation mode inside the block, as drafted calls run it, and each module back in its own mode after it."""
+    training = [one for one in model.modules() if one.training]
+    try:
+        for one in training:
+            one.training = False
+        yield
+    finally:
+        for one in training:
+            one.training = True

@@ -36,7 +36,6 @@ from specframe.engine.pool import Pool
 from specframe.engine.rotary_groups import Groups
 from specframe.errors import PromptError, SpecframeWarning
 from specframe.forward.bitwise.mode import bitwise, outside
-from specframe.forward.evaluation_mode import evaluation_mode
 from specframe.forward.run import Run
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
@@ -92,9 +91,7 @@ class Engine:
         self._recipe, self._parts = recipe, parts
         self._limits = Limits(recipe.batch_size)
         self._bound = None if recipe.memory is None else MemoryBound(recipe, parts, hollow_engine)
-        self._context = parts.runner.decoding
-        if recipe.bitwise:
-            self._context = self._bitwise
+        self._context = self._bitwise if recipe.bitwise else self._decoding
         self._checks = Checks() if recipe.check else None
         checks = [self._checks] if self._checks else []
         plugins = installed_observers(registry()) if installed else []
@@ -223,7 +220,7 @@ class Engine:
         self._deciding, self._spoilt = True, False
         try:
             opened = self._opened = self._opened or self._open(pool)
-            with opened.run.session():
+            with kinds.of(self._parts.runner.device).any_shape():
                 yield opened
         finally:
             self._deciding = False
@@ -293,9 +290,14 @@ class Engine:
         self._groups.clear()
         self._late = None
 
+    def _decoding(self, group: bool) -> contextlib.AbstractContextManager[None]:
+        if self._opened is None:
+            self._parts.renew()
+        return self._parts.runner.decoding(group)
+
     @contextlib.contextmanager
     def _bitwise(self, group: bool) -> Iterator[None]:
-        with self._parts.runner.decoding(group), bitwise(self._parts.runner.device):
+        with self._decoding(group), bitwise(self._parts.runner.device):
             yield
 
     def _fits(self, opened: Opened, request: Request) -> bool:
@@ -334,7 +336,6 @@ class Engine:
         most = self._limits.of(use.scheduler.rows(size))
         rows = most if self._joined else min(most, pool.unfinished)
         pool.put_back(rows, longest + use.policy.maximum.nodes + 1)
-        self._held.enter_context(evaluation_mode(self._parts.target, self._parts.draft))
         if self._recipe.memory is not None:
             self._parts.runner.leaves_out_filler(MANY, 1)  # has the model tried while nothing else is in memory
         run = self._run(use, pool)

@@ -62,6 +62,11 @@ class Parts:
         """The model whose output is wanted."""
         return cast(PreTrainedModel, self.runner.module)
 
+    def renew(self) -> None:
+        """Have the target run anew where its modules, settings or adapters have changed since it was last run."""
+        if isinstance(self.runner, ModelRunner) and not self.runner.serves(self.runner.module):
+            self.runner = ModelRunner(self.runner.module, self.runner.role)
+
     def strategies(self, recipe: Recipe, greedy: bool) -> Composition:
         """Return the strategies of a run; ``greedy``: no request has a temperature."""
         return self.composition if greedy else self.composition.sampling(registry(), recipe)

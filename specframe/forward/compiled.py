@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from specframe.errors import ModelError
 from specframe.forward.attention.interface import attend
-from specframe.forward.current_forward import CURRENT, own_value
+from specframe.forward.twin import CURRENT, own
 
 OPERATOR = "specframe::attend"
 BACKEND = "inductor"
@@ -36,8 +36,7 @@ class Layers:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.forwards: Mapping[torch.nn.Module, Callable[..., Any]] = {
-            layer: torch.compile(own_value(layer, "forward"), dynamic=True, backend=BACKEND)
-            for layer in decoder_layers(model)
+            layer: torch.compile(own(layer), dynamic=True, backend=BACKEND) for layer in decoder_layers(model)
         }
 
         """The compiled ``forward`` of each layer."""

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specframe.errors import ModelError
 from specframe.forward.compiled import decoder_layers
-from specframe.forward.current_forward import own_value
+from specframe.forward.twin import own
 
 Forwards = Mapping[torch.nn.Module, Callable[..., Any]]
 
@@ -60,7 +60,7 @@ class Taps:
         forwards, found = dict(usual), dict[int, torch.Tensor]()
         for number in wanted:
             module, take = self.place(number)
-            inner = forwards[module] if module in forwards else own_value(module, "forward")
+            inner = forwards[module] if module in forwards else own(module)
             forwards[module] = _tapped(inner, number, take, found)
         return forwards, found
 

@@ -10,8 +10,10 @@ import torch
 
 PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
 """Types of a module's attributes that say how it computes."""
-OWN = frozenset({"_parameters", "_buffers", "_modules", "training"})
-"""Attributes of a module that say something else, or are looked at by themselves. A run sets ``training``."""
+SIMPLE = frozenset(PLAIN)
+"""The same as a set: most attributes are of one of these types and of no class made from it."""
+OWN = frozenset(vars(torch.nn.Module()))
+"""Attributes of every module, which say something else or are looked at by themselves: a run is in no training mode."""
 
 
 @attrs.frozen(eq=False)
@@ -101,7 +103,13 @@ def plain_settings(module: torch.nn.Module) -> list[Any]:
     found = list[Any]()
     for one in module.modules():
         values = vars(one)
-        found += [f"{name}={values[name]!r}" for name in values if name not in OWN and is_plain(values[name])]
+        for name, value in values.items():
+            if name in OWN:
+                continue
+            if type(value) in SIMPLE:
+                found += (name, value)
+            elif is_plain(value):
+                found += (name, repr(value))  # it may change in its place
         called = (*one._forward_hooks.values(), *one._forward_pre_hooks.values(), values.get("forward"))
         found.append([*map(id, called)])
     return found

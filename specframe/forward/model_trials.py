@@ -17,11 +17,11 @@ from specframe.devices import kinds
 from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.forward import compiled
 from specframe.forward.attention.interface import Watched
-from specframe.forward.current_forward import own_value
 from specframe.forward.own_states import OwnStates
 from specframe.forward.states import RowStates, state_forwards
 from specframe.forward.transformers_model import NOTHING, TransformersModel
-from specframe.forward.trial_stores import Reordered, Scratch, narrow_window, uneven_placement
+from specframe.forward.trial_stores import Reordered, Scratch, narrow_windows, uneven_placement
+from specframe.forward.twin import twin
 from specframe.forward.unpadded import Unpadded
 from specframe.models.own_cache import OwnCache
 from specframe.models.precision import eps
@@ -179,12 +179,14 @@ class SelfTests:
         """
         places_BT, logits = self._places, []
         try:
-            with narrow_window(self._feeder.config, window):
-                alone, states = OwnCache(self._feeder.module), OwnStates(self._feeder.module)
-                for fed_BT in places_BT.tensor_split([-1], dim=1):
-                    ids_BT = fed_BT % self._feeder.vocabulary
-                    with states.feeding_alone(ids_BT):
-                        logits.append(alone.feed(ids_BT, fed_BT).float())
+            model = twin(self._feeder.module)
+            if window is not None:
+                narrow_windows(model.config.get_text_config(), window)
+            alone, states = OwnCache(model), OwnStates(model)
+            for fed_BT in places_BT.tensor_split([-1], dim=1):
+                ids_BT = fed_BT % self._feeder.vocabulary
+                with states.feeding(ids_BT):
+                    logits.append(alone.feed(ids_BT, fed_BT).float())
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model raises
@@ -315,7 +317,7 @@ class SelfTests:
         expected = self._fed(self._uneven)
         if not layers:
             raise ModelError("expected a model that says which of its modules are layers")
-        if (attends := own_value(self._feeder.config, "_attn_implementation")) != "sdpa":
+        if (attends := self._feeder.implementation) != "sdpa":
             raise ModelError(f"expected layers with sdpa attention, found {attends}")
         if not (off := distance(self._fed(self._uneven, layers=layers), expected)) < self._tolerance:
             raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.states import After, Inputs, LayerState, Parts
 from specframe.forward.bitwise import order
-from specframe.forward.current_forward import Changed, CurrentForward, running
 from specframe.forward.states import StateLayer, state_layers
 from specframe.forward.transformers_model import has_other_layers
+from specframe.forward.twin import CurrentForward, running, twin
 from specframe.models.own_cache import OwnCache
 
 
@@ -37,14 +37,13 @@ class OwnStates:
     """The states of rows that a model is fed, from the first token on; none where bits do not matter.
 
     Args:
-        model: the model.
+        model: a twin of the model.
         prompts: whether all that is fed is of prompts; else what is fed first.
     """
 
     def __init__(self, model: PreTrainedModel, prompts: bool = False) -> None:
-        self._config, self._prompts = model.config.get_text_config(), prompts
-        keeps = order.is_active() and has_other_layers(self._config)
-        self.layers = state_layers(model, f"the model ({type(model).__name__})") if keeps else {}
+        self._prompts = prompts
+        self.layers = state_layers(model, f"the model ({type(model).__name__})") if keeps_states(model) else {}
         self.noted: dict[int, Noted] = {}
         """What the layers have noted, by their number."""
 
@@ -52,12 +51,7 @@ class OwnStates:
         """Have a forward of these tokens, inside the block, go on from the states."""
         if not self.layers:
             return contextlib.nullcontext()
-        return running(self._config, CurrentForward(forwards=self._forwards(ids_BT)), interface=False)
-
-    def feeding_alone(self, ids_BT: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-        """Do the same where nobody else has the model's configuration."""
-        forwards = self._forwards(ids_BT)
-        return Changed([*forwards], "forward", forwards.__getitem__)
+        return running(CurrentForward(forwards=self._forwards(ids_BT)))
 
     def _forwards(self, ids_BT: torch.Tensor) -> Mapping[torch.nn.Module, Callable[..., Any]]:
         return {
@@ -86,6 +80,11 @@ class OwnStates:
         )
 
 
+def keeps_states(model: PreTrainedModel) -> bool:
+    """Return whether the states of a model's layers are kept outside of it, since bits matter."""
+    return order.is_active() and has_other_layers(model.config.get_text_config())
+
+
 class SteppedCache(OwnCache):
     """Feeds a model tokens one after the other, with its states beside its own cache.
 
@@ -96,6 +95,7 @@ class SteppedCache(OwnCache):
     """
 
     def __init__(self, model: PreTrainedModel, prompts: bool = False, **options: Any) -> None:
+        model = twin(model) if keeps_states(model) else model
         super().__init__(model, **options)
         self.states = OwnStates(model, prompts)
 

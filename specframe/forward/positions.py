@@ -21,7 +21,7 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from specframe.forward.current_forward import own_value
+from specframe.forward.twin import own
 
 Function = Callable[..., Any]
 
@@ -106,11 +106,11 @@ class OwnPositions:
         """
         forwards, functions = dict[Any, Function](), dict[tuple[Any, str], Function]()
         for one in self._embeddings:
-            forwards[one] = functools.partial(embed, own_value(one, "forward"), positions_BT, flat=bool(self._rotated))
+            forwards[one] = functools.partial(embed, own(one), positions_BT, flat=bool(self._rotated))
         for one in self._rotated:
-            forwards[one] = functools.partial(rotate, own_value(one, "forward"), positions_BT.shape)
+            forwards[one] = functools.partial(rotate, own(one), positions_BT.shape)
         for one in self._tempered:
-            forwards[one.q_proj] = functools.partial(temper, own_value(one.q_proj, "forward"), one, positions_BT)
+            forwards[one.q_proj] = functools.partial(temper, own(one.q_proj), one, positions_BT)
         for one in self._biased:
             forwards[one] = functools.partial(attend_with_bias, one, key_order_BS)
         for one in self._masked:
@@ -118,7 +118,7 @@ class OwnPositions:
             functions[one, "_attn"] = functools.partial(attend_in_window, window, positions_BT, key_order_BS)
         forwards |= self._biasing(positions_BT, key_order_BS)
         for file in self._alibi:
-            usual = own_value(file, "build_alibi_tensor")
+            usual = own(file, "build_alibi_tensor")
             functions[file, "build_alibi_tensor"] = functools.partial(
                 alibi, usual, len(positions_BT), key_order_BS, orders
             )
@@ -135,9 +135,9 @@ class OwnPositions:
         scale_BT = log_scale(self._config, positions_BT) if self._scaled else None
         for one, part in self._related.items():
             scale = scale_BT if one in self._scaled else None
-            forwards[part] = functools.partial(distance_bias, own_value(part, "forward"), part, distance_BTS, scale)
+            forwards[part] = functools.partial(distance_bias, own(part), part, distance_BTS, scale)
             if scale is not None:
-                forwards[one.q_norm] = functools.partial(scale_queries, own_value(one.q_norm, "forward"), scale)
+                forwards[one.q_norm] = functools.partial(scale_queries, own(one.q_norm), scale)
         return forwards
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,10 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
-from specframe.forward.current_forward import own_value
-
-LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.WeakKeyDictionary()
-"""The lock of each rotary module that takes one of two sets of factors."""
+from specframe.forward.twin import own
 
 
 class Rope:
@@ -69,16 +64,10 @@ class Rope:
 
     @property
     def forwards(self) -> Mapping[torch.nn.Module, Callable[..., Any]]:
-        """The functions called in the place of rotary modules' ``forward``: they give all positions the factors of the group.
-
-        A rotary module keeps the factors of its latest forward as a buffer, so one thread at a time may call the module.
-        """
-        forwards = {}
-        for module in self._modules:
-            usual = own_value(module, "forward")
-            made = functools.partial(_beyond, usual, self._boundary) if self._long else usual
-            forwards[module] = functools.partial(_alone, LOCKS.setdefault(module, threading.Lock()), made)
-        return forwards
+        """The functions called in the place of rotary modules' ``forward``: they give all positions the long factors."""
+        if not self._long:
+            return {}
+        return {module: functools.partial(_beyond, own(module), self._boundary) for module in self._modules}
 
     def _crosses(self, request: Request) -> bool:
         """Return whether a sequence may be read with short factors first and with long ones later: its last token is never fed."""
@@ -96,12 +85,6 @@ def _boundaries(module: torch.nn.Module) -> list[int]:
         return []
     told = [(kinds, parameters)] if isinstance(kinds, str) else [(kinds[layer], parameters[layer]) for layer in kinds]
     return [int(one["original_max_position_embeddings"]) for kind, one in told if kind == "longrope"]
-
-
-def _alone(lock: threading.Lock, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a function while no other thread calls one of the same lock."""
-    with lock:
-        return forward(*arguments, **options)
 
 
 def _beyond(

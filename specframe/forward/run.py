@@ -18,39 +18,12 @@ from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.contracts.round import Sequence
 from specframe.contracts.run import MakesLayout, Watch
 from specframe.contracts.states import StateBackend, StateLayer, StateStore
-from specframe.devices import kinds
 from specframe.forward.cached import CachedModel
 from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.open_stores import OpenStore, Stores, keeps_prefixes
 from specframe.forward.recording_cache import RECORDINGS
 from specframe.forward.states import RowStates
 from specframe.value_checks import unwrap_guards
-
-
-class Sessions:
-    """The sessions of several models, as one context. An exit stack takes longer, and every round has one."""
-
-    def __init__(self, sessions: list[contextlib.AbstractContextManager[None]]) -> None:
-        self._sessions, self._begun = sessions, 0
-
-    def __enter__(self) -> None:
-        try:
-            for one in self._sessions:
-                one.__enter__()
-                self._begun += 1
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        failed: BaseException | None = None
-        for one in self._sessions[: self._begun]:
-            try:
-                one.__exit__(None, None, None)
-            except BaseException as error:
-                failed = error
-        if failed is not None:
-            raise failed
 
 
 @attrs.define(eq=False)
@@ -227,11 +200,6 @@ class Run:
         for cached in self.caches:
             cached.forget(sequence)
         self._reserved.pop(id(sequence), None)
-
-    def session(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of a round, which is a session of every model."""
-        models = [cached.runner.session() for cached in (*self.caches, *self._sharing)]
-        return Sessions([kinds.of(self.runner.device).any_shape(), *models])
 
     def release(self) -> None:
         """Let go of all caches, whatever one of them raises."""

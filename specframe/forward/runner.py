@@ -22,7 +22,6 @@ from specframe.errors import ModelError, PromptError, SpecframeWarning
 from specframe.forward import compiled
 from specframe.forward.attention.choice import Attention, Choice
 from specframe.forward.bitwise import order
-from specframe.forward.current_forward import use_interface
 from specframe.forward.hidden import Taps
 from specframe.forward.model_trials import SelfTests
 from specframe.forward.states import state_forwards
@@ -168,13 +167,15 @@ class ModelRunner(TransformersModel):
     @functools.cached_property
     def taps(self) -> Taps:
         """The places at which hidden states are taken."""
-        return Taps(self.module, str(self))
+        return Taps(self.twin, str(self))
 
     @functools.cached_property
     def attention(self) -> Attention:
         """What is known of this model's attention."""
         shapes = [shape for shape in self.kv_shapes if shape.value_size]
-        return Attention(self.module, str(self), shapes, self.windows, self.without_masks, self.counts.biases)
+        return Attention(
+            self.twin, self.implementation, str(self), shapes, self.windows, self.without_masks, self.counts.biases
+        )
 
     def _choice(self, how: How) -> Choice:
         """Return the choice of the attention backend of each forward."""
@@ -212,10 +213,6 @@ class ModelRunner(TransformersModel):
         """Return the context in which forwards take the rotary factors of a group."""
         return self.rope.decoding(group)
 
-    def session(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of several forwards, around which the model is set to our attention function once."""
-        return use_interface([self.config]) if self.interface else contextlib.nullcontext()
-
     def layers(self, kind: str) -> compiled.Layers | None:
         """Return what runs the decoder layers in the forward about to start; None: they run as they are.
 
@@ -230,18 +227,18 @@ class ModelRunner(TransformersModel):
 
     @functools.cached_property
     def _small_layers(self) -> bool:
-        return bool(compiled.decoder_layers(self.module)) and self._layer_weights <= SMALL_LAYER
+        return bool(compiled.decoder_layers(self.twin)) and self._layer_weights <= SMALL_LAYER
 
     @functools.cached_property
     def _layer_weights(self) -> int:
         """Weights of the largest decoder layer, those of the model where its layers are not known."""
-        layers = compiled.decoder_layers(self.module) or [self.module]
+        layers = compiled.decoder_layers(self.twin) or [self.twin]
         return max(sum(weight.numel() for weight in layer.parameters()) for layer in layers)
 
     @functools.cached_property
     def compiled_layers(self) -> compiled.Layers | None:
         """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
-        layers = compiled.Layers(self.module)
+        layers = compiled.Layers(self.twin)
         try:
             self._tests.require_agreement(layers)
         except Exception as error:  # whatever a compiler raises

@@ -19,8 +19,7 @@ from specframe.contracts.cache import Dense
 from specframe.devices import kinds
 from specframe.errors import ModelError, OptionError, literal
 from specframe.forward.compiled import decoder_layers
-from specframe.forward.current_forward import own_value
-from specframe.forward.model_copies import with_forward, with_module, with_modules
+from specframe.forward.model_copies import before, with_forward, with_module, with_modules
 from specframe.forward.model_trials import IN_ORDER, SelfTests
 from specframe.forward.transformers_model import TransformersModel
 from specframe.forward.trial_stores import Reordered
@@ -191,7 +190,7 @@ class _Trial:
         for number, layer in self._layers.items():
             for name, child in layer.named_children():
                 if any(weight.dim() > 1 for weight in child.parameters()):
-                    watched = with_forward(child, _watching(child, name, seen[number], probe))
+                    watched = with_forward(child, _watching(name, seen[number], probe))
                     watching[f"{self._paths[layer]}.{name}"] = watched
         self._feed(with_modules(self._model, watching), probe)
         return seen
@@ -204,7 +203,7 @@ class _Trial:
             for kind in KINDS:
                 for place, part in parts[Sublayer(kind, number)].items():
                     emptied = with_module(emptied, place.removeprefix(f"{path}.").split("."), part)
-            checked[path] = with_forward(emptied, _comparing(emptied, number, unlike))
+            checked[path] = with_forward(emptied, _comparing(number, unlike))
         self._feed(with_modules(self._model, checked), Reordered(IN_ORDER))
         if unlike:
             raise ModelError(
@@ -216,28 +215,26 @@ class _Trial:
         SelfTests(TransformersModel(cast(PreTrainedModel, model), self._name.removeprefix("the "))).tried(probe)
 
 
-def _watching(child: torch.nn.Module, name: str, seen: dict[str, _Seen], probe: _Counting) -> Callable[..., Any]:
+def _watching(name: str, seen: dict[str, _Seen], probe: _Counting) -> Callable[..., Any]:
     """Return a ``forward`` that does what a module's does, and notes it under the module's name."""
-    own = own_value(child, "forward")
 
-    def forward(*arguments: Any, **options: Any) -> Any:
-        before = probe.writes
-        output = own(*arguments, **options)
+    def forward(child: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        written = probe.writes
+        output = before(child)(*arguments, **options)
         hidden = _hidden(arguments, options)
         sizes = _sizes(output, hidden.shape[:-1])
         if _holds_size(sizes):
-            seen[name] = _Seen(probe.writes > before, sizes)
+            seen[name] = _Seen(probe.writes > written, sizes)
         return output
 
     return forward
 
 
-def _comparing(emptied: torch.nn.Module, number: int, unlike: list[int]) -> Callable[..., Any]:
+def _comparing(number: int, unlike: list[int]) -> Callable[..., Any]:
     """Return a ``forward`` that does what a layer's does, and notes the layer's number if its output is not its input."""
-    own = type(emptied).forward
 
-    def forward(*arguments: Any, **options: Any) -> Any:
-        output = own(emptied, *arguments, **options)
+    def forward(emptied: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        output = before(emptied)(*arguments, **options)
         first = output[0] if isinstance(output, tuple) else output
         if kinds.of(first.device).values and not torch.equal(first, _hidden(arguments, options)):
             unlike.append(number)
@@ -249,7 +246,7 @@ def _comparing(emptied: torch.nn.Module, number: int, unlike: list[int]) -> Call
 def _adding_nothing(sizes: Any) -> Callable[..., Any]:
     """Return a ``forward`` whose hidden states are zero, in the places and of the sizes of a module's own."""
 
-    def forward(*arguments: Any, **options: Any) -> Any:
+    def forward(_: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
         hidden = _hidden(arguments, options)
 
         def filled(size: Any) -> Any:

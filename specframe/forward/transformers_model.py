@@ -20,11 +20,11 @@ from specframe.errors import ModelError
 from specframe.forward import compiled
 from specframe.forward.attention.masks import masks
 from specframe.forward.cache_views import StoreCache, Unwritten
-from specframe.forward.current_forward import CurrentForward, by_interface, own_value, running, shared_config
 from specframe.forward.hidden import Forwards
 from specframe.forward.positions import OwnPositions, Told, context_length, takes_position_ids
 from specframe.forward.rope import Rope
 from specframe.forward.states import state_layers
+from specframe.forward.twin import NAME, CurrentForward, attention_of, made_of, running, twin
 from specframe.forward.unpadded import Unpadded
 from specframe.models.layer_configs import layer_configs
 
@@ -46,15 +46,16 @@ class TransformersModel:
     """
 
     def __init__(self, model: PreTrainedModel, role: str) -> None:
-        self.module, self.role = model, role
+        self.module, self.role, self._made_of = model, role, made_of(model)
+        model = self.twin = twin(model)
+        """What is run, see :mod:`specframe.forward.twin`: nothing of the model itself is changed."""
         self.config = model.config.get_text_config()
         self.device, self.dtype = next(model.parameters()).device, model.dtype
-        with shared_config(self.config):
-            self._mixed = has_other_layers(self.config)
-            self.state_layers = state_layers(model, f"the {role}") if self._mixed else {}
-            """The modules that keep a state, numbered in the order of their layers."""
-            layers = len(compiled.decoder_layers(model))
-            self.windows = attention_windows(self.config, role, self.state_layers.values(), layers)
+        self._mixed = has_other_layers(self.config)
+        self.state_layers = state_layers(model, f"the {role}") if self._mixed else {}
+        """The modules that keep a state, numbered in the order of their layers."""
+        layers = len(compiled.decoder_layers(model))
+        self.windows = attention_windows(self.config, role, self.state_layers.values(), layers)
         kinds = getattr(self.config, "layer_types", None) or ()
         self.chunks = {
             number: one for number, kind in enumerate(kinds) if isinstance(one := self.windows.get(kind), Chunk)
@@ -85,7 +86,9 @@ class TransformersModel:
                 f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
                 "the position of every token and keeps its keys and values where it is told"
             )
-        if (attends := own_value(self.config, "_attn_implementation") or "").startswith(("flex", "flash")):
+        self.implementation = attention_of(self.config)
+        """The attention that the model asks for."""
+        if (attends := self.implementation or "").startswith(("flex", "flash")):
             raise ModelError(
                 f"{self} is set to {attends}, which takes no mask tensor: expected sdpa or eager, so load it with "
                 "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
@@ -94,13 +97,17 @@ class TransformersModel:
         self._kinds = hasattr(self.config, "layer_types")
         """Whether each kind of layer has a mask of its own, or there is one for all."""
         self.rope = Rope(model, self.context, str(self))
-        self.interface = by_interface(model)
-        """Whether the model attends by transformers' interface, so that our attention function can take the place of ``sdpa``."""
+        if self.implementation == "sdpa" and by_interface(model):
+            self.config._attn_implementation = NAME
         self.dense = False
         """Whether layers need keys and values that are contiguous."""
 
     def __str__(self) -> str:
         return f"the {self.role} ({type(self.module).__name__})"
+
+    def serves(self, model: torch.nn.Module) -> bool:
+        """Return whether it runs a model as that is now: no module, setting or adapter has changed since. Weights may have."""
+        return self.module is model and self._made_of == made_of(model)
 
     @functools.cached_property
     def unread(self) -> torch.Tensor | dict[str, Any]:
@@ -162,12 +169,12 @@ class TransformersModel:
         ):  # a graph that is given a mask holds for masks of its strides alone
             masks, meant = self.unread, by_address(self.unread, masks)
         state = CurrentForward(plan, cache, replaced, told.functions, unpadded, self.chunks, [], meant)
-        with compiling, running(self.config, state, self.interface):
+        with compiling, running(state):
             if self.windows:
                 options["attention_mask"] = masks
                 if self._hands_positions_on:
                     options["position_ids"] = positions_BT
-            output = self.module(
+            output = self.twin(
                 input_ids=ids_BT,
                 use_cache=not self._mixed,  # some ask for a cache of a class of their own where they are to fill it
                 **{self._cache: shown},
@@ -202,6 +209,15 @@ def by_address(shown: torch.Tensor | dict[str, Any], masks: torch.Tensor | dict[
     if isinstance(shown, torch.Tensor):
         return {shown.data_ptr(): cast("torch.Tensor", masks)}
     return {shown[kind].data_ptr(): own for kind, own in cast("dict[str, Any]", masks).items()}
+
+
+def by_interface(model: torch.nn.Module) -> bool:
+    """Return whether a model attends by transformers' interface, which finds attention functions by their names.
+
+    Falcon does not: it compares the name with ``sdpa``, and under another name expects another kind of mask.
+    """
+    forwards = (inspect.unwrap(type(one).forward) for one in model.modules())
+    return any("ALL_ATTENTION_FUNCTIONS" in getattr(one, "__globals__", ()) for one in forwards)
 
 
 class KindMasks(dict[str, Any]):

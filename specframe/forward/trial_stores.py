@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +9,6 @@ import torch
 from specframe.contracts.cache import Dense, KVShape, KVView, Placement
 from specframe.devices import kinds
 from specframe.forward.cache_views import in_pages
-from specframe.forward.current_forward import exclusive_config
 
 
 class Reordered:
@@ -55,22 +52,11 @@ class Scratch:
         return held.transpose(1, 2)
 
 
-@contextlib.contextmanager
-def narrow_window(config: Any, window: int | None) -> Iterator[None]:
-    """Have a model alone inside the block, where sliding windows and chunks have another size, if any: few tokens are then more.
-
-    The model has to be had alone even where its window stays: what is called as it is knows no lock of its modules.
-    """
-    with exclusive_config(config):
-        sizes = {name: getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")}
-        chosen = {name: size for name, size in sizes.items() if size is not None and window is not None}
-        try:
-            for name in chosen:
-                setattr(config, name, window)
-            yield
-        finally:
-            for name, size in chosen.items():
-                setattr(config, name, size)
+def narrow_windows(config: Any, window: int) -> None:
+    """Give the sliding windows and chunks of a twin's configuration another size: few tokens are then more."""
+    for name in ("sliding_window", "attention_chunk_size"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, window)
 
 
 def uneven_placement(window: int | None, slots: int, device: torch.device) -> Placement:

@@ -227,7 +227,7 @@ class PairDrafter(HeadDrafter):
 
     def open(self) -> None:
         """Open the cache of the head's transformer."""
-        if self._runner is None or self._runner.module is not self.head.backbone:  # a transformer is tried once
+        if self._runner is None or not self._runner.serves(self.head.backbone):  # a transformer is tried once
             self._runner = ModelRunner(self.head.backbone, "draft")
         self.cache = open_ragged(self.run, self._runner, self.run.capacity + MOST_WAITING + self.beyond(), self.past)
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from specframe import Pipeline
 from specframe.errors import OptionError, literal
-from specframe.forward.evaluation_mode import evaluation_mode
 from specframe.forward.sublayers import KINDS, Removable, Sublayer, text_layers
+from specframe.forward.twin import twin
 from specframe.plugins.recipe import PLAIN
 from specframe.value_checks import parse_value
 from specframe_heads.training.continuations import Text
@@ -150,15 +150,14 @@ class SkipSearch:
     @torch.inference_mode()
     def match_rate(self, skip: frozenset[Sublayer]) -> float:
         """Return the share of the continuations' tokens that the target foresees without some sublayers."""
-        model: Any = self._removable.without(skip)
+        model: Any = twin(self._removable.without(skip))
         device = next(self._model.parameters()).device
         right = tokens = 0
-        with evaluation_mode(self._model, model):
-            for text in self._texts:
-                ids_1T = torch.tensor([text.ids], device=device)
-                chosen_T = model(input_ids=ids_1T, use_cache=False).logits[0, text.prompt - 1 : -1].argmax(-1)
-                right += int((chosen_T == ids_1T[0, text.prompt :]).sum())
-                tokens += len(chosen_T)
+        for text in self._texts:
+            ids_1T = torch.tensor([text.ids], device=device)
+            chosen_T = model(input_ids=ids_1T, use_cache=False).logits[0, text.prompt - 1 : -1].argmax(-1)
+            right += int((chosen_T == ids_1T[0, text.prompt :]).sum())
+            tokens += len(chosen_T)
         return right / tokens
 
     def _cost(self, skip: frozenset[Sublayer]) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from specframe import Pipeline
-from specframe.forward.evaluation_mode import evaluation_mode
 from specframe.forward.own_states import SteppedCache
+from specframe.forward.twin import twin
 
 PIECE = 256
 """Places whose logits are turned into float32 log-probabilities at once: those of a large vocabulary take 150 MB."""
@@ -18,11 +18,10 @@ Scores = tuple[list[float | None], list[dict[int, float] | None]]
 @torch.inference_mode()
 def prompt_scores(pipe: Pipeline, ids: list[int], top: int) -> Scores:
     """Return the scores of a prompt's tokens, with the ``top`` most likely ones at each place; no round may be under way."""
-    model = pipe.target_model
+    model = twin(pipe.target_model)
     ids_1T = torch.tensor([ids], device=model.device)
     positions_1T = torch.arange(len(ids), device=model.device)[None]
-    with evaluation_mode(model):
-        logits_TV = SteppedCache(model, whole=True).feed(ids_1T, positions_1T)[0, :-1]
+    logits_TV = SteppedCache(model, whole=True).feed(ids_1T, positions_1T)[0, :-1]
     told: list[float | None] = [None]
     tops: list[dict[int, float] | None] = [None]
     for begin in range(0, len(ids) - 1, PIECE):

@@ -212,7 +212,6 @@ def test_an_interrupted_run_leaves_the_workers_free(pipes: tuple[Pipeline, Pipel
     assert facts(pipes[0].generate(PROMPTS[::-1], 9)) == facts(pipes[1].generate(PROMPTS[::-1], 9))
 
 
-@pytest.mark.wide
 def test_workers_get_the_weights_as_they_are(local: Workers) -> None:
     """A loaded model that was written to between two runs is copied to the workers again."""
     target = zoo.build("llama")

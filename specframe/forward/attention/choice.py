@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from specframe.contracts.attention import Asked, AttentionBackend, AttentionFacts
 from specframe.contracts.cache import Chunk, KVShape, Placement, Window
 from specframe.errors import ModelError
-from specframe.forward.current_forward import own_value
 from specframe.models.layer_configs import layer_configs
 from specframe.value_checks import unwrap_guards
 
@@ -28,6 +27,7 @@ class Attention:
 
     Args:
         model: on its device, in its precision.
+        implementation: the attention that the model was loaded with.
         name: of the model, for errors.
         shapes: of every layer's keys and values.
         windows: the window of each kind of layer, each of which has a mask; None: a kind without one.
@@ -38,6 +38,7 @@ class Attention:
     def __init__(
         self,
         model: PreTrainedModel,
+        implementation: str | None,
         name: str,
         shapes: list[KVShape],
         windows: Mapping[str, Window],
@@ -46,7 +47,7 @@ class Attention:
     ) -> None:
         config = model.config.get_text_config()
         heads = [getattr(one, "num_attention_heads", 1) for one in layer_configs(config)]
-        self.name, self.fault, self._config = name, fault, config
+        self.name, self.fault, self.implementation = name, fault, implementation
         self.facts = AttentionFacts(
             model.device, model.dtype, max(heads), tuple(dict.fromkeys(shapes)), tuple(dict.fromkeys(windows.values()))
         )
@@ -54,11 +55,6 @@ class Attention:
         shared = max((own // shape.heads for own, shape in zip(of_shapes, shapes, strict=True)), default=1)
         of_heads = 2 * max(heads) if biased else shared if shared > 1 else 0
         self._masks = max(len(windows), 1) + of_heads
-
-    @property
-    def implementation(self) -> str:
-        """The name of the attention function that the model was loaded with."""
-        return own_value(self._config, "_attn_implementation")
 
     def mask_bytes(self, slots: int) -> int:
         """Return the size of one token's masks.

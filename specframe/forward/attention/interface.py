@@ -21,7 +21,7 @@ from specframe.contracts.attention import Attend
 from specframe.contracts.cache import Dense, KVView, Window
 from specframe.errors import ModelError
 from specframe.forward.attention.masks import aligned
-from specframe.forward.current_forward import CURRENT, NAME
+from specframe.forward.twin import CURRENT, NAME
 
 
 class Watched:

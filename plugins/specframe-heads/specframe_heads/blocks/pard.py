@@ -97,7 +97,7 @@ class Pard(HeadDrafter):
         if run.target_tokenizer is not None:
             tokenizer = load_tokenizer(str(self.checkpoint.folder))
             check_vocabularies(model_of(run), self.head.model, run.target_tokenizer, tokenizer)
-        if self._runner is None or self._runner.module is not self.head.model:  # a model is tried once
+        if self._runner is None or not self._runner.serves(self.head.model):  # a model is tried once
             self._runner = ModelRunner(self.head.model, "draft")
         self._cache = run.open_cache(self._runner)
         if self._runner.state_layers:

@@ -82,7 +82,7 @@ class ModelDrafter:
         """Return the draft model with its cache."""
         if run.draft_model is None:
             raise CompositionError("drafter 'model' needs a draft language model: pass one as --drafter or drafter=")
-        if self._runner is None or self._runner.module is not run.draft_model:  # a model is tried once
+        if self._runner is None or not self._runner.serves(run.draft_model):  # a model is tried once
             self._runner = ModelRunner(run.draft_model, "draft")
         return run.open_cache(self._runner)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import abc
 
-import torch
-
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.model import Model
 from specframe.contracts.reports import Outcome
@@ -30,7 +28,7 @@ class SelfDrafter(ModelDrafter, abc.ABC):
     ) -> None:
         super().__init__(tree, branch, nodes, top)
         self.needs = self.needs | type(self).needs
-        self._target: torch.nn.Module | None = None
+        self._target: Model | None = None
 
     @abc.abstractmethod
     def part(self, target: Model) -> ModelRunner:
@@ -43,8 +41,8 @@ class SelfDrafter(ModelDrafter, abc.ABC):
     def open(self, run: Run) -> CachedModel:
         """Return the part that drafts on the target's cache."""
         target = run.target.runner
-        if self._runner is None or self._target is not target.module:
-            self._runner, self._target = self.part(target), target.module
+        if self._runner is None or self._target is not target:
+            self._runner, self._target = self.part(target), target
         return run.open_cache(self._runner, share=run.target)
 
     def observe(self, outcome: Outcome) -> None:

@@ -84,7 +84,7 @@ class TranslatedDrafter:
             if tokenizer is None:
                 raise CompositionError(f"drafter 'translated' needs the tokenizers of both models: the {role} has none")
         self._run = run
-        if self._runner is None or self._runner.module is not run.draft_model:  # a model is tried once
+        if self._runner is None or not self._runner.serves(run.draft_model):  # a model is tried once
             self._runner = ModelRunner(run.draft_model, "draft")
         self._target, self._draft = codecs(run.target_tokenizer, run.draft_tokenizer)
         self._vocabulary = min(self._runner.vocabulary, len(self._draft.tokenizer))

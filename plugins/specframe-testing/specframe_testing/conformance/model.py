@@ -89,7 +89,7 @@ class ModelSuite:
         assert model.kv_shapes
         assert model.vocabulary >= max(TOKENS)
         assert not model.group(Request(0, [1], 2))
-        with model.session(), model.decoding(False):
+        with model.decoding(False):
             assert model.tokens_at_once(64, PLAIN) > 0
 
     def test_at_once_and_one_by_one(self) -> None:
