@@ -729,7 +729,7 @@ class Unfit(fakes.FakeModel):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.told = 0
+        self.told = [0]
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
 
     @functools.wraps(fakes.FakeModel.forward)
@@ -740,7 +740,7 @@ class Unfit(fakes.FakeModel):
             output.logits = output.logits + torch.tensor([0.0], device=output.logits.device)
         if self.fault == "number of Python":
             size = output.logits.shape[-1]
-            turned_V = (torch.arange(size, device=output.logits.device) + self.count - self.told) % size
+            turned_V = (torch.arange(size, device=output.logits.device) + self.count - self.told[0]) % size
             output.logits = output.logits[..., turned_V]
         return output
 
@@ -752,7 +752,7 @@ class Counted(harness.Feeds):
 
     def round(self, report: Any) -> None:
         """Count."""
-        self.model.told += 1
+        self.model.told[0] += 1
         self.model.count.add_(1)
 
 
