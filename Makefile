@@ -1,6 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-testing plugins/specframe-tiny
+PLUGINS := plugins/specframe-std plugins/specframe-bitwise plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-testing plugins/specframe-tiny
 RAY_SECONDS ?= 1800
 SPECULATORS_SECONDS ?= 900
 TORCHAO_SECONDS ?= 900
@@ -52,7 +52,7 @@ test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment 
 
 .venv-ray/installed: constraints.txt pyproject.toml plugins/specframe-ray/pyproject.toml plugins/specframe-testing/pyproject.toml
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/$(PIP_INSTALL) -e ".[data]" $(addprefix -e plugins/specframe-,std testing tiny ray) pytest
+	.venv-ray/bin/$(PIP_INSTALL) -e ".[data]" $(addprefix -e plugins/specframe-,std bitwise testing tiny ray) pytest
 	touch $@
 
 bounds:  ## the tests with the lowest versions that are declared; BOUNDS="torch==2.13.0" takes another where one cannot be had
@@ -91,7 +91,7 @@ test-speculators: .venv-speculators/installed  ## drafts of heads beside those o
 .venv-speculators/installed: constraints.txt pyproject.toml plugins/specframe-heads/pyproject.toml plugins/specframe-testing/pyproject.toml
 	$(PYTHON) -m venv .venv-speculators
 	.venv-speculators/bin/pip install --quiet --no-compile torch==2.13.0
-	.venv-speculators/bin/pip install --quiet --no-compile torch==2.13.0 speculators==0.9.0 -e . $(addprefix -e plugins/specframe-,std heads testing) pytest
+	.venv-speculators/bin/pip install --quiet --no-compile torch==2.13.0 speculators==0.9.0 -e . $(addprefix -e plugins/specframe-,std bitwise heads testing) pytest
 	.venv-speculators/bin/pip uninstall --quiet --yes torchvision torchaudio
 	touch $@
 
@@ -101,7 +101,7 @@ test-arctic: .venv-arctic/installed  ## the drafter suffix beside the trees of a
 # the package comes as source; built apart from this environment it would bring a torch of its own
 .venv-arctic/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-testing/pyproject.toml
 	$(PYTHON) -m venv .venv-arctic
-	.venv-arctic/bin/$(PIP_INSTALL) torch==2.13.0 -e . $(addprefix -e plugins/specframe-,std testing) pytest
+	.venv-arctic/bin/$(PIP_INSTALL) torch==2.13.0 -e . $(addprefix -e plugins/specframe-,std bitwise testing) pytest
 	.venv-arctic/bin/pip install --quiet setuptools wheel cmake ninja nanobind==2.9.2 protobuf==5.29.6 grpcio-tools
 	PATH="$(CURDIR)/.venv-arctic/bin:$$PATH" .venv-arctic/bin/pip install --quiet --no-build-isolation --no-deps arctic-inference==0.3.0
 	touch $@
@@ -112,7 +112,7 @@ test-torchao: .venv-torchao/installed  ## models that torchao quantises, in an e
 # transformers imports torchao in every process where it is installed, and it prints to standard error
 .venv-torchao/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-tiny/pyproject.toml
 	$(PYTHON) -m venv .venv-torchao
-	.venv-torchao/bin/$(PIP_INSTALL) torch==2.13.0 torchao==0.18.0 -e . $(addprefix -e plugins/specframe-,std testing tiny) pytest
+	.venv-torchao/bin/$(PIP_INSTALL) torch==2.13.0 torchao==0.18.0 -e . $(addprefix -e plugins/specframe-,std bitwise testing tiny) pytest
 	touch $@
 
 kernels: install  ## tests of what models compute, with the kernels of a CPU that has no vector instructions

@@ -17,7 +17,14 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PLUGINS = ("specframe-std", "specframe-heads", "specframe-lab", "specframe-testing", "specframe-tiny")
+PLUGINS = (
+    "specframe-std",
+    "specframe-bitwise",
+    "specframe-heads",
+    "specframe-lab",
+    "specframe-testing",
+    "specframe-tiny",
+)
 PARTS = (ROOT, *(ROOT / "plugins" / name for name in PLUGINS))
 
 

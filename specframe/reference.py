@@ -9,8 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.devices import kinds
-from specframe.forward.own_states import SteppedCache
+from specframe.forward import numerics
+from specframe.forward.twin import twin
 from specframe.forward.positions import context_length
+from specframe.models.own_cache import OwnCache
 
 
 @torch.inference_mode()
@@ -35,13 +37,16 @@ def reference_tokens(
             :meth:`specframe.contracts.cache.RoundingBackend.rounded`; None: nothing.
     """
     context = context_length(model.config.get_text_config()) or 2**31
-    alone = SteppedCache(model, whole=True, rounded=rounded)
+    if numerics.are_active():
+        model = twin(model)  # states are kept outside of it
+    alone, feeding = OwnCache(model, whole=True, rounded=rounded), numerics.fed_alone(model)
     fed, generated = prompt_ids, list[int]()
     for _ in range(context - len(prompt_ids)):
         start = len(prompt_ids) + len(generated) - len(fed)
         positions = torch.arange(start, start + len(fed), device=model.device)
-        with kinds.of(model.device).any_shape():
-            logits = alone.feed(torch.tensor([fed], device=model.device), positions[None])
+        ids = torch.tensor([fed], device=model.device)
+        with kinds.of(model.device).any_shape(), feeding(ids):
+            logits = alone.feed(ids, positions[None])
         scores_1V = logits[:, -1]
         for processor in processors:
             scores_1V = processor(torch.tensor([prompt_ids + generated], device=model.device), scores_1V.float())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from specframe_tiny import FOLDER
 
 from specframe.cli import cli
 from specframe.errors import PluginError
@@ -39,7 +40,7 @@ def test_the_names_are_those_that_are_registered(monkeypatch: pytest.MonkeyPatch
     """The table has the names that specframe's distributions register, and no other."""
     monkeypatch.syspath_prepend(str(PLUGINS / "specframe-ray"))
     found = Registry()
-    for name in ("heads", "lab", "ray", "serve", "testing", "tiny"):
+    for name in ("bitwise", "heads", "lab", "ray", "serve", "testing", "tiny"):
         offer(found, importlib.import_module(f"specframe_{name}"), f"specframe-{name}")
     for kind, names in missing_packages.NAMES.items():
         offers: Any = found.models if kind == "model" else found.entries[kind]
@@ -65,6 +66,16 @@ def test_a_name_says_what_to_install(options: list[str], told: str, monkeypatch:
     name = options[1]
     with pytest.raises(PluginError, match=f"which is not installed: pip install {part}$"):
         Pipeline(**{"target": "./nowhere", options[0].removeprefix("--"): name})
+
+
+def test_bitwise_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option without its distribution is one sentence, before a model is loaded."""
+    alone(monkeypatch)
+    told = "option 'bitwise' is part of specframe-bitwise, which is not installed: pip install specframe-bitwise"
+    done = CliRunner().invoke(cli, ["run", "--target", str(FOLDER / "target"), "--drafter", "none", "--bitwise", "x"])
+    assert (done.exit_code, done.stderr) == (2, f"Error: {told}\n")
+    with pytest.raises(PluginError, match=f"^{told}$"):
+        Pipeline(FOLDER / "target", "none", bitwise=True)
 
 
 @pytest.mark.wide

@@ -134,6 +134,7 @@ def test_roles_and_hooks():
             *["draft_length_policies", "attention_backends", "observers", "executors", "commands", "checkpoints"],
             "constraints",
             "state_kinds",
+            "options",
         ]
     ]
 

@@ -11,11 +11,10 @@ from specframe.plugins.registry import registry
 
 
 def test_every_distribution_is_installed_and_loads():
-    """The core finds the standard strategies, the heads, the lab, the server and the embedded pair through their entry points."""
+    """The core finds the plugins of this repository through their entry points."""
     known = registry()
-    assert {"specframe-std", "specframe-heads", "specframe-lab", "specframe-serve", "specframe-tiny"} <= set(
-        known.distributions
-    )
+    names = ("std", "bitwise", "heads", "lab", "serve", "tiny")
+    assert {f"specframe-{name}" for name in names} <= set(known.distributions)
     assert known.failures == {}
     assert {"tiny", "tiny-draft"} <= set(known.models)
 

@@ -68,11 +68,6 @@ class Kind:
     """Whether it computes the last numbers of a tensor by other instructions than the first, which fill its vectors."""
     queues = False
     """Whether a call returns before its result is there, so that the host waits where it reads a value."""
-    tile = 16
-    """Rows of a matrix product of one shape, see :mod:`specframe.forward.bitwise`: as few as fill a CPU's registers, for each row
-    costs its time."""
-    piece = 2**14
-    """Numbers of a piece that is reduced row by row: half of what torch shares out among a CPU's threads at least."""
     values = True
     """Whether its tensors hold numbers. Where they do not, shapes alone are worked out: all that is read of them is 0."""
     recording: Callable[[Callable[[], tuple[torch.Tensor, ...]]], Recording] | None = None
@@ -137,10 +132,6 @@ class Cuda(Kind):
     """16 bytes of half precision. Of float32 it is half as many; torch aligns masks to 8 numbers of any precision."""
     vectors = False
     queues = True
-    tile = 128
-    """Reading the weights takes longer than computing so many rows."""
-    piece = 2**19
-    """128 rows of 4,096."""
 
     @staticmethod
     def recording(function: Callable[[], tuple[torch.Tensor, ...]]) -> Recording:
@@ -217,7 +208,7 @@ class Meta(Kind):
 class Unknown(Kind):
     """A kind that nobody told of: an accelerator, and nothing else is known of it."""
 
-    words, queues, tile, piece = Cuda.words, Cuda.queues, Cuda.tile, Cuda.piece
+    words, queues = Cuda.words, Cuda.queues
 
 
 _KINDS: dict[str, Kind] = {"cpu": Kind(), "cuda": Cuda(), "meta": Meta()}

@@ -35,7 +35,6 @@ from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.engine.rotary_groups import Groups
 from specframe.errors import PromptError, SpecframeWarning
-from specframe.forward.bitwise.mode import bitwise, outside
 from specframe.forward.run import Run
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
@@ -91,7 +90,8 @@ class Engine:
         self._recipe, self._parts = recipe, parts
         self._limits = Limits(recipe.batch_size)
         self._bound = None if recipe.memory is None else MemoryBound(recipe, parts, hollow_engine)
-        self._context = self._bitwise if recipe.bitwise else self._decoding
+        self._numerics = parts.composition.numerics
+        self._context = self._by_numerics if self._numerics else self._decoding
         self._checks = Checks() if recipe.check else None
         checks = [self._checks] if self._checks else []
         plugins = installed_observers(registry()) if installed else []
@@ -296,8 +296,9 @@ class Engine:
         return self._parts.runner.decoding(group)
 
     @contextlib.contextmanager
-    def _bitwise(self, group: bool) -> Iterator[None]:
-        with self._decoding(group), bitwise(self._parts.runner.device):
+    def _by_numerics(self, group: bool) -> Iterator[None]:
+        assert self._numerics is not None
+        with self._decoding(group), self._numerics.around(self._parts.runner.device):
             yield
 
     def _fits(self, opened: Opened, request: Request) -> bool:
@@ -324,8 +325,8 @@ class Engine:
         if self._bound is not None:
             rows = size if self._joined else min(size, pool.unfinished)
             room = min(self._room, pool.context)
-            with outside() if self._recipe.bitwise else contextlib.nullcontext():
-                # an engine of a dry run is bitwise itself
+            with self._numerics.outside() if self._numerics else contextlib.nullcontext():
+                # an engine of a dry run has numerics of its own
                 step, prompt, longest = self._bound.step(pool, greedy, rows, room, self._joined)
             use, size = step.strategies(use), step.rows
         use = guard_all(use, self._recipe.check)

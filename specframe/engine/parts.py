@@ -12,7 +12,6 @@ from specframe.contracts.engine import Executor, LoadingExecutor
 from specframe.contracts.model import Model
 from specframe.engine.constraints import Constraints
 from specframe.errors import OptionError, SpecframeWarning
-from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.open_stores import Stores
 from specframe.forward.positions import context_length
 from specframe.forward.runner import ModelRunner
@@ -114,10 +113,10 @@ def parts_of(recipe: Recipe, executor: Executor | None = None) -> Parts:
         raise OptionError(
             f"draft_length: expected fewer tokens than the target's context of {runner.context}, got {longest}"
         )
-    if recipe.bitwise:
+    if use.numerics is not None:
         for role, one in (("target", runner.module), ("draft", drafting)):
             if one is not None:
-                require_bitwise(of_transformers(one, "bitwise"), f"the {role} ({type(one).__name__})")
+                use.numerics.require(of_transformers(one, "bitwise"), f"the {role} ({type(one).__name__})")
     constraints = Constraints(recipe.constraint, runner.vocabulary, tokenizer)
     parts = Parts(runner, tokenizer, use, constraints, drafting)
     if drafting is not None:

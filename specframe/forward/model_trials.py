@@ -15,9 +15,8 @@ from specframe.contracts.attention import AttentionBackend
 from specframe.contracts.cache import Chunk, KVShape, Placement, Window
 from specframe.devices import kinds
 from specframe.errors import ModelError, SpecframeError, sentence
-from specframe.forward import compiled
+from specframe.forward import compiled, numerics
 from specframe.forward.attention.interface import Watched
-from specframe.forward.own_states import OwnStates
 from specframe.forward.states import RowStates, state_forwards
 from specframe.forward.transformers_model import NOTHING, TransformersModel
 from specframe.forward.trial_stores import Reordered, Scratch, narrow_windows, uneven_placement
@@ -182,10 +181,10 @@ class SelfTests:
             model = twin(self._feeder.module)
             if window is not None:
                 narrow_windows(model.config.get_text_config(), window)
-            alone, states = OwnCache(model), OwnStates(model)
+            alone, feeding = OwnCache(model), numerics.fed_alone(model)
             for fed_BT in places_BT.tensor_split([-1], dim=1):
                 ids_BT = fed_BT % self._feeder.vocabulary
-                with states.feeding(ids_BT):
+                with feeding(ids_BT):
                     logits.append(alone.feed(ids_BT, fed_BT).float())
         except torch.OutOfMemoryError:
             raise

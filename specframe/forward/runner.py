@@ -19,9 +19,8 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import PLAIN, How
 from specframe.contracts.requests import Request
 from specframe.errors import ModelError, PromptError, SpecframeWarning
-from specframe.forward import compiled
+from specframe.forward import compiled, numerics
 from specframe.forward.attention.choice import Attention, Choice
-from specframe.forward.bitwise import order
 from specframe.forward.hidden import Taps
 from specframe.forward.model_trials import SelfTests
 from specframe.forward.states import state_forwards
@@ -117,7 +116,7 @@ class ModelRunner(TransformersModel):
         of_tokens, laid = block.extra, self._unpadded(block)
         if laid is not None:
             of_tokens = {name: laid.row(values) for name, values in of_tokens.items()}
-        with order.ordered_attention(placement):
+        with numerics.attending(placement):
             logits_BTV = self.call(
                 ids_BT,
                 positions_BT,

@@ -24,7 +24,7 @@ from specframe.contracts.states import After, BitwiseKind, Inputs, LayerState, P
 from specframe.devices.kinds import on_device
 from specframe.devices.memory import out_of_memory
 from specframe.errors import ContractError, ModelError, SpecframeError, sentence
-from specframe.forward.bitwise import order
+from specframe.forward import numerics
 from specframe.plugins.protocols import require_members
 from specframe.plugins.registry import registry
 from specframe.row_map import Moves, RowMap
@@ -66,7 +66,7 @@ class StateLayer:
     @property
     def _kind(self) -> StateKind:
         """The kind that takes in tokens now."""
-        return self.by_token if self.by_token is not None and order.is_active() else self.kind
+        return self.by_token if self.by_token is not None and numerics.are_active() else self.kind
 
     def forward(self, state: LayerState) -> Callable[..., Any]:
         """Return what is called in the place of the module's ``forward``."""

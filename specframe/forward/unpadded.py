@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.drafts import Block
 from specframe.devices.kinds import on_device
-from specframe.forward.bitwise import order
+from specframe.forward import numerics
 
 LAYING_OUT = 4_000_000
 """Weights of a layer that filler has to pass, all its places together, for real tokens to be laid in one row. To spread and gather
@@ -101,7 +101,7 @@ class Unpadded:
             )
         outputs = []
         for (own, width), mask, repeated in zip(self._own(), *self._masks[1:], strict=True):
-            with order.of_rows(own, width):
+            with numerics.attending_rows(own, width):
                 output = attend(query_BHTD[own, :, :width], keys_BHSD[own], values_BHSD[own], mask, repeated=repeated)
             outputs.append(F.pad(output, (0, 0, 0, 0, 0, self.width - width)))
         return torch.cat(outputs)

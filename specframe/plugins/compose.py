@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from specframe.contracts.attention import AttentionBackend
     from specframe.contracts.cache import KVBackend
     from specframe.contracts.drafts import Budget
+    from specframe.contracts.numerics import Numerics
     from specframe.contracts.roles import (
         AcceptanceRule,
         Alignment,
@@ -70,6 +71,8 @@ class Composition:
     kv: KVBackend
     attention: AttentionBackend | tuple[AttentionBackend, ...] = ()
     """A tuple: those that "auto" chooses from for each forward; mask tensors are always among them."""
+    numerics: Numerics | None = attrs.field(default=None, kw_only=True)
+    """How everything is computed; None: as models compute it."""
     names: Mapping[str, str] = attrs.field(kw_only=True)
     """What the strategy of each role is called in errors, see :func:`strategy_name`."""
 
@@ -139,7 +142,8 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
         "attention backend": attention_backend(registry, recipe.attention, kv),
     }
     names = {kind: strategy_name(registry, kind, getattr(recipe, OPTIONS[kind]), one) for kind, one in parts.items()}
-    use = Composition(**{FIELDS[kind]: one for kind, one in parts.items()}, names=names)
+    numerics = registry.make("option", "bitwise") if recipe.bitwise else None
+    use = Composition(**{FIELDS[kind]: one for kind, one in parts.items()}, names=names, numerics=numerics)
     require_fit(registry, names["alignment"], alignment.needs, names["KV backend"], kv.offers)
     require_views(use, recipe.bitwise)
     require_offers(registry, use)

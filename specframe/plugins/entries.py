@@ -30,6 +30,7 @@ OTHERS: Mapping[str, str] = {
     "checkpoint": "specframe_register_checkpoints",
     "constraint": "specframe_register_constraints",
     "state kind": "specframe_register_state_kinds",
+    "option": "specframe_register_options",
 }
 """The other kinds, which take no part in a round, and the hook each is registered through."""
 

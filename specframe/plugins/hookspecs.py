@@ -200,6 +200,18 @@ def specframe_register_state_kinds(register: Register) -> None:
 
 
 @hookspec
+def specframe_register_options(register: Register) -> None:
+    """Offer what an option of a run asks for that the core does not have: ``bitwise``.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``, with the name of the option. For "bitwise" the factory makes a
+    :class:`specframe.contracts.numerics.Numerics`.
+    Must: refuse a model for which it does not work before anything is decoded with it.
+    Must not: change a model.
+    """
+
+
+@hookspec
 def specframe_register_executors(register: Register) -> None:
     """Offer executors: they decide in which processes the models run, and on which devices.
 

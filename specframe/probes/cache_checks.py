@@ -20,9 +20,10 @@ from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import Model
 from specframe.contracts.round import Batch, Sequence
+from specframe.forward import numerics
+from specframe.forward.twin import twin
 from specframe.forward.attention.masks import masks
 from specframe.forward.cache_views import gather_slots
-from specframe.forward.own_states import OwnStates
 from specframe.forward.positions import position_ids
 from specframe.models.own_cache import RoundedCache
 from specframe.probes.sequence_records import Account, Accounts
@@ -47,7 +48,7 @@ class Ledger(Listener):
         """The rows' own tokens."""
         self._lengths: list[int] = []
         """The lengths of the rows, to which blocks refer: a view of a row may lack more tokens than the row has."""
-        self._module = cast(PreTrainedModel, runner.module)
+        self._module = twin(cast(PreTrainedModel, runner.module))
         self._scales = Scales(self._module, rounded)
 
     def handed(self, batch: Batch) -> None:
@@ -223,7 +224,7 @@ class Ledger(Listener):
         told: dict[str, Any] = {**position_ids(self._runner.module, positions_P[None])}
         if self._rounded:
             told["past_key_values"] = RoundedCache(self._rounded)
-        with OwnStates(self._module).feeding(ids_P[None]):
+        with numerics.fed_alone(self._module)(ids_P[None]):
             return self._module(input_ids=ids_P[None], **told, use_cache=bool(self._rounded)).logits[0]
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:

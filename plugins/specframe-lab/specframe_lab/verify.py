@@ -29,7 +29,6 @@ from transformers import PreTrainedModel
 from specframe.caches.quantised import Rounding, rounding
 from specframe.engine.encoding import Prompt, encode_prompt, is_ids
 from specframe.errors import ModelError, OptionError, PromptError, SpecframeError
-from specframe.forward.bitwise.mode import bitwise
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
@@ -277,10 +276,10 @@ class References:
     def _greedy(self, target: PreTrainedModel, prompts: list[list[int]], pipe: Pipeline) -> list[list[int]]:
         """Return the reference decoder's continuations."""
         stops, tokens = models.stop_token_ids(target, pipe.tokenizer), list[list[int]]()
-        rounded = rounding(pipe.composition.kv)
+        rounded, numerics = rounding(pipe.composition.kv), pipe.composition.numerics
         for number, prompt in enumerate(prompts, start=1):
             self._progress(f"reference, prompt {number} of {len(prompts)}")
-            with bitwise(target.device) if pipe.recipe.bitwise else contextlib.nullcontext():
+            with numerics.around(target.device) if numerics else contextlib.nullcontext():
                 tokens.append(reference_decode(target, prompt, self._new, stops, rounded=rounded))
         return tokens
 

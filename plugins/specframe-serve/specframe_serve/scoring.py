@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from specframe import Pipeline
-from specframe.forward.own_states import SteppedCache
 from specframe.forward.twin import twin
+from specframe.models.own_cache import OwnCache
 
 PIECE = 256
 """Places whose logits are turned into float32 log-probabilities at once: those of a large vocabulary take 150 MB."""
@@ -21,7 +21,7 @@ def prompt_scores(pipe: Pipeline, ids: list[int], top: int) -> Scores:
     model = twin(pipe.target_model)
     ids_1T = torch.tensor([ids], device=model.device)
     positions_1T = torch.arange(len(ids), device=model.device)[None]
-    logits_TV = SteppedCache(model, whole=True).feed(ids_1T, positions_1T)[0, :-1]
+    logits_TV = OwnCache(model, whole=True).feed(ids_1T, positions_1T)[0, :-1]
     told: list[float | None] = [None]
     tops: list[dict[int, float] | None] = [None]
     for begin in range(0, len(ids) - 1, PIECE):

@@ -113,7 +113,9 @@ def strictly(use: Composition, used: set[tuple[str, str]]) -> Composition:
     parts = {name: strict(getattr(use, name), protocol, used) for name, protocol in FIELDS.items()}
     several = use.attention if isinstance(use.attention, tuple) else (use.attention,)
     stood = tuple(strict(one, AttentionBackend, used) for one in several)
-    return Composition(**parts, attention=stood if several is use.attention else stood[0], names=use.names)
+    return Composition(
+        **parts, attention=stood if several is use.attention else stood[0], names=use.names, numerics=use.numerics
+    )
 
 
 @functools.cache

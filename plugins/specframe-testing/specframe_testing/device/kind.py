@@ -80,7 +80,7 @@ class Simulated(Kind):
     kernels = frozenset({"packed"})
     recording = SimRecording
     event = SimEvent
-    words, queues, tile, piece = Cuda.words, Cuda.queues, Cuda.tile, Cuda.piece
+    words, queues = Cuda.words, Cuda.queues
 
     def count(self) -> int:
         """Return the number of devices."""

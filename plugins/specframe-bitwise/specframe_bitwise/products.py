@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specframe.devices import kinds
-from specframe.forward.bitwise.tiles import by_numbers, tile_product
+from specframe_bitwise.tiles import TILE, by_numbers, is_accelerator, tile_product
 
 COLUMNS = 16
 """Columns that fill a register of 64 bytes."""
@@ -82,8 +82,7 @@ def grouped_product(
         or more.get("bias") is not None
     ):
         raise NotImplementedError
-    kind, count, experts = kinds.of(x_RD.device), len(x_RD), len(weight_EDN)
-    rows = kind.tile
+    count, experts, rows = len(x_RD), len(weight_EDN), TILE[is_accelerator(x_RD.device)]
     ends_E = offs.long()
     sizes_E = ends_E.diff(prepend=ends_E.new_zeros(1))
     tiles_E = (sizes_E + rows - 1) // rows
@@ -96,7 +95,7 @@ def grouped_product(
     padded = x_RD.new_zeros(most * rows, x_RD.shape[1])
     padded[place_R] = x_RD
     tiles = padded.split(rows)
-    if not kind.queues:
+    if not kinds.of(x_RD.device).queues:
         used = int(last_E[-1])
         found = [times(tile, weight_EDN[e]) for tile, e in zip(tiles, expert_M[:used].tolist(), strict=False)]
     else:

@@ -3,7 +3,7 @@
 It goes by operators, so it holds for whatever a model is made of: linear layers, convolutions written as products, experts, norms,
 activations, attention by ``scaled_dot_product_attention``. An operator is in one of five classes:
 
-- products and attention are computed in tiles of one shape (:mod:`specframe.forward.bitwise.products`, ``attention``);
+- products and attention are computed in tiles of one shape (:mod:`specframe_bitwise.products`, ``attention``);
 - reductions are computed in pieces with one number of rows, for kernels share out rows by how many there are;
 - functions of single numbers that round (an exponential) are computed in whole vectors, on a CPU;
 - what moves numbers, compares them or computes them by one correctly rounded operation is left as it is;
@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from specframe.devices import kinds
 from specframe.errors import ModelError
-from specframe.forward.bitwise import operators, order, products
-from specframe.forward.bitwise.attention import attention
-from specframe.forward.bitwise.tiles import by_numbers, by_rows
+from specframe_bitwise import forwards, operators, products
+from specframe_bitwise.attention import attention
+from specframe_bitwise.tiles import by_numbers, by_rows
 
 
 class Bitwise(TorchDispatchMode):
@@ -64,7 +64,7 @@ def bitwise(device: torch.device) -> Iterator[None]:
 
     On CUDA, sums of products are kept in float32 for the time, and not split, by settings that hold for the process.
     """
-    with kinds.of(device).precise(), order.active(), Bitwise():
+    with kinds.of(device).precise(), forwards.active(), Bitwise():
         yield
 
 

@@ -13,38 +13,17 @@ from contextvars import ContextVar
 import torch
 
 from specframe.contracts.cache import Placement
+from specframe.forward.numerics import NOTHING
 
 LAST = 2**62
 """An order after that of any token."""
 
-NOTHING = contextlib.nullcontext()
-"""A block around which nothing is done; it is made once, since every forward asks for one."""
-
-_ACTIVE: ContextVar[bool] = ContextVar("specframe.bitwise", default=False)
 _SLOTS: ContextVar[torch.Tensor | None] = ContextVar("specframe.bitwise.slots", default=None)
 
 
-@contextlib.contextmanager
-def active() -> Iterator[None]:
-    """Have forwards inside the block attend to keys in the order of their tokens."""
-    token = _ACTIVE.set(True)
-    try:
-        yield
-    finally:
-        _ACTIVE.reset(token)
-
-
-def is_active() -> bool:
-    """Return whether what is computed is to be the same to the bit, whatever is computed beside it."""
-    return _ACTIVE.get()
-
-
 def ordered_attention(placement: Placement) -> contextlib.AbstractContextManager[None]:
-    """Have attention inside the block, a forward, take the slots of its cache by the order of their tokens.
-
-    Nothing is done outside of :func:`active`.
-    """
-    return _ordered(slots_by_order(placement)) if _ACTIVE.get() else NOTHING
+    """Have attention inside the block, a forward, take the slots of its cache by the order of their tokens."""
+    return _ordered(slots_by_order(placement))
 
 
 def of_rows(rows: slice, width: int) -> contextlib.AbstractContextManager[None]:

@@ -11,9 +11,9 @@ from torch.utils.module_tracker import ModuleTracker
 from transformers import PreTrainedModel
 
 from specframe.errors import ModelError, sentence
-from specframe.forward.bitwise import mode, operators, order, tiles
-from specframe.forward.bitwise.mode import Bitwise, bitwise
-from specframe.forward.own_states import OwnStates, SteppedCache
+from specframe_bitwise import forwards, mode, operators, tiles
+from specframe_bitwise.mode import Bitwise, bitwise
+from specframe_bitwise.own_states import OwnStates, SteppedCache
 
 TOKENS, BATCH = 6, 3
 """Tokens and rows that a model is tried on: more of either than one."""
@@ -90,12 +90,12 @@ def fault(model: PreTrainedModel) -> str | None:
         * 7
         % model.config.get_text_config().vocab_size
     )
-    with order.active():
+    with forwards.active():
         layers = OwnStates(model).layers
     for layer in layers.values():
         if layer.by_token is None:
             return f"layer {layer.number} keeps a state of {layer}, which does not take in one token after the other"
-    with ModuleTracker() as tracker, order.active(), Watching(tracker) as watching:
+    with ModuleTracker() as tracker, forwards.active(), Watching(tracker) as watching:
         try:
             logits(model, ids_BT, [TOKENS])
         except torch.OutOfMemoryError:

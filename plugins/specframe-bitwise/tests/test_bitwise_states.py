@@ -14,23 +14,22 @@ from typing import Any
 import architectures
 import pytest
 import torch
+from specframe_bitwise.check import require_bitwise
+from specframe_bitwise.mode import bitwise
 from specframe_std.states import mixers, recurrence
 from specframe_testing import fakes, harness, standard, states, zoo
 from specframe_testing.conformance.decoding import RIGHT
 from specframe_testing.logits import Kept, Logits
-from test_bitwise import DTYPES, by_reference, same
 from test_state_kinds import KINDS as ALL_KINDS
 from test_state_kinds import WITHOUT_EXPERTS
+from to_the_bit import CPU, DTYPES, by_reference, same
 from transformers import PreTrainedModel
 
 from specframe.errors import ModelError
-from specframe.forward.bitwise.check import require_bitwise
-from specframe.forward.bitwise.mode import bitwise
 from specframe.plugins.registry import add_entry, registry
 from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 
-CPU = torch.device("cpu")
 KINDS = {kind: name for kind, name in ALL_KINDS.items() if kind != "dynamic-convolution"}
 """A model of each kind that offers it."""
 

@@ -17,20 +17,19 @@ from typing import Any, NamedTuple
 import architectures
 import pytest
 import torch
+from specframe_bitwise.check import require_bitwise
+from specframe_bitwise.mode import bitwise
 from specframe_std.drafters.model import ModelDrafter
 from specframe_testing import harness, zoo
-from specframe_testing.logits import Kept, Logits, parted
+from specframe_testing.logits import Kept, Logits
+from to_the_bit import CPU, DTYPES, by_reference, same
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from specframe.errors import CompositionError, ModelError, OptionError
-from specframe.forward.bitwise.check import require_bitwise
-from specframe.forward.bitwise.mode import bitwise
 from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 
-CPU = torch.device("cpu")
-DTYPES = (torch.float32, torch.bfloat16)
 BATCHES, DRAFTS, LENGTHS = (1, 3, 8, 32), (0, 2, 5), (5, 20, 1, 17, 9)
 NEW = 3
 
@@ -88,27 +87,7 @@ def decoded(name: str, dtype: torch.dtype, way: Way, **options: Any) -> Logits:
 @functools.cache
 def alone(name: str, dtype: torch.dtype) -> Logits:
     """Return the logits of each prompt's continuation by the reference."""
-    return by_reference(models(name, dtype)[0])
-
-
-def by_reference(target: PreTrainedModel, asked: list[list[int]] | None = None, new: int = NEW) -> Logits:
-    """Return the logits of each prompt's continuation by the reference with bitwise, one token after the other."""
-    steps: list[torch.Tensor] = []
-    found: Logits = {}
-    hook = target.register_forward_hook(lambda module, arguments, output: steps.append(output.logits[0, -1]))
-    with bitwise(CPU):
-        for index, prompt in enumerate(asked or prompts()):
-            steps.clear()
-            reference_decode(target, prompt, new)
-            found |= {(index, len(prompt) + place): logits_V for place, logits_V in enumerate(steps)}
-    hook.remove()
-    return found
-
-
-def same(found: Logits, wanted: Logits) -> bool:
-    """Return whether all logits of common prefixes are equal to the bit."""
-    assert wanted.keys() <= found.keys()
-    return not parted(found, wanted)
+    return by_reference(models(name, dtype)[0], prompts(), NEW)
 
 
 def ways() -> list[tuple[str, torch.dtype, Way]]:
@@ -181,7 +160,7 @@ def require_equal_to_the_reference(name: str, align: str, tree: str, lengths: tu
     options = {"drafter": drafter, "accept": kept, "align": align, "batch_size": 4, "draft_length": 3}
     pipe = harness.pipeline(target, zoo.good_draft(target), bitwise=True, **options)
     harness.decode(pipe, harness.requests(asked, 2 * NEW))
-    assert same(kept.logits, by_reference(target, asked))
+    assert same(kept.logits, by_reference(target, asked, NEW))
 
 
 @pytest.mark.wide(but=["gemma3-exspec-dynamic"])
@@ -228,7 +207,7 @@ def test_differs_without() -> None:
         assert not same(decoded("llama", torch.float32, Way(3, 2)), wanted)
 
 
-FROZEN = json.loads(Path(__file__).with_name("architectures.json").read_text())
+FROZEN = json.loads(Path(architectures.__file__).with_name("architectures.json").read_text())
 SAMPLE = ("diffllama", "gemma2", "minicpm3", "phimoe")
 ALL = os.environ.get("SPECFRAME_ALL_ARCHITECTURES") == "1"
 
@@ -246,7 +225,7 @@ def test_an_architecture_is_the_same_to_the_bit_or_refused(name: str) -> None:
     def decode() -> Logits:
         pipe = harness.pipeline(target, target, accept=kept, batch_size=3, draft_length=2, bitwise=True)
         harness.decode(pipe, harness.requests(prompts(), NEW))
-        return by_reference(target)
+        return by_reference(target, prompts(), NEW)
 
     if name in FROZEN["not_bitwise"] and not (name == "gemma2" and architectures.RELEASE < (5, 18)):
         with pytest.raises(ModelError, match="bitwise"):

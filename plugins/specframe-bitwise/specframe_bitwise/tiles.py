@@ -14,6 +14,13 @@ import torch
 
 from specframe.devices import kinds
 
+TILE = {False: 16, True: 128}
+"""Rows of a matrix product of one shape, by :func:`is_accelerator`: as few as fill a CPU's registers, for each row costs its time;
+on an accelerator as many as are computed while weights are read."""
+PIECE = {False: 2**14, True: 2**19}
+"""Numbers of a piece that is reduced row by row, likewise: half of what torch shares out among a CPU's threads at least; on an
+accelerator 128 rows of 4,096."""
+
 VECTOR = 64
 """Numbers that every vector loop divides evenly: two registers of 64 bytes filled with the smallest floats."""
 
@@ -21,6 +28,12 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 """The product of a tile (rows, D) with a matrix."""
 
 _WATCHER: ContextVar[Callable[[Product, torch.Tensor], None] | None] = ContextVar("specframe.tiles", default=None)
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Return whether a device computes while the host goes on. One without numbers is none."""
+    kind = kinds.of(device)
+    return kind.queues and kind.values
 
 
 def pieces(x_RD: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
@@ -43,7 +56,7 @@ def join_tiles(outputs: list[torch.Tensor], count: int) -> torch.Tensor:
 def tile_product(x: torch.Tensor, product: Product) -> torch.Tensor:
     """Return the product of the last dimension of a tensor with a matrix, tile by tile."""
     x_RD = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    cut = pieces(x_RD, kinds.of(x.device).tile)
+    cut = pieces(x_RD, TILE[is_accelerator(x.device)])
     if (watcher := _WATCHER.get()) is not None:
         watcher(product, cut[0])
     found = join_tiles([product(tile) for tile in cut], len(x_RD))
@@ -83,7 +96,7 @@ def by_rows(call: Callable[[torch.Tensor], Any], x: torch.Tensor, dims: int | li
             return whole.view(kept if keep else shape)
         return whole.reshape(*shape, *moved.shape[len(lead) : -1], -1).permute(back)
 
-    rows = max(1, kinds.of(x.device).piece // max(1, length))
+    rows = max(1, PIECE[is_accelerator(x.device)] // max(1, length))
     found = [call(piece) for piece in pieces(moved.reshape(-1, length), rows)]
     if isinstance(found[0], torch.Tensor):
         return restored(found)
@@ -96,10 +109,10 @@ def by_numbers(call: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch
     A CPU computes most of a tensor in vectors and what is left over, or lies apart, one by one, which gives other last bits.
     Pieces are contiguous here, leave nothing over, and are too short to be shared out among threads.
     """
-    if not (kind := kinds.of(given[0].device)).vectors:
+    if not kinds.of(given[0].device).vectors:
         return call(*given)
     tensors = torch.broadcast_tensors(*given)
-    shape, count, length = tensors[0].shape, tensors[0].numel(), kind.piece
+    shape, count, length = tensors[0].shape, tensors[0].numel(), PIECE[is_accelerator(given[0].device)]
     flat = [tensor.reshape(-1) for tensor in tensors]
     if count % VECTOR:
         flat = [torch.nn.functional.pad(tensor, (0, -count % VECTOR)) for tensor in flat]

@@ -1,6 +1,6 @@
 """Attention over blocks of queries and keys of one shape, one block of keys after the other.
 
-Keys are taken in the order of their tokens (:mod:`specframe.forward.bitwise.order`): block j holds the tokens from 128 j on,
+Keys are taken in the order of their tokens (:mod:`specframe_bitwise.order`): block j holds the tokens from 128 j on,
 whatever their slots. A block in which a query sees nothing changes no bit of its output, so the number of slots does not matter.
 Scores and sums are in float32. After FlashAttention (https://arxiv.org/abs/2205.14135, algorithm 1), whose running maximum and
 sum these are.
@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import torch
 
-from specframe.forward.bitwise import order
-from specframe.forward.bitwise.products import columns
-from specframe.forward.bitwise.tiles import by_numbers
+from specframe_bitwise import order
+from specframe_bitwise.products import columns
+from specframe_bitwise.tiles import by_numbers
 
 QUERIES, KEYS = 16, 128
 """Queries and keys of a block: the queries of a round of four tokens whose heads share a key head by fours, and a short prompt."""

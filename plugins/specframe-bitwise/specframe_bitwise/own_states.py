@@ -1,7 +1,7 @@
 """The states of a model that is fed alone, outside of a run, where its logits are to be the same to the bit.
 
-A model's own scan goes by the number of tokens. Within :func:`specframe.forward.bitwise.mode.bitwise` its layers take in one token
-after the other, by their kinds of state, as they do in a run. The model's own cache has keys and values alone.
+A model's own scan goes by the number of tokens. Here its layers take in one token after the other, by their kinds of state, as
+they do in a run. The model's own cache has keys and values alone.
 
 Tensor names carry their shape: B rows, T tokens fed.
 """
@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.states import After, Inputs, LayerState, Parts
-from specframe.forward.bitwise import order
+from specframe.forward.numerics import NOTHING
 from specframe.forward.states import StateLayer, state_layers
 from specframe.forward.transformers_model import has_other_layers
 from specframe.forward.twin import CurrentForward, running, twin
@@ -34,7 +34,7 @@ class Noted:
 
 
 class OwnStates:
-    """The states of rows that a model is fed, from the first token on; none where bits do not matter.
+    """The states of rows that a model is fed, from the first token on.
 
     Args:
         model: a twin of the model.
@@ -42,16 +42,14 @@ class OwnStates:
     """
 
     def __init__(self, model: PreTrainedModel, prompts: bool = False) -> None:
-        self._prompts = prompts
-        self.layers = state_layers(model, f"the model ({type(model).__name__})") if keeps_states(model) else {}
+        self._prompts, keeps = prompts, has_other_layers(model.config.get_text_config())
+        self.layers = state_layers(model, f"the model ({type(model).__name__})") if keeps else {}
         self.noted: dict[int, Noted] = {}
         """What the layers have noted, by their number."""
 
     def feeding(self, ids_BT: torch.Tensor) -> contextlib.AbstractContextManager[None]:
         """Have a forward of these tokens, inside the block, go on from the states."""
-        if not self.layers:
-            return contextlib.nullcontext()
-        return running(CurrentForward(forwards=self._forwards(ids_BT)))
+        return running(CurrentForward(forwards=self._forwards(ids_BT))) if self.layers else NOTHING
 
     def _forwards(self, ids_BT: torch.Tensor) -> Mapping[torch.nn.Module, Callable[..., Any]]:
         return {
@@ -80,11 +78,6 @@ class OwnStates:
         )
 
 
-def keeps_states(model: PreTrainedModel) -> bool:
-    """Return whether the states of a model's layers are kept outside of it, since bits matter."""
-    return order.is_active() and has_other_layers(model.config.get_text_config())
-
-
 class SteppedCache(OwnCache):
     """Feeds a model tokens one after the other, with its states beside its own cache.
 
@@ -95,7 +88,7 @@ class SteppedCache(OwnCache):
     """
 
     def __init__(self, model: PreTrainedModel, prompts: bool = False, **options: Any) -> None:
-        model = twin(model) if keeps_states(model) else model
+        model = twin(model)
         super().__init__(model, **options)
         self.states = OwnStates(model, prompts)
 
