@@ -9,8 +9,8 @@ import attrs
 import torch
 from contenders import Models
 from specframe_lab.verify import common_start
+from specframe_testing.probes.ties import Scales
 
-from specframe.probes.ties import Scales
 from specframe.reference import reference_decode
 
 LARGE = 2_000_000_000

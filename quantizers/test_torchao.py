@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from specframe_testing import harness
+from specframe_testing.probes.ties import Scales
 from torchao.quantization import Int8WeightOnlyConfig
 from torchao.quantization.granularity import PerGroup
 from transformers import TorchAoConfig
@@ -18,7 +19,6 @@ from specframe import Pipeline
 from specframe.errors import SpecframeError
 from specframe.models.load_options import configs
 from specframe.models.precision import STEP, eps, quantised_weights
-from specframe.probes.ties import Scales
 
 PROMPTS = harness.random_prompts((5, 9, 3, 14), 300, seed=1)
 WEIGHTS, DYNAMIC = "torchao-int8-weight-only", "torchao-int8-dynamic-activation-int8-weight"

@@ -55,7 +55,7 @@ class Pipeline:
         seed: of every random choice.
         tokenizer: for prompts given as text when the target is a loaded model.
         observers: objects told about every round, see :class:`specframe.contracts.roles.Observer`.
-        check: verify the invariants of :mod:`specframe.probes.invariants` all along; slow.
+        check: verify the invariants of :mod:`specframe_testing.probes.invariants` all along; slow.
         attention: an attention backend: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by
             blocks), "masked", one of a plugin, or "auto": packed on CUDA where it fits, flex there where masks would be large,
             masked otherwise, and a plugin's where the KV backend keeps pages.

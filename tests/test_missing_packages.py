@@ -68,14 +68,15 @@ def test_a_name_says_what_to_install(options: list[str], told: str, monkeypatch:
         Pipeline(**{"target": "./nowhere", options[0].removeprefix("--"): name})
 
 
-def test_bitwise_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option without its distribution is one sentence, before a model is loaded."""
+@pytest.mark.parametrize(("option", "part"), [("bitwise", "specframe-bitwise"), ("check", "specframe-testing")])
+def test_an_option_says_what_to_install(option: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option without its distribution is one sentence, before a model is loaded."""
     alone(monkeypatch)
-    told = "option 'bitwise' is part of specframe-bitwise, which is not installed: pip install specframe-bitwise"
-    done = CliRunner().invoke(cli, ["run", "--target", str(FOLDER / "target"), "--drafter", "none", "--bitwise", "x"])
+    told = f"option '{option}' is part of {part}, which is not installed: pip install {part}"
+    done = CliRunner().invoke(cli, ["run", "--target", str(FOLDER / "target"), "--drafter", "none", f"--{option}", "x"])
     assert (done.exit_code, done.stderr) == (2, f"Error: {told}\n")
     with pytest.raises(PluginError, match=f"^{told}$"):
-        Pipeline(FOLDER / "target", "none", bitwise=True)
+        Pipeline(FOLDER / "target", "none", **{option: True})
 
 
 @pytest.mark.wide

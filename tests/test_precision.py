@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from specframe_testing import harness, zoo
+from specframe_testing.probes.ties import Scales, roundings
 from transformers import PreTrainedModel
 
 from specframe.forward.runner import ModelRunner
 from specframe.models.precision import STEP, eps, quantised_weights
-from specframe.probes.ties import Scales, roundings
 
 FINE = torch.finfo(torch.float32).eps
 PROMPTS = harness.random_prompts((5, 9, 3), zoo.VOCABULARY, seed=1)
@@ -93,7 +93,9 @@ def test_rounded_activations_are_weighed_by_the_model_itself(
 ) -> None:
     """In every dtype, that of eight bits among them: its quantiser takes no float64, and is part of what it computes."""
     model = int8(zoo.build("llama").to(dtype), dynamic=True)
-    monkeypatch.setattr("specframe.probes.ties.copy.deepcopy", lambda model: pytest.fail("the model was made float64"))
+    monkeypatch.setattr(
+        "specframe_testing.probes.ties.copy.deepcopy", lambda model: pytest.fail("the model was made float64")
+    )
     best = int(harness.continuation(model, PROMPTS[0], 1)[0])
     assert Scales(model).weigh(PROMPTS[0], [best]).tie
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from specframe_std.acceptance.greedy import Greedy
+from specframe_testing.probes.tap import Listener, Tap
 
 from specframe.engine.guards.roles import guard
 from specframe.engine.guards.storage import GuardedLayout
-from specframe.probes.tap import Listener, Tap
 from specframe.value_checks import Wrapper, unwrap_guards
 
 AROUND: dict[str, Any] = {

@@ -6,7 +6,7 @@ Shapes: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed pe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -196,3 +196,13 @@ class Observer(Protocol):
 
     def round(self, report: RoundReport) -> None:
         """Called after each round."""
+
+
+class Checks(Observer, Protocol):
+    """Compares what a run does with what is expected of it, all along, and raises an error where they differ."""
+
+    def around(self, use: Any) -> Any:
+        """Return the strategies of a run, as :class:`specframe.plugins.compose.Composition`, with what watches them around each."""
+
+    def run(self, *given: Any, **named: Any) -> Any:
+        """Return a run, as :class:`specframe.forward.run.Run` of these arguments, whose models are watched."""

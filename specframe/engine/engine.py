@@ -16,7 +16,7 @@ import torch
 from specframe.contracts.engine import Agreement, Clock, RankedExecutor, Value
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.requests import Request
-from specframe.contracts.roles import Observer
+from specframe.contracts.roles import Checks, Observer
 from specframe.contracts.round import Sequence
 from specframe.devices import kinds
 from specframe.devices.memory import out_of_memory
@@ -40,7 +40,6 @@ from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.plugins.recipe import Recipe, is_auto
 from specframe.plugins.registry import registry
-from specframe.probes.invariants import Checks
 from specframe.row_map import astray
 
 
@@ -92,7 +91,7 @@ class Engine:
         self._bound = None if recipe.memory is None else MemoryBound(recipe, parts, hollow_engine)
         self._numerics = parts.composition.numerics
         self._context = self._by_numerics if self._numerics else self._decoding
-        self._checks = Checks() if recipe.check else None
+        self._checks: Checks | None = registry().make("option", "check") if recipe.check else None
         checks = [self._checks] if self._checks else []
         plugins = installed_observers(registry()) if installed else []
         self._watch = Watch([*observers, *plugins, *checks])

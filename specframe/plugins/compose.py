@@ -143,6 +143,8 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
     }
     names = {kind: strategy_name(registry, kind, getattr(recipe, OPTIONS[kind]), one) for kind, one in parts.items()}
     numerics = registry.make("option", "bitwise") if recipe.bitwise else None
+    if recipe.check:
+        registry.entry("option", "check")  # before any model is loaded
     use = Composition(**{FIELDS[kind]: one for kind, one in parts.items()}, names=names, numerics=numerics)
     require_fit(registry, names["alignment"], alignment.needs, names["KV backend"], kv.offers)
     require_views(use, recipe.bitwise)

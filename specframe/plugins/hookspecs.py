@@ -201,11 +201,12 @@ def specframe_register_state_kinds(register: Register) -> None:
 
 @hookspec
 def specframe_register_options(register: Register) -> None:
-    """Offer what an option of a run asks for that the core does not have: ``bitwise``.
+    """Offer what an option of a run asks for that the core does not have: ``bitwise``, ``check``.
 
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``, with the name of the option. For "bitwise" the factory makes a
-    :class:`specframe.contracts.numerics.Numerics`.
+    :class:`specframe.contracts.numerics.Numerics`, for "check" a :class:`specframe.contracts.roles.Checks`, which is made anew
+    for every engine.
     Must: refuse a model for which it does not work before anything is decoded with it.
     Must not: change a model.
     """

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import attrs
 import torch
+from specframe_testing.probes.ties import Scales
 from transformers import PreTrainedModel
 
 from specframe.caches.quantised import Rounding, rounding
@@ -35,7 +36,6 @@ from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
-from specframe.probes.ties import Scales
 from specframe.reference import reference_decode
 from specframe.text.noise import Stream, gumbel
 from specframe.text.sampling import Sampling
@@ -61,7 +61,7 @@ class Divergence:
     short: float
     """Distance from the best logit to the lower logit of the two tokens; infinite if a token is missing."""
     bound: float
-    """Largest distance that rounding explains at that place, see :mod:`specframe.probes.ties`."""
+    """Largest distance that rounding explains at that place, see :mod:`specframe_testing.probes.ties`."""
     bitwise: bool = False
     """Whether logits are the same to the bit, so that there is nothing to explain."""
 

@@ -18,13 +18,13 @@ from specframe_lab.grid import checked, expand
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.verify import Divergence, Reference, Verification, decodings, verify
 from specframe_testing import fakes, harness, zoo
+from specframe_testing.probes.ties import Scales, tie_bound
 from transformers import PreTrainedModel
 
 from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.forward import unpadded
 from specframe.pipeline import Pipeline
-from specframe.probes.ties import Scales, tie_bound
 from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 

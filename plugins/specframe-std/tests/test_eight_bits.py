@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from specframe_testing import fakes, harness, states, suite_device, zoo
+from specframe_testing.probes import cache_checks
 
 from specframe.caches.quantised import QuantisedStore, rounding
 from specframe.caches.quantiser import QUANTISERS, Quantiser
@@ -19,7 +20,6 @@ from specframe.models.own_cache import OwnCache
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.probes import cache_checks
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -154,7 +154,7 @@ def test_real_models_are_exact(name: str) -> None:
 def test_checks_compare_with_a_forward_that_rounds_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under check=True the target's choices are compared with those of a forward whose keys are rounded, too."""
     monkeypatch.setattr(cache_checks, "rounding", lambda kv: None, raising=False)
-    monkeypatch.setattr("specframe.probes.checked_run.rounding", lambda kv: None)
+    monkeypatch.setattr("specframe_testing.probes.checked_run.rounding", lambda kv: None)
     with pytest.raises(Exception, match="short of the best logit, computed without a cache"):
         harness.decode(pipeline("slab,dtype=int8", draft=None, check=True), ASKED)
 

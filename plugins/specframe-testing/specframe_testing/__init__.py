@@ -3,6 +3,7 @@
 - :mod:`specframe_testing.fakes`: models and drafters on which logic is tested in milliseconds
 - :mod:`specframe_testing.zoo`: small random models of real architectures
 - :mod:`specframe_testing.harness`: decode requests, hold them against the reference decoder, count
+- :mod:`specframe_testing.probes`: the checks of invariants that the option ``check`` takes, and what they are made of
 - :mod:`specframe_testing.conformance`: one suite per role, to subclass
 - :mod:`specframe_testing.heads`: small heads in the published formats, and their suite
 - :mod:`specframe_testing.device`: a simulated accelerator
@@ -21,4 +22,13 @@ def specframe_register_commands(register: Register) -> None:
         "plugins new",
         "specframe_testing.scaffold.command:new",
         summary="Write a package folder NAME with a working strategy of a role, its hook and its tests.",
+    )
+
+
+@hookimpl
+def specframe_register_options(register: Register) -> None:
+    register(
+        "check",
+        "specframe_testing.probes.invariants:Checks",
+        summary="The invariant checks of one run; a violation raises `specframe.errors.InvariantError`.",
     )

@@ -1,7 +1,7 @@
 """Record a run round by round: which token sits in which slot of the target's cache, and what moves.
 
 :func:`record` decodes prompts and returns a :class:`specframe_lab.trace.frames.SchemeTrace`, plain data. The recorder is an
-observer, and it listens to a tap around the alignment (:mod:`specframe.probes.tap`).
+observer, and it listens to a tap around the alignment (:mod:`specframe_testing.probes.tap`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 import torch
+from specframe_testing.probes.tap import Listener, Tap, TappedAlignment, listeners
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
@@ -27,7 +28,6 @@ from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.probes.tap import Listener, Tap, TappedAlignment, listeners
 from specframe.reference import reference_decode
 from specframe_lab.trace.frames import (
     ACCEPTED,

@@ -7,11 +7,11 @@ from typing import Any
 
 import attrs
 import torch
+from specframe_testing.probes.tap import Listener
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.probes.tap import Listener
 from specframe.row_map import RowMap
 
 NOTHING = -1

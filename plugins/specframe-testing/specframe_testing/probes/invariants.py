@@ -11,8 +11,8 @@ row        a row's tokens, keys and values are those of its own sequence
 =========  ==========================================================================================
 
 The strategies themselves run unchanged: :class:`Checks` listens to a tap around the acceptance rule and the alignment
-(:mod:`specframe.probes.tap`), hands the run models that check what is fed (:mod:`specframe.probes.cache_checks`), and watches the
-rounds.
+(:mod:`specframe_testing.probes.tap`), hands the run models that check what is fed
+(:mod:`specframe_testing.probes.cache_checks`), and watches the rounds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from specframe.contracts.round import Batch, Sequence
 from specframe.forward.run import Run
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import Composition
-from specframe.probes.checked_run import CheckedRun
-from specframe.probes.sequence_records import Accounts
-from specframe.probes.tap import Listener, Tap, TappedAlignment
+from specframe_testing.probes.checked_run import CheckedRun
+from specframe_testing.probes.sequence_records import Accounts
+from specframe_testing.probes.tap import Listener, Tap, TappedAlignment
 
 
 class Checks(Accounts, Watcher, Listener):

@@ -16,9 +16,9 @@ from specframe.contracts.run import Choose, MakesLayout
 from specframe.forward.cached import CachedModel
 from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.run import Run
-from specframe.probes.cache_checks import NAMES, Ledger, ViewLedger
-from specframe.probes.sequence_records import Accounts
-from specframe.probes.tap import tapped_layout
+from specframe_testing.probes.cache_checks import NAMES, Ledger, ViewLedger
+from specframe_testing.probes.sequence_records import Accounts
+from specframe_testing.probes.tap import tapped_layout
 
 
 @attrs.define(eq=False)

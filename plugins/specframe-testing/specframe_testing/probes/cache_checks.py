@@ -26,9 +26,9 @@ from specframe.forward.attention.masks import masks
 from specframe.forward.cache_views import gather_slots
 from specframe.forward.positions import position_ids
 from specframe.models.own_cache import RoundedCache
-from specframe.probes.sequence_records import Account, Accounts
-from specframe.probes.tap import Listener
-from specframe.probes.ties import Rounded, Scales, tie_bound
+from specframe_testing.probes.sequence_records import Account, Accounts
+from specframe_testing.probes.tap import Listener
+from specframe_testing.probes.ties import Rounded, Scales, tie_bound
 
 NAMES = KVShape(1, 3, 3, torch.int32)
 """The shape of a name. Stores keep whole numbers as they are, also those that round keys and values."""

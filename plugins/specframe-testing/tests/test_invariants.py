@@ -9,13 +9,13 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from specframe_testing.probes.cache_checks import View
+from specframe_testing.probes.invariants import Checks
 
 from specframe.contracts.drafts import Verdict
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
 from specframe.errors import InvariantError
-from specframe.probes.cache_checks import View
-from specframe.probes.invariants import Checks
 
 PROMPTS = ([3, 4, 5], [6, 7])
 STOP, LIMIT, VOCABULARY = 9, 8, 11
