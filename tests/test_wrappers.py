@@ -16,7 +16,7 @@ from specframe.value_checks import Wrapper, unwrap_guards
 
 AROUND: dict[str, Any] = {
     "guard": lambda: guard("acceptance rule", Greedy()),
-    "layout": lambda: GuardedLayout(Greedy(), guard("alignment", Greedy())),
+    "layout": lambda: GuardedLayout(Greedy(), guard("alignment", Greedy()), None),
     "tap": lambda: Tap(Greedy(), Listener(), judge="judged"),
 }
 
