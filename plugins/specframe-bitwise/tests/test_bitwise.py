@@ -26,6 +26,7 @@ from to_the_bit import CPU, DTYPES, by_reference, same
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from specframe.devices.held import Held
 from specframe.errors import CompositionError, ModelError, OptionError
 from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
@@ -268,6 +269,20 @@ def test_memory_can_be_bounded() -> None:
     results = harness.decode(pipe, harness.requests(asked, NEW))
     with bitwise(CPU):
         assert [one.token_ids for one in results] == [reference_decode(target, prompt, NEW) for prompt in asked]
+
+
+def test_products_on_cuda_are_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, and there alone, the settings for products are changed inside the context and put back after it."""
+    told: list[str] = []
+
+    def change() -> Callable[[], None]:
+        told.append("changed")
+        return lambda: told.append("put back")
+
+    monkeypatch.setattr("specframe.devices.cuda.PRECISE", Held(change))
+    with bitwise(CPU), bitwise(torch.device("cuda")):
+        assert told == ["changed"]
+    assert told == ["changed", "put back"]
 
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
