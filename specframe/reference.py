@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from specframe.devices import kinds
 from specframe.forward import numerics
-from specframe.forward.twin import twin
 from specframe.forward.positions import context_length
+from specframe.forward.twin import twin
 from specframe.models.own_cache import OwnCache
 
 

@@ -21,10 +21,10 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import Model
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward import numerics
-from specframe.forward.twin import twin
 from specframe.forward.attention.masks import masks
 from specframe.forward.cache_views import gather_slots
 from specframe.forward.positions import position_ids
+from specframe.forward.twin import twin
 from specframe.models.own_cache import RoundedCache
 from specframe_testing.probes.sequence_records import Account, Accounts
 from specframe_testing.probes.tap import Listener
