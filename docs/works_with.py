@@ -15,6 +15,8 @@ from typing import Any, cast
 from unittest import mock
 
 import attrs
+from specframe_std.trees.options import KINDS as SHAPES
+from specframe_std.trees.options import Trees
 
 from specframe.contracts.engine import LoadingExecutor
 from specframe.engine.requests import Requests
@@ -24,8 +26,6 @@ from specframe.plugins.entries import Entry
 from specframe.plugins.recipe import DEFAULTS, PLAIN, Recipe
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
-from specframe.trees.options import KINDS as SHAPES
-from specframe.trees.options import Trees
 
 WORDS = re.compile(r"needs '(\w+)' to be offered|needs one that can (.+?), as ")
 """The words that a refusal names as lacking."""

@@ -15,12 +15,12 @@ from specframe_testing import fakes
 from transformers import generation as hf
 
 from specframe import Pipeline, Sampling
+from specframe.contracts.constraints import paths
 from specframe.contracts.requests import Plan, Request
 from specframe.contracts.round import Batch
 from specframe.contracts.round import Sequence as Row
 from specframe.text import processors
 from specframe.text.generation import Settings
-from specframe.text.prefixes import paths
 from specframe.text.processor_formulas import FORMULAS, PresencePenalty, Reads, kind_of, plan_of
 from specframe.text.sampling import shape
 

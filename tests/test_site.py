@@ -82,10 +82,10 @@ def public(path: Path) -> list[str]:
 
 def test_the_reference_has_every_public_name(site: Path) -> None:
     """Every public class and function of contracts, caches and trees has a place in the reference that can be linked to."""
-    for path in sorted(
-        path for room in ("contracts", "caches", "trees") for path in ROOT.glob(f"specframe/{room}/*.py")
-    ):
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    std = ROOT / "plugins" / "specframe-std"
+    rooms = [(ROOT, "specframe/contracts"), (ROOT, "specframe/caches"), (std, "specframe_std/trees")]
+    for base, path in [(folder, path) for folder, room in rooms for path in sorted((folder / room).glob("*.py"))]:
+        module = ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
         text = (site / f"reference/{module}.html").read_text(encoding="utf-8")
         assert [name for name in public(path) if f'id="{module}.{name}"' not in text] == [], module
 

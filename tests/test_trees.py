@@ -17,8 +17,6 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError, ContractError
 from specframe.text.sampling import Sampling
-from specframe.trees.children import likeliest
-from specframe.trees.growth import Children, Frontier, dynamic
 
 
 def decode(target: Any, right: fakes.Right, **options: Any) -> list[harness.Result]:
@@ -180,21 +178,3 @@ def test_trees_of_many_nodes_are_recorded() -> None:
     pipe = harness.pipeline(target, zoo.good_draft(target), drafter=drafter, batch_size=2, graphs="on")
     harness.check(pipe, harness.requests(harness.random_prompts([5, 9], zoo.VOCABULARY), 12))
     assert pipe.report.num_draft_tokens >= 40
-
-
-def test_a_dynamic_tree_has_parents_before_children_whatever_the_logits() -> None:
-    """Nodes without a probability, as where a head's logits overflow, come after all others: no child without its parent."""
-
-    def run(level: Frontier) -> torch.Tensor:
-        logits_BFV = torch.randn(1, level.width, 20, generator=generator)
-        logits_BFV[:, -1] = float("nan")
-        return logits_BFV
-
-    def choose(depth: int, logits_BFV: torch.Tensor, count: int) -> Children:
-        return Children(*likeliest(logits_BFV, count))
-
-    generator = torch.Generator().manual_seed(0)
-    grown = dynamic(Budget(4, 8), 3, torch.randn(1, 1, 20, generator=generator), run, choose)
-    assert grown.draft.parents_BN is not None
-    assert (grown.draft.parents_BN < torch.arange(8)).all()
-    assert grown.draft.parents_BN.max() > 0

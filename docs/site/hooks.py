@@ -32,7 +32,7 @@ PACKAGES = {
 REFERENCE = {
     "specframe.contracts": "specframe/contracts",
     "specframe.caches": "specframe/caches",
-    "specframe.trees": "specframe/trees",
+    "specframe_std.trees": "plugins/specframe-std/specframe_std/trees",
     "specframe_testing": "plugins/specframe-testing/specframe_testing",
 }
 """Packages of which the reference has all public names, and their folders. Of ``specframe`` it has the names that are exported."""

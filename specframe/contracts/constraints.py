@@ -6,6 +6,7 @@ their shape: B rows, N draft tokens, T places of a row, V vocabulary, W numbers 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from typing import Any, Protocol
 
@@ -33,10 +34,20 @@ class Drafted:
 
     def paths(self, row: int) -> list[list[int]]:
         """Return the draft tokens before each wanted place of a row, in their order."""
-        found: list[list[int]] = [[]]
-        for token, parent in zip(self.tokens[row].tolist(), self.parents[row].tolist(), strict=True):
-            found.append([*found[parent + 1], token])
-        return found[len(found) - self.count :]
+        tokens, ways = self.tokens[row].tolist(), paths(self.parents[row].tolist())
+        return [[tokens[node] for node in way] for way in ways[len(ways) - self.count :]]
+
+
+def paths(parents: Iterable[int]) -> list[list[int]]:
+    """Return the nodes on the path to a row's last token, which are none, and to each node of a tree, itself included.
+
+    Args:
+        parents: of each node, an earlier one; -1: the row's last token.
+    """
+    found: list[list[int]] = [[]]
+    for node, parent in enumerate(parents):
+        found.append([*found[parent + 1], node])
+    return found
 
 
 class Constraint(Protocol):

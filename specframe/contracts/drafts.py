@@ -96,6 +96,13 @@ class Draft:
         """The number of tokens proposed for every row, filler included."""
         return self.tokens_BN.shape[1]
 
+    @property
+    def above_BN(self) -> torch.Tensor:
+        """The node that each node follows, -1 for the row's last token, (B, N), also of a chain."""
+        if self.parents_BN is not None:
+            return self.parents_BN.expand_as(self.tokens_BN)
+        return torch.arange(-1, self.nodes - 1, device=self.tokens_BN.device).expand_as(self.tokens_BN)
+
 
 @attrs.frozen(eq=False, slots=False)
 class Block:
@@ -313,7 +320,7 @@ class Transfer:
             parts["judged_tokens"] = self.judged.tokens_BT
             parts["judged_path"] = self.judged.path_BT
             parts["drafted"] = draft.tokens_BN
-            parts["parents"] = None if draft.parents_BN is None else draft.parents_BN.expand_as(draft.tokens_BN)
+            parts["parents"] = None if draft.parents_BN is None else draft.above_BN
         return parts
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specframe.contracts.constraints import paths
 from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.devices.kinds import constant, on_device
@@ -158,12 +159,4 @@ def table(parents: tuple[int, ...]) -> np.ndarray:
     found = np.full((len(parents) + 1, len(parents)), -1)
     for node, path in enumerate(paths(parents)):
         found[node, : len(path)] = path
-    return found
-
-
-def paths(parents: Rows[int]) -> list[list[int]]:
-    """Return the nodes on the path to the row's last token, which are none, and to each node, itself included."""
-    found: list[list[int]] = [[]]
-    for node, parent in enumerate(parents):
-        found.append([*found[parent + 1], node])
     return found

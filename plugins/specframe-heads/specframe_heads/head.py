@@ -11,6 +11,9 @@ from typing import Any, ClassVar, Protocol, cast
 import attrs
 import numpy as np
 import torch
+from specframe_std.trees.chains import GrowingChain
+from specframe_std.trees.growth import Frontier
+from specframe_std.trees.options import Trees
 from transformers import PreTrainedModel
 
 from specframe.caches.ragged import RaggedLayout
@@ -22,9 +25,6 @@ from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import shape, sharpen
-from specframe.trees.chains import GrowingChain
-from specframe.trees.growth import Frontier
-from specframe.trees.options import Trees
 from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.features import Features, Piece, Waiting

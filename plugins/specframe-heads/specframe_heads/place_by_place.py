@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from specframe_std.trees.chains import GrowingChain
+from specframe_std.trees.growth import Frontier
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.text.sampling import shape
-from specframe.trees.chains import GrowingChain
-from specframe.trees.growth import Frontier
 from specframe_heads.head import HeadDrafter
 
 Step = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from specframe_heads.eagle.eagle_drafter import Eagle
+from specframe_std.trees import growth
 from specframe_testing import harness, zoo
 from specframe_testing.heads import checkpoints
 
@@ -22,7 +23,6 @@ from specframe.contracts.requests import Request
 from specframe.errors import CompositionError, ModelError, OptionError
 from specframe.observe.watch import Watcher
 from specframe.text.sampling import Sampling
-from specframe.trees import growth
 
 ALIGNS = ("ragged", "eqspec", "exspec", "rollback")
 PROMPTS = harness.random_prompts([5, 1, 12, 3, 8], zoo.VOCABULARY)

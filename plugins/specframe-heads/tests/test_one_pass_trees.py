@@ -15,13 +15,13 @@ from specframe_heads.head import HeadDrafter
 from specframe_heads.place_by_place import at_once, drawn
 from specframe_heads.vocabulary import DraftVocabulary
 from specframe_std.acceptance.greedy import Greedy
+from specframe_std.trees.options import Trees
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.engine.pool import Pool
 from specframe.errors import OptionError
-from specframe.trees.options import Trees
 
 ROWS, PLACES, VOCABULARY, HIDDEN = 3, 4, 7, 5
 PROMPTS = ([1, 2, 3], [4], [5, 6])

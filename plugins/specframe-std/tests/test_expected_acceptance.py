@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.acceptance import block, rejection, traversal
+from specframe_std.trees.shapes import Shape
 from specframe_testing import fakes, harness
 
 from specframe.contracts.drafts import Draft, Scores
-from specframe.trees.shapes import Shape
 
 V = 3
 """The vocabulary."""

@@ -85,7 +85,13 @@ def test_numbers_of_rejected_tokens_are_not_used_again(name: str) -> None:
     assert rule.choose(earlier, 1, uniform_1V) != rule.choose(later, 0, uniform_1V)
 
 
-@pytest.mark.wide(but=["test_equals_reference[default]", "test_filler_is_as_if_it_had_not_been_drafted"])
+@pytest.mark.wide(
+    but=[
+        "test_equals_reference[default]",
+        "test_filler_is_as_if_it_had_not_been_drafted",
+        "test_longest_typical_path",
+    ]
+)
 class TestTypical(AcceptanceRuleSuite):
     """The acceptance rule ``typical``, without doubt about any token."""
 
@@ -99,7 +105,6 @@ class TestTypical(AcceptanceRuleSuite):
         verdict, _ = self.judge_logits(logits_1TV.to(harness.device()), [[1, 0]])
         assert verdict.accepted_B.tolist() == [0]
 
-    @pytest.mark.wide
     def test_longest_typical_path(self) -> None:
         """In a tree the longest path of typical tokens stands, of equally long ones the first."""
         assert self.judge_tree([[4, 1, 7, 1, 1, 8, 9]], [[3, 4, 5, 6, 7, 8]], [-1, -1, 0, 1, 1, 4]) == [[4, 7, 8, 9]]

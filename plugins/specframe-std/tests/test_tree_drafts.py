@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import torch
 from specframe_std.drafters.model import ModelDrafter
+from specframe_std.trees import growth
+from specframe_std.trees.children import likeliest
+from specframe_std.trees.options import Trees
+from specframe_std.trees.shapes import Shape, promise
 from specframe_testing import fakes, harness
 from specframe_testing.conformance import TreeDrafterSuite
 
@@ -16,10 +20,6 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError
-from specframe.trees import growth
-from specframe.trees.children import likeliest
-from specframe.trees.options import Trees
-from specframe.trees.shapes import Shape, promise
 
 TARGET = fakes.fake_target()
 
@@ -51,7 +51,7 @@ class TestDynamic(TreeDrafterSuite):
                 before = [*asked[index].prompt_ids, *results[index].token_ids][: round.report.lengths[row]]
                 found = round.report.draft
                 assert found.parents_BN is not None
-                parents = found.parents_BN.expand_as(found.tokens_BN)[row].tolist()
+                parents = found.above_BN[row].tolist()
                 own = harness.continuation(draft, before, found.depth)
                 node = -1
                 for token in own[: found.depth]:
@@ -204,7 +204,7 @@ def chances(grown: growth.Grown, row: int) -> list[float]:
 def parents_of(grown: growth.Grown, row: int) -> list[int]:
     """Return the parents of a row's nodes."""
     assert grown.draft.parents_BN is not None
-    return grown.draft.parents_BN.expand_as(grown.draft.tokens_BN)[row].tolist()
+    return grown.draft.above_BN[row].tolist()
 
 
 ROOTS_B1V = torch.stack([after([row]) for row in range(3)])[:, None]
@@ -360,3 +360,21 @@ def test_equal_scores_keep_parents() -> None:
     parents = parents_of(grown, 0)
     assert all(-1 <= parent < node for node, parent in enumerate(parents))
     assert sorted(grown.draft.tokens_BN[0].tolist())[:1] == [0]
+
+
+def test_a_dynamic_tree_has_parents_before_children_whatever_the_logits() -> None:
+    """Nodes without a probability, as where a head's logits overflow, come after all others: no child without its parent."""
+
+    def scored(level: growth.Frontier) -> torch.Tensor:
+        logits_BFV = torch.randn(1, level.width, 20, generator=generator)
+        logits_BFV[:, -1] = float("nan")
+        return logits_BFV
+
+    def children(depth: int, logits_BFV: torch.Tensor, count: int) -> growth.Children:
+        return growth.Children(*likeliest(logits_BFV, count))
+
+    generator = torch.Generator().manual_seed(0)
+    grown = growth.dynamic(Budget(4, 8), 3, torch.randn(1, 1, 20, generator=generator), scored, children)
+    assert grown.draft.parents_BN is not None
+    assert (grown.draft.parents_BN < torch.arange(8)).all()
+    assert grown.draft.parents_BN.max() > 0

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from specframe_std.trees.chains import GrowingChain
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE, WordLevel
@@ -30,7 +31,6 @@ from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
 from specframe.forward.runner import ModelRunner
-from specframe.trees.chains import GrowingChain
 
 CERTAIN = 100.0
 """Logit of a fake's choice above all others: its distribution is a point mass, and every lossless rule is greedy."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import attrs
 import torch
+from specframe_std.trees.options import Trees
 
 from specframe.contracts.cache import KVShape
 from specframe.contracts.drafts import Block, Budget, Draft
@@ -17,7 +18,6 @@ from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.errors import OptionError
-from specframe.trees.options import Trees
 from specframe.value_checks import number
 from specframe_heads.blocks.block_weights import BlockHead
 from specframe_heads.blocks.cache import HeadCache, HeadRunner

@@ -13,6 +13,7 @@ from typing import cast
 import attrs
 import numpy as np
 import torch
+from specframe_std.trees.options import Trees
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Block, Budget, Draft
@@ -26,7 +27,6 @@ from specframe.models.hollow import hollow_of
 from specframe.models.loading import load_model, load_tokenizer, read_config
 from specframe.models.vocabulary import check_vocabularies
 from specframe.row_map import RowMap
-from specframe.trees.options import Trees
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format
 from specframe_heads.head import HeadDrafter, model_of, nothing

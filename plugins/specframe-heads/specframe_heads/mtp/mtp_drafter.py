@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import torch
+from specframe_std.trees.chains import GrowingChain
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.round import Batch
@@ -22,7 +23,6 @@ from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, ModelError
 from specframe.forward.runner import ModelRunner
 from specframe.row_map import RowMap
-from specframe.trees.chains import GrowingChain
 from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.features import Piece, Waiting

@@ -47,7 +47,7 @@ class Branches(Watcher):
         draft, path_BT = report.draft, report.verdict.path_BT
         if draft.parents_BN is None or path_BT is None:
             return
-        parents, paths = draft.parents_BN.expand_as(draft.tokens_BN).cpu().numpy(), path_BT.cpu().numpy()
+        parents, paths = draft.above_BN.cpu().numpy(), path_BT.cpu().numpy()
         meant = report.transfer.host.counts
         for row, sequence in enumerate(report.sequences):
             own = parents[row] if meant is None else parents[row][: meant[row]]

@@ -16,6 +16,7 @@ import torch
 from specframe_testing.probes.tap import Listener, Tap, TappedAlignment, listeners
 
 from specframe.contracts.cache import Placement
+from specframe.contracts.constraints import paths
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
@@ -117,10 +118,9 @@ class Trace(Watcher, Listener):
     def judged(self, verdict: Verdict, batch: Batch, draft: Draft, scores: Scores) -> None:
         """Note the target's probability of each node of a tree."""
         if draft.parents_BN is not None:
-            parents_BN = draft.parents_BN.expand_as(draft.tokens_BN)
-            rows_B1 = torch.arange(len(batch), device=parents_BN.device)[:, None]
+            rows_B1 = torch.arange(len(batch), device=draft.tokens_BN.device)[:, None]
             chances_BTV = scores.logits_BTV.float().softmax(-1)
-            self._chances = chances_BTV[rows_B1, parents_BN + 1, draft.tokens_BN].tolist()
+            self._chances = chances_BTV[rows_B1, draft.above_BN + 1, draft.tokens_BN].tolist()
 
     def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Transfer) -> None:
         """Note the part of the draft that the acceptance rule let stand."""
@@ -200,10 +200,9 @@ class Trace(Watcher, Listener):
     def _tree(self, report: RoundReport, seen: _Pass, row: int) -> list[Node]:
         """Return the nodes of a row's tree."""
         draft, path_BT = report.draft, report.verdict.path_BT
-        assert draft.parents_BN is not None
         assert path_BT is not None
         path = path_BT[row, : int(report.accepted[row])].tolist()
-        parents, tokens = draft.parents_BN.expand_as(draft.tokens_BN)[row].tolist(), draft.tokens_BN[row].tolist()
+        parents, tokens = draft.above_BN[row].tolist(), draft.tokens_BN[row].tolist()
         slots = seen.fed[row][1:]  # the row's last token comes first
         nodes = []
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
@@ -221,11 +220,8 @@ class Trace(Watcher, Listener):
         }
         leaks: set[int] = set()
         blind: set[int] = set()
-        for node, visible in enumerate(map(set, seen.sees[row]), start=-1):
-            wanted = set(prefix)
-            while node >= 0:
-                wanted.add(tree[node].slot)
-                node = tree[node].parent
+        for path, visible in zip(paths(node.parent for node in tree), map(set, seen.sees[row]), strict=True):
+            wanted = prefix | {tree[node].slot for node in path}
             leaks |= visible - wanted
             blind |= wanted - visible
         return len(leaks), len(blind)

@@ -8,8 +8,8 @@ from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.text.noise import Stream, gumbel
-from specframe.trees.children import likeliest
-from specframe.trees.paths import walk
+from specframe_std.trees.children import likeliest
+from specframe_std.trees.paths import walk
 
 
 class Gumbel:

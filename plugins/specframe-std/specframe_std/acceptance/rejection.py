@@ -10,8 +10,8 @@ from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.errors import OptionError, literal
 from specframe.text.noise import Stream, gumbel, hash_parts, uniform
-from specframe.trees.children import likeliest
-from specframe.trees.paths import ancestors, depths, elders, parents
+from specframe_std.trees.children import likeliest
+from specframe_std.trees.paths import ancestors, depths, elders
 
 SIBLINGS = ("distinct", "independent", "likely")
 """How the children of a node are drawn."""
@@ -98,7 +98,7 @@ class Rejection:
 
     def _judge_tree(self, batch: Batch, draft: Draft, target_BTV: torch.Tensor) -> Verdict:
         """Try the nodes one after the other, each if its parent is the node that was accepted last."""
-        parents_BN, chances_BN = parents(draft), chances(self._seed, batch, draft.nodes)
+        parents_BN, chances_BN = draft.above_BN, chances(self._seed, batch, draft.nodes)
         draft_BNV = self._proposals(draft, target_BTV.shape[-1])
         left_BV, last_B, meant_BN = target_BTV[:, 0], torch.full_like(batch.lengths_B, -1), meant(draft)
         for node in range(draft.nodes):
@@ -148,7 +148,7 @@ def likelihoods(distributions_BTV: torch.Tensor, draft: Draft) -> torch.Tensor:
     """Return the probability of each draft token, (B, N)."""
     if draft.parents_BN is not None:
         rows_B1 = torch.arange(len(distributions_BTV), device=distributions_BTV.device)[:, None]
-        return distributions_BTV[rows_B1, parents(draft) + 1, draft.tokens_BN]
+        return distributions_BTV[rows_B1, draft.above_BN + 1, draft.tokens_BN]
     return distributions_BTV[:, : draft.nodes].gather(2, draft.tokens_BN[:, :, None])[:, :, 0]
 
 

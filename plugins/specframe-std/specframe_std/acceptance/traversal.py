@@ -6,9 +6,9 @@ import torch
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
-from specframe.trees.paths import ancestors, bottom_up, depths, parents
 from specframe_std.acceptance.block import Block
 from specframe_std.acceptance.rejection import Rejection, at, chances, meant, normal
+from specframe_std.trees.paths import ancestors, bottom_up, depths
 
 
 class Traversal(Block):
@@ -51,7 +51,7 @@ class Sweep:
         self._tokens_BN, self._draft_BNV, self._left_BPV = draft.tokens_BN, draft_BNV, target_BTV.clone()
         self._meant_BN = meant(draft)
         self._order_BN, self._begins_BN = bottom_up(draft)
-        self._parents_BN, self._depths_BN, self._paths_BNK = parents(draft), depths(draft), ancestors(draft)
+        self._parents_BN, self._depths_BN, self._paths_BNK = draft.above_BN, depths(draft), ancestors(draft)
         rows, nodes = draft.tokens_BN.shape
         self._rows_B = torch.arange(rows, device=target_BTV.device)
         self._places_K = torch.arange(draft.depth, device=target_BTV.device)

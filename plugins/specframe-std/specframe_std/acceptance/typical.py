@@ -6,10 +6,10 @@ import torch
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
-from specframe.trees.children import likeliest
-from specframe.trees.paths import deepest, parents, place_after
 from specframe.value_checks import number
 from specframe_std.acceptance.rejection import Rejection, likelihoods, no_filler, verdict
+from specframe_std.trees.children import likeliest
+from specframe_std.trees.paths import deepest, place_after
 
 
 class Typical(Rejection):
@@ -40,7 +40,7 @@ class Typical(Rejection):
         threshold_BT = (self._delta * torch.exp(-entropy_BT)).clamp(max=self._epsilon)
         rows = torch.arange(len(target_BTV), device=target_BTV.device)
         if draft.parents_BN is not None:
-            typical_BN = likelihoods(target_BTV, draft) > threshold_BT.gather(1, parents(draft) + 1)
+            typical_BN = likelihoods(target_BTV, draft) > threshold_BT.gather(1, draft.above_BN + 1)
             accepted_B, path_BK = deepest(draft, no_filler(draft, typical_BN))
             place_B = place_after(path_BK, accepted_B)
             return verdict(self._seed, batch, draft, accepted_B, target_BTV[rows, place_B], path_BK)

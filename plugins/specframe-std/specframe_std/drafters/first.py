@@ -19,7 +19,6 @@ from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, OptionError, literal
 from specframe.plugins.registry import registry
-from specframe.trees import paths
 from specframe.value_checks import whole
 from specframe_std.drafters.worth import Worth
 
@@ -163,7 +162,7 @@ class First:
         for mask_B, (_, draft) in zip(masks, chosen, strict=False):
             here_B1, pad = mask_B[:, None] > 0, (0, nodes - draft.nodes)
             tokens_BN = F.pad(draft.tokens_BN, pad).where(here_B1, tokens_BN)
-            parents_BN = F.pad(paths.parents(draft), pad, value=-1).where(here_B1, parents_BN)
+            parents_BN = F.pad(draft.above_BN, pad, value=-1).where(here_B1, parents_BN)
             if draft.counts_B is not None:
                 counts_B = draft.counts_B.minimum(counts_B).where(here_B1[:, 0], counts_B)
         logits_BNV = self._merged_logits(tokens_BN, masks, chosen) if self._logits else None

@@ -17,10 +17,10 @@ from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
 from specframe.row_map import RowMap
 from specframe.text.sampling import is_unshaped, shape, sharpen
-from specframe.trees.chains import GrowingChain
-from specframe.trees.growth import Frontier
-from specframe.trees.options import Trees
 from specframe_std.drafters.speculating import Speculating, places, spread
+from specframe_std.trees.chains import GrowingChain
+from specframe_std.trees.growth import Frontier
+from specframe_std.trees.options import Trees
 
 SHORT_GAP = 16
 """Most tokens of a row that the forward which begins a draft reads. A wider gap, after many rounds that drafted nothing, is read as

@@ -15,8 +15,8 @@ from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
 from specframe.errors import OptionError, literal
-from specframe.trees.options import Trees
 from specframe.value_checks import whole
+from specframe_std.trees.options import Trees
 
 NO_TOKEN = -1
 """In place of the tokens before a row's first."""

@@ -45,7 +45,7 @@ class TreeDrafterSuite(DrafterSuite):
         for draft in self.drafts(accept="greedy"):
             assert draft.parents_BN is not None
             real = [draft.nodes] * len(draft.tokens_BN) if draft.counts_B is None else draft.counts_B.tolist()
-            for row, parents in enumerate(draft.parents_BN.expand_as(draft.tokens_BN).tolist()):
+            for row, parents in enumerate(draft.above_BN.tolist()):
                 pairs = list(zip(parents, draft.tokens_BN[row].tolist(), strict=True))[: real[row]]
                 assert len(set(pairs)) == len(pairs)
 

@@ -100,7 +100,7 @@ def steered(
             return draft
         tokens_BN = draft.tokens_BN.clone()
         for row, sequence in enumerate(batch.sequences):
-            parents = parents_of(draft, row)
+            parents = draft.above_BN[row].tolist()
             length = int(batch.lengths[row])
             drafts[*sequence.request.key, length] = (budget.depth, draft.tokens_BN[row].tolist(), parents)
             place, own, node = length - len(sequence.request.prompt_ids), truth(sequence.request), -1
@@ -115,13 +115,6 @@ def steered(
 
     made.propose = proposed  # type: ignore[method-assign]
     return made
-
-
-def parents_of(draft: Draft, row: int) -> list[int]:
-    """Return the parent of each node of a row's draft; -1: the row's last token."""
-    if draft.parents_BN is None:
-        return list(range(-1, draft.nodes - 1))
-    return draft.parents_BN.expand_as(draft.tokens_BN)[row].tolist()
 
 
 def places_of(parents: list[int], node: int) -> list[int]:

@@ -13,11 +13,11 @@ from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
 from specframe.errors import OptionError, literal
-from specframe.trees.options import Trees
 from specframe.value_checks import number, whole
 from specframe_std.drafters.suffix.engines import ENGINES, Engine, complete
 from specframe_std.drafters.suffix.memory import Memory
 from specframe_std.drafters.suffix.speculation import Most, Reach, Speculation
+from specframe_std.trees.options import Trees
 
 DEEPEST = 256
 """Tokens of the deepest tree of suffixes: each response costs a walk of so many tokens for each of its own."""

@@ -8,11 +8,11 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Rule
 from specframe.errors import OptionError, literal
-from specframe.trees import growth
-from specframe.trees.children import by_rule
-from specframe.trees.growth import Grown, Run
-from specframe.trees.shapes import MOST_NODES, Shape
 from specframe.value_checks import whole
+from specframe_std.trees import growth
+from specframe_std.trees.children import by_rule
+from specframe_std.trees.growth import Grown, Run
+from specframe_std.trees.shapes import MOST_NODES, Shape
 
 KINDS = ("chain", "static", "dynamic")
 DEPTH, NODES = 5, 16
@@ -127,7 +127,7 @@ class Trees:
 
         Args:
             logits_B1V: the scores after each row's last token, shaped by the row's processors.
-            run: runs the nodes of one level, see :data:`specframe.trees.growth.Run`.
+            run: runs the nodes of one level, see :data:`specframe_std.trees.growth.Run`.
             spare: as for :meth:`top`.
         """
         choose = by_rule(rule, batch)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specframe.contracts.round import Batch
-from specframe.trees.growth import Children, Choose
+from specframe_std.trees.growth import Children, Choose
 
 
 def by_rule(rule: Any, batch: Batch) -> Choose:

@@ -14,13 +14,6 @@ import torch.nn.functional as F
 from specframe.contracts.drafts import Block, Draft, Verdict
 
 
-def parents(draft: Draft) -> torch.Tensor:
-    """Return the node that each node follows, -1 for the row's last token, (B, N), also of a chain."""
-    if draft.parents_BN is not None:
-        return draft.parents_BN.expand_as(draft.tokens_BN)
-    return torch.arange(-1, draft.nodes - 1, device=draft.tokens_BN.device).expand_as(draft.tokens_BN)
-
-
 def walk(draft: Draft, choice: Callable[[int, torch.Tensor], torch.Tensor]) -> Verdict:
     """Go from the row's last token to the child that is the target's choice, as long as there is one.
 
@@ -28,13 +21,13 @@ def walk(draft: Draft, choice: Callable[[int, torch.Tensor], torch.Tensor]) -> V
         draft: a tree.
         choice: returns the target's choice, (B, 1), after so many accepted tokens, at the places (B, 1).
     """
-    parents_BN = parents(draft)
+    above_BN = draft.above_BN
     place_B1 = torch.zeros_like(draft.tokens_BN[:, :1])
     stands_B1 = torch.ones_like(place_B1, dtype=torch.bool)
     path, tokens, accepted_B1 = [], [], torch.zeros_like(place_B1)
     for depth in range(draft.depth):
         tokens.append(choice(depth, place_B1))
-        agrees_BN = (parents_BN == place_B1 - 1) & (draft.tokens_BN == tokens[-1])
+        agrees_BN = (above_BN == place_B1 - 1) & (draft.tokens_BN == tokens[-1])
         node_B1 = agrees_BN.long().argmax(1, keepdim=True)
         stands_B1 = stands_B1 & agrees_BN.any(1, keepdim=True)
         place_B1 = (node_B1 + 1).where(stands_B1, place_B1)
@@ -49,34 +42,34 @@ def deepest(draft: Draft, stands_BN: torch.Tensor) -> tuple[torch.Tensor, torch.
 
     Among paths of one length the one whose last node comes first. The first nodes mean something, as many as there are.
     """
-    parents_BN = parents(draft)
-    whole_BN = stands_BN
-    for _ in range(draft.depth - 1):
-        whole_BN = stands_BN & parent_values(whole_BN, parents_BN, True)
-    accepted_B1, node_B1 = (depths(draft) * whole_BN).max(1, keepdim=True)
+    upward_BNK = upward(draft).expand(len(stands_BN), -1, -1)
+    whole_BNK = F.pad(stands_BN, (1, 0), value=True).gather(1, upward_BNK.flatten(1)).view_as(upward_BNK)
+    accepted_B1, node_B1 = (depths(draft) * whole_BNK.all(2)).max(1, keepdim=True)
     return accepted_B1[:, 0], ancestors(draft).gather(1, node_B1[..., None].expand(-1, -1, draft.depth))[:, 0]
+
+
+def upward(draft: Draft) -> torch.Tensor:
+    """Return the places on the path from each node up to the row's last token, the node's own first, (B, N, K) or (1, N, K)."""
+    parents_BN = draft.above_BN if draft.parents_BN is None else draft.parents_BN
+    above_BP = F.pad(parents_BN + 1, (1, 0))  # the row's last token is its own parent
+    path = [torch.arange(1, draft.nodes + 1, device=above_BP.device).expand_as(parents_BN)]
+    for _ in range(draft.depth - 1):
+        path.append(above_BP.gather(1, path[-1]))
+    return torch.stack(path, dim=2)
 
 
 def depths(draft: Draft) -> torch.Tensor:
     """Return the number of nodes on the path to each node, itself included, (B, N)."""
-    parents_BN = parents(draft)
-    depth_BN = torch.ones_like(parents_BN)
-    for _ in range(draft.depth - 1):
-        depth_BN = 1 + parent_values(depth_BN, parents_BN, 0)
-    return depth_BN
+    return (upward(draft) > 0).sum(2).expand_as(draft.tokens_BN)
 
 
 def ancestors(draft: Draft) -> torch.Tensor:
     """Return the nodes on the path to each node, from the first down to itself, (B, N, K); 0 after them."""
-    parents_BN, depth_BN = parents(draft), depths(draft)
-    here_BN = torch.arange(draft.nodes, device=parents_BN.device).expand_as(parents_BN)
-    spare = draft.depth  # what lies above the first node goes there
-    paths_BNK = torch.zeros(*parents_BN.shape, spare + 1, dtype=torch.long, device=parents_BN.device)
-    for step in range(draft.depth):
-        places_BN = (depth_BN - 1 - step).where(here_BN >= 0, spare)
-        paths_BNK.scatter_(2, places_BN[..., None], here_BN.clamp(min=0)[..., None])
-        here_BN = parents_BN.gather(1, here_BN.clamp(min=0)).where(here_BN >= 0, here_BN)
-    return paths_BNK[..., :spare]
+    upward_BNK = upward(draft)
+    last_BN1 = (upward_BNK > 0).sum(2, keepdim=True) - 1
+    steps_BNK = last_BN1 - torch.arange(draft.depth, device=last_BN1.device)
+    paths_BNK = upward_BNK.gather(2, steps_BNK.clamp(min=0)) - 1
+    return paths_BNK.where(steps_BNK >= 0, 0).expand(len(draft.tokens_BN), -1, -1)
 
 
 def place_after(path_BK: torch.Tensor, accepted_B: torch.Tensor) -> torch.Tensor:
@@ -84,15 +77,10 @@ def place_after(path_BK: torch.Tensor, accepted_B: torch.Tensor) -> torch.Tensor
     return F.pad(path_BK + 1, (1, 0)).gather(1, accepted_B[:, None])[:, 0]
 
 
-def parent_values(values_BN: torch.Tensor, parents_BN: torch.Tensor, root: float) -> torch.Tensor:
-    """Return each node's parent's value, and ``root`` for children of the row's last token."""
-    return F.pad(values_BN, (1, 0), value=root).gather(1, parents_BN + 1)
-
-
 def elders(draft: Draft) -> torch.Tensor:
     """Return whether a node is an earlier sibling (last axis) of a node, (B, N, N)."""
-    parents_BN = parents(draft)
-    same_BNN = parents_BN[:, :, None] == parents_BN[:, None]
+    above_BN = draft.above_BN
+    same_BNN = above_BN[:, :, None] == above_BN[:, None]
     return same_BNN.tril(-1)
 
 
@@ -102,7 +90,7 @@ def bottom_up(draft: Draft) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         The nodes in that order, (B, N), and for each node the step at which the first node of its subtree comes up, (B, N).
     """
-    sees_BNN = Block(draft.tokens_BN, 0, parents(draft)).sees_BTT
+    sees_BNN = Block(draft.tokens_BN, 0, draft.above_BN).sees_BTT
     assert sees_BNN is not None
     paths_BNN = sees_BNN.double()  # products of whole numbers are exact
     size_BN, depth_BN = paths_BNN.sum(1), paths_BNN.sum(2)

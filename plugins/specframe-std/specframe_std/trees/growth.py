@@ -14,8 +14,8 @@ import torch
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.devices.kinds import on_device
-from specframe.trees import paths
-from specframe.trees.shapes import Shape, tables
+from specframe_std.trees import paths
+from specframe_std.trees.shapes import Shape, tables
 
 
 @attrs.frozen(eq=False)
@@ -109,7 +109,7 @@ def best_first(grown: Grown, worth_BN: torch.Tensor, budget: Budget) -> Grown:
         budget: an :func:`is_uneven` one.
     """
     draft = grown.draft
-    parents_BN, device = paths.parents(draft), draft.tokens_BN.device
+    parents_BN, device = draft.above_BN, draft.tokens_BN.device
     depths_B1, nodes_B1 = on_device([budget.depths_B, budget.nodes_B], device)[..., None]
     worth_BN = worth_BN.where(paths.depths(draft) <= depths_B1, float("-inf"))
     rank_BN = by_score(worth_BN).argsort(1)
