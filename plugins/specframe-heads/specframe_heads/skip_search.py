@@ -14,11 +14,11 @@ from typing import Any
 
 import attrs
 import torch
+from specframe_std.partial.sublayers import KINDS, Removable, Sublayer, text_layers
 from transformers import PreTrainedModel
 
 from specframe import Pipeline
 from specframe.errors import OptionError, literal
-from specframe.forward.sublayers import KINDS, Removable, Sublayer, text_layers
 from specframe.forward.twin import twin
 from specframe.plugins.recipe import PLAIN
 from specframe.value_checks import parse_value

@@ -10,13 +10,13 @@ import torch
 from click.testing import CliRunner
 from specframe_heads.skip_search import Found, SkipSearch, skipped
 from specframe_heads.training.continuations import Text
+from specframe_std.partial.sublayers import Sublayer, read_sublayers, write_sublayers
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe import Pipeline
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.forward.sublayers import Sublayer, read_sublayers, write_sublayers
 from specframe.reference import reference_decode
 
 IDLE = read_sublayers("skip", "attn:1+3+mlp:0+2")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from specframe_std.drafters.layer_skip import LayerSkip, every_second
 from specframe_std.kv.dynamic import Dynamic
+from specframe_std.partial.sublayers import Sublayer, read_sublayers, without_sublayers, write_sublayers
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.memory import MEMORY
 from transformers import DynamicCache, PreTrainedModel
@@ -21,7 +22,6 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError, ModelError, OptionError
-from specframe.forward.sublayers import Sublayer, read_sublayers, without_sublayers, write_sublayers
 from specframe.text.sampling import Sampling
 
 LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.drafters.window import Window
+from specframe_std.partial.window_runner import narrow
 from specframe_testing import harness, suite_device, zoo
 from specframe_testing.paged import Gathering, Pages
 from transformers import DynamicCache, PreTrainedModel
@@ -19,7 +20,6 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError, OptionError
-from specframe.forward.window_runner import narrow
 
 LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")

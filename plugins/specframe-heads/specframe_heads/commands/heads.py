@@ -123,9 +123,9 @@ def train(kind: str, target: str, data: str, held_out: str | None, **options: An
 )
 def search_skip(target: str, prompts: str, **options: Any) -> None:
     """Find sublayers that the drafter layer-skip leaves out, by how often the target foresees its own tokens without them."""
+    from specframe_std.partial.sublayers import write_sublayers
     from transformers.utils.logging import disable_progress_bar
 
-    from specframe.forward.sublayers import write_sublayers
     from specframe_heads.skip_search import found_by
 
     disable_progress_bar()

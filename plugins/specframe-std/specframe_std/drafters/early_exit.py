@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 from specframe.contracts.model import Model
 from specframe.errors import ModelError
 from specframe.forward.compiled import decoder_layers
-from specframe.forward.model_copies import with_module
-from specframe.forward.part_runner import PartRunner
 from specframe.forward.runner import ModelRunner
 from specframe.value_checks import whole
 from specframe_std.drafters.self_drafting import SelfDrafter, require_one_device
+from specframe_std.partial.model_copies import with_module
+from specframe_std.partial.part_runner import PartRunner
 
 DEFAULT_SHARE = 4
 """The first of so many parts of the layers draft by default: LayerSkip's authors exit after layer 8 of 32."""

@@ -10,10 +10,10 @@ from typing import cast
 from transformers import PreTrainedModel
 
 from specframe.contracts.model import Model
-from specframe.forward.part_runner import PartRunner
 from specframe.forward.runner import ModelRunner
-from specframe.forward.sublayers import KINDS, Sublayer, read_sublayers, text_layers, without_sublayers
 from specframe_std.drafters.self_drafting import SelfDrafter, require_one_device
+from specframe_std.partial.part_runner import PartRunner
+from specframe_std.partial.sublayers import KINDS, Sublayer, read_sublayers, text_layers, without_sublayers
 
 
 class LayerSkip(SelfDrafter):

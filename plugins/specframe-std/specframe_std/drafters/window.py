@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.model import Model
 from specframe.forward.runner import ModelRunner
-from specframe.forward.window_runner import WindowRunner
 from specframe.value_checks import whole
 from specframe_std.drafters.self_drafting import SelfDrafter, require_one_device
+from specframe_std.partial.window_runner import WindowRunner
 
 SINK = 4
 """First tokens that are seen by default: StreamingLLM's authors find that four hold what attention puts on tokens of no use."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.cache import Placement
 from specframe.devices.kinds import numbers
-from specframe.forward.part_runner import PartRunner
+from specframe_std.partial.part_runner import PartRunner
 
 
 class WindowRunner(PartRunner):

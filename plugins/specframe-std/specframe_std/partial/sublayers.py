@@ -19,10 +19,10 @@ from specframe.contracts.cache import Dense
 from specframe.devices import kinds
 from specframe.errors import ModelError, OptionError, literal
 from specframe.forward.compiled import decoder_layers
-from specframe.forward.model_copies import before, with_forward, with_module, with_modules
 from specframe.forward.model_trials import IN_ORDER, SelfTests
 from specframe.forward.transformers_model import TransformersModel
 from specframe.forward.trial_stores import Reordered
+from specframe_std.partial.model_copies import before, with_forward, with_module, with_modules
 
 KINDS = ("attn", "mlp")
 RANGE = re.compile(r"(?:(attn|mlp):)?([0-9]{1,4})(?:-([0-9]{1,4}))?")
