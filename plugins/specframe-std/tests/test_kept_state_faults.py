@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.kv.kept_states import KeptStates
 from specframe_std.kv.paged import PagedStore
 from specframe_testing import harness, states
 
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
-from specframe.forward.kept_states import KeptStates
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 

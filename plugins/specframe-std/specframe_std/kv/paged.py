@@ -18,11 +18,11 @@ from specframe.contracts.round import Sequence
 from specframe.contracts.states import StateLayer, StateStore
 from specframe.devices.memory import out_of_memory
 from specframe.errors import OptionError, literal
-from specframe.forward.kept_states import KeptStates
 from specframe.value_checks import byte_count, whole
 from specframe_std.kv.block_views import BlockViews
 from specframe_std.kv.blocks import Blocks, contents, keys_of
 from specframe_std.kv.host_memory import HostCopies
+from specframe_std.kv.kept_states import KeptStates
 from specframe_std.kv.pooled import PooledStore, Row
 from specframe_std.kv.slots import FILLER
 
