@@ -29,10 +29,10 @@ import torch
 from grow import load_pair
 from rich.console import Console
 from rich.table import Table
+from specframe_std.kv.slab import Slab
 
 from specframe import Pipeline
 from specframe.caches.ragged import RaggedLayout
-from specframe.caches.slab import Slab
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
 from specframe.engine import budgets

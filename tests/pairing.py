@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from specframe_std.kv.slab import Slab
 
-from specframe.caches.slab import Slab, SlabStore
+from specframe.caches.slab import SlabStore
 from specframe.contracts.round import Sequence
 
 HELD: list[tuple[PairedStore, Sequence]] = []

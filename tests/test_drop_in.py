@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from generating import NEW, PROMPTS, padded
+from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, zoo
 from transformers import (
@@ -29,7 +30,6 @@ from transformers import (
 )
 
 import specframe
-from specframe.caches.slab import Slab
 from specframe.drop_in import pipeline_cache
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.models import loading as models

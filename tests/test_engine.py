@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import pytest
 from products import crossed
+from specframe_std.kv.slab import Slab
 from specframe_testing import fakes, harness
 
-from specframe.caches.slab import Slab
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.kv.slab import Slab
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
 from specframe_testing.paged import Gathering, Pages
 
-from specframe.caches.slab import Slab
 from specframe.contracts.requests import GREEDY, Request
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine

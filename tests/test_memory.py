@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, zoo
 
-from specframe.caches.slab import Slab
 from specframe.engine import memory_limits
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine

@@ -7,29 +7,9 @@ from typing import Any
 import attrs
 import torch
 
-from specframe.caches.quantised import EXACT, Quantisable
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
 from specframe.row_map import RowMap, by_device
-
-
-class Slab(Quantisable):
-    """Preallocates every slot of every row; new keys and values are written in place.
-
-    Options:
-        dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
-        draft_dtype: of the keys and values of drafts.
-    """
-
-    needs: frozenset[str] = frozenset()
-    offers = frozenset({"scatter", "append", "move", "gather", "any-row", "dense"})
-
-    def __init__(self, dtype: str = EXACT, draft_dtype: str = EXACT) -> None:
-        super().__init__(dtype, draft_dtype)
-
-    def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> SlabStore:
-        """Return a store with one spare slot per row for padding."""
-        return SlabStore(shapes, rows, capacity + 1, device)
 
 
 @attrs.define(eq=False)

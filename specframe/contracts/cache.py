@@ -6,7 +6,7 @@ Tensor names carry their shape: B rows, T tokens fed per row, S slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import attrs
 import numpy as np
@@ -320,6 +320,15 @@ class RoundingBackend(KVBackend, Protocol):
 
     def rounded(self, states: torch.Tensor) -> torch.Tensor:
         """Return keys or values (B, H, T, D) as forwards read them, their own included. It depends on each head's numbers alone."""
+
+
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+"""Returns keys or values (B, H, T, D) as forwards read them."""
+
+
+def rounding(kv: KVBackend) -> Rounding | None:
+    """Return what a KV backend makes of keys and values, for whoever decodes with a cache of its own, or None if nothing."""
+    return cast(RoundingBackend, kv).rounded if "rounded" in kv.offers else None
 
 
 class DraftsBackend(KVBackend, Protocol):

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Protocol, cast
 import attrs
 import numpy as np
 import torch
+from specframe_std.kv.slab import Slab
 from specframe_std.trees.chains import GrowingChain
 from specframe_std.trees.growth import Frontier
 from specframe_std.trees.options import Trees
 from transformers import PreTrainedModel
 
 from specframe.caches.ragged import RaggedLayout
-from specframe.caches.slab import Slab
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch

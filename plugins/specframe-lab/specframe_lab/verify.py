@@ -27,7 +27,7 @@ import torch
 from specframe_testing.probes.ties import Scales
 from transformers import PreTrainedModel
 
-from specframe.caches.quantised import Rounding, rounding
+from specframe.contracts.cache import Rounding, rounding
 from specframe.engine.encoding import Prompt, encode_prompt, is_ids
 from specframe.errors import ModelError, OptionError, PromptError, SpecframeError
 from specframe.models import loading as models

@@ -312,7 +312,7 @@ def specframe_register_kv_backends(register: Register) -> None:
     )
     register(
         "slab",
-        "specframe.caches.slab:Slab",
+        "specframe_std.kv.slab:Slab",
         summary="Preallocates every slot of every row; new keys and values are written in place.",
         offers={"any-row", "append", "dense", "gather", "move", "scatter"},
     )

@@ -24,10 +24,11 @@ import torch.distributed as dist
 from click.testing import CliRunner
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.drafters.prompt_lookup import PromptLookup
+from specframe_std.kv.slab import Slab
 from transformers import AutoModelForCausalLM
 
 from specframe import Pipeline, Sampling
-from specframe.caches.slab import Slab, SlabStore
+from specframe.caches.slab import SlabStore
 from specframe.cli import cli
 from specframe.contracts.requests import Request
 from specframe.engine.arrivals import HandClock

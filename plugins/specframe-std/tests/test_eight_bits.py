@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.kv.quantised import QuantisedStore
+from specframe_std.kv.quantiser import QUANTISERS, Quantiser
+from specframe_std.kv.slab import Slab
 from specframe_testing import fakes, harness, states, suite_device, zoo
 from specframe_testing.probes import cache_checks
 
-from specframe.caches.quantised import QuantisedStore, rounding
-from specframe.caches.quantiser import QUANTISERS, Quantiser
-from specframe.caches.slab import Slab
-from specframe.contracts.cache import KVShape
+from specframe.contracts.cache import KVShape, rounding
 from specframe.errors import ModelError, OptionError
 from specframe.forward.runner import ModelRunner
 from specframe.models.own_cache import OwnCache

@@ -18,8 +18,7 @@ from specframe_std.kv.pooled import PooledStore
 from specframe_std.kv.slots import Slots
 from specframe_testing import fakes, harness, zoo
 
-from specframe.caches.quantised import rounding
-from specframe.contracts.cache import KVShape
+from specframe.contracts.cache import KVShape, rounding
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence, State
 from specframe.engine.arrivals import HandClock

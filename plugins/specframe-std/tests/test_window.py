@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.drafters.window import Window
+from specframe_std.kv.slab import Slab
 from specframe_std.partial.window_runner import narrow
 from specframe_testing import harness, suite_device, zoo
 from specframe_testing.paged import Gathering, Pages
 from transformers import DynamicCache, PreTrainedModel
 
-from specframe.caches.slab import Slab
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.requests import Request

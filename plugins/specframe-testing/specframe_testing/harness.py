@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specframe.caches.quantised import Rounding, rounding
+from specframe.contracts.cache import Rounding, rounding
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
 from specframe.engine.pool import Pool

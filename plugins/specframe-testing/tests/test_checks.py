@@ -15,11 +15,12 @@ from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.masking import MaskedColumns, Masking
 from specframe_std.alignments.ragged import Ragged
+from specframe_std.kv.slab import Slab
 from specframe_testing import fakes, harness, zoo
 
 from specframe import hookimpl
 from specframe.caches.ragged import RaggedLayout
-from specframe.caches.slab import Slab, SlabStore
+from specframe.caches.slab import SlabStore
 from specframe.contracts.cache import Dense, KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.requests import Request

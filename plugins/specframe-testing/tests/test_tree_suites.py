@@ -12,10 +12,11 @@ import torch
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.drafters.model import ModelDrafter
+from specframe_std.kv.slab import Slab
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import conformance
 
-from specframe.caches.slab import Slab, SlabStore
+from specframe.caches.slab import SlabStore
 from specframe.contracts.cache import KVStore
 from specframe.contracts.drafts import Draft, Scores, Transfer, Verdict
 from specframe.contracts.round import Batch, Kept

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from specframe.caches.ragged import RaggedLayout
-from specframe.caches.slab import Slab
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Sequence
@@ -24,6 +23,7 @@ from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
 from specframe_std.drafters.texts import Transcript, Translation, codecs, common
+from specframe_std.kv.slab import Slab
 
 FILLER = [0]
 """Text that the draft model reads for a row without text."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from specframe.caches.quantised import EXACT, Quantisable
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import on_device
 from specframe.row_map import by_device
+from specframe_std.kv.quantised import EXACT, Quantisable
 
 
 class Dynamic(Quantisable):

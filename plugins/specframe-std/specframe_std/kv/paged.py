@@ -12,7 +12,6 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.caches.quantised import EXACT, Quantisable
 from specframe.contracts.cache import KVShape
 from specframe.contracts.round import Sequence
 from specframe.contracts.states import StateLayer, StateStore
@@ -24,6 +23,7 @@ from specframe_std.kv.blocks import Blocks, contents, keys_of
 from specframe_std.kv.host_memory import HostCopies
 from specframe_std.kv.kept_states import KeptStates
 from specframe_std.kv.pooled import PooledStore, Row
+from specframe_std.kv.quantised import EXACT, Quantisable
 from specframe_std.kv.slots import FILLER
 
 GROWTH = 8

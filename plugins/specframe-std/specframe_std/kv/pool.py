@@ -6,11 +6,11 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.caches.quantised import EXACT, Quantisable
 from specframe.contracts.cache import KVShape
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import numbers
 from specframe_std.kv.pooled import PooledStore, Row, spread
+from specframe_std.kv.quantised import EXACT, Quantisable
 from specframe_std.kv.slots import FILLER
 
 SPARE = 32

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from transformers import PreTrainedModel
 
-from specframe.caches.quantised import rounding
+from specframe.contracts.cache import rounding
 from specframe.contracts.requests import Request
 from specframe.engine.guards.roles import guard
 from specframe.pipeline import Pipeline

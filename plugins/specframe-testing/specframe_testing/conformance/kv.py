@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from specframe.caches.quantised import rounding
-from specframe.contracts.cache import KVShape, Paged, Placement
+from specframe.contracts.cache import KVShape, Paged, Placement, rounding
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence as LiveSequence
 from specframe.contracts.round import State

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.cache import KVShape, KVStore, Placement, Rounding
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import Model
 from specframe.contracts.round import Batch, Sequence
@@ -28,7 +28,7 @@ from specframe.forward.twin import twin
 from specframe.models.own_cache import RoundedCache
 from specframe_testing.probes.sequence_records import Account, Accounts
 from specframe_testing.probes.tap import Listener
-from specframe_testing.probes.ties import Rounded, Scales, tie_bound
+from specframe_testing.probes.ties import Scales, tie_bound
 
 NAMES = KVShape(1, 3, 3, torch.int32)
 """The shape of a name. Stores keep whole numbers as they are, also those that round keys and values."""
@@ -37,7 +37,9 @@ NAMES = KVShape(1, 3, 3, torch.int32)
 class Ledger(Listener):
     """The names of the tokens in every slot of a cache; checks what every query is about to see, and the target's choices."""
 
-    def __init__(self, runner: Model, names: KVStore, checks: Accounts, shares: bool, rounded: Rounded = None) -> None:
+    def __init__(
+        self, runner: Model, names: KVStore, checks: Accounts, shares: bool, rounded: Rounding | None = None
+    ) -> None:
         self._runner, self.names, self.checks, self._shares = runner, names, checks, shares
         self._rounded = rounded
         """What the cache makes of keys and values."""

@@ -7,8 +7,7 @@ from typing import Any, cast
 import attrs
 import torch
 
-from specframe.caches.quantised import rounding
-from specframe.contracts.cache import KVBackend, KVStore, Placement, PrefixStore
+from specframe.contracts.cache import KVBackend, KVStore, Placement, PrefixStore, rounding
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import How, Model
 from specframe.contracts.round import Batch, Sequence

@@ -31,14 +31,12 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
+from specframe.contracts.cache import Rounding
 from specframe.models.own_cache import OwnCache
 from specframe.models.precision import eps, rounds_activations
 
 SHAPES = ((1, None), (1, 1), (8, None), (8, 1))
 """Shapes of the forwards whose errors are measured: rows, and tokens fed at once (None: all)."""
-
-Rounded = Callable[[torch.Tensor], torch.Tensor] | None
-"""What a cache makes of keys and values; None: nothing."""
 
 STEPPED = 16
 """Number of last tokens fed in steps. The tokens before them are fed at once, to save time."""
@@ -80,7 +78,7 @@ class Scales:
         rounded: what its cache makes of keys and values, see :class:`specframe.models.own_cache.RoundedCache`.
     """
 
-    def __init__(self, model: PreTrainedModel, rounded: Rounded = None) -> None:
+    def __init__(self, model: PreTrainedModel, rounded: Rounding | None = None) -> None:
         self._model, self._rounded = model, rounded
         self._copy: PreTrainedModel | None = None
 
@@ -145,7 +143,7 @@ def _erring(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _forward(
-    model: PreTrainedModel, ids: list[int], rows: int, step: int | None, rounded: Rounded = None
+    model: PreTrainedModel, ids: list[int], rows: int, step: int | None, rounded: Rounding | None = None
 ) -> torch.Tensor:
     """Return the logits after the tokens, (B, V), with the tokens fed to ``rows`` equal rows, ``step`` tokens at once."""
     tokens_BT = torch.tensor([ids] * rows, device=model.device)

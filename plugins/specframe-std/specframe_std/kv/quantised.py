@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 
-from specframe.caches.quantiser import QUANTISERS, Quantiser
 from specframe.contracts.cache import (
     BoundedStore,
     Dense,
@@ -19,17 +17,14 @@ from specframe.contracts.cache import (
     Placement,
     PooledStore,
     PrefixStore,
-    RoundingBackend,
 )
 from specframe.contracts.round import Sequence
 from specframe.errors import OptionError, literal
 from specframe.value_checks import unwrap_guards
+from specframe_std.kv.quantiser import QUANTISERS, Quantiser
 
 EXACT = "model"
 """The value of both options that has keys and values kept as the model makes them."""
-
-Rounding = Callable[[torch.Tensor], torch.Tensor]
-"""Returns keys or values (B, H, T, D) as forwards read them."""
 
 
 class QuantisedStore:
@@ -179,8 +174,3 @@ def quantiser(name: str, value: Any) -> Quantiser | None:
     if value not in (EXACT, *QUANTISERS):
         raise OptionError(f"{name}: expected {EXACT!r}, {' or '.join(map(repr, QUANTISERS))}, got {literal(value)}")
     return QUANTISERS.get(value)
-
-
-def rounding(kv: KVBackend) -> Rounding | None:
-    """Return what a KV backend makes of keys and values, for whoever decodes with a cache of its own; None: nothing."""
-    return cast(RoundingBackend, kv).rounded if "rounded" in kv.offers else None
