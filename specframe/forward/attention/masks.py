@@ -11,6 +11,7 @@ from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import Chunk, Placement, Window
 from specframe.devices import kinds
 from specframe.devices.kinds import constant
+from specframe.forward.recording_cache import power_of_two
 
 FEW = 16
 """Tokens per row up to which masks of even rows are parts of one that is kept as long as the process lives: those of drafts, not
@@ -78,14 +79,9 @@ def staircase(width: int, slots: int, window: Window, dtype: torch.dtype, device
     kept = _STAIRCASES.get((window, dtype, device))
     if kept is None or kept.shape[2] < width or kept.shape[3] < slots:
         before = (1, 1) if kept is None else kept.shape[2:]
-        kept = corner(max(power(width), before[0]), max(power(slots), before[1]), window, dtype, device)
+        kept = corner(max(power_of_two(width), before[0]), max(power_of_two(slots), before[1]), window, dtype, device)
         _STAIRCASES[window, dtype, device] = kept
     return kept[..., kept.shape[2] - width :, kept.shape[3] - slots :]
-
-
-def power(number: int) -> int:
-    """Return the least power of two that is no less."""
-    return 1 << (number - 1).bit_length()
 
 
 @torch.inference_mode(False)

@@ -66,7 +66,9 @@ def narrow(placement: Placement, sink: int, recent: int) -> tuple[Placement, Pla
     order_BN = order_BN.where(order_BN < first_B1, -1)
     slots_BN = order_BN.clamp(min=0)
     if not placement.in_order:
-        slots_BN = slots_by_order(placement.key_order_BS).expand(rows, -1).gather(1, slots_BN)
+        key_order_BS = placement.key_order_BS
+        by_order_BS = key_order_BS.where(key_order_BS >= 0, key_order_BS.shape[1]).argsort(dim=1)
+        slots_BN = by_order_BS.expand(rows, -1).gather(1, slots_BN)
     own_BT = placement.slots_BT.where(order_BT >= 0, 0)  # padding's slot may hold what another row has left
     before = sink + recent - 1
     short = attrs.evolve(
@@ -77,11 +79,3 @@ def narrow(placement: Placement, sink: int, recent: int) -> tuple[Placement, Pla
         written=None,
     )
     return attrs.evolve(placement, attended_BS=torch.cat([slots_BN, own_BT], dim=1)), short
-
-
-def slots_by_order(key_order_BS: torch.Tensor) -> torch.Tensor:
-    """Return the slot that holds the token of each order, (B, S), or any slot where there is none."""
-    rows, extent = key_order_BS.shape
-    found_BS = key_order_BS.new_zeros(rows, extent + 1)
-    order_BS = key_order_BS.where(key_order_BS >= 0, extent).clamp(max=extent)
-    return found_BS.scatter_(1, order_BS, numbers(0, extent, key_order_BS.device, rows))[:, :extent]
