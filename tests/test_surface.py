@@ -135,6 +135,7 @@ def test_roles_and_hooks():
             "constraints",
             "state_kinds",
             "options",
+            "position_kinds",
         ]
     ]
 

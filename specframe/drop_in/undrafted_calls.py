@@ -13,7 +13,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMi
 
 from specframe.drop_in.call import Call
 from specframe.errors import SpecframeWarning
-from specframe.forward.positions import OwnPositions, context_length
+from specframe.forward.positions import context_length, counted_positions
 from specframe.text.processor_trial import unfit
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def counted_from_0(call: Call) -> bool:
 
 def counts_padding(call: Call) -> bool:
     """Return whether the model takes padding for tokens when it counts positions itself."""
-    return not bool(call.real_BS.all()) and OwnPositions(call.model).counts_padding
+    return not bool(call.real_BS.all()) and counted_positions(call.model, "the target").counts_padding
 
 
 def beyond_context(call: Call) -> bool:

@@ -21,7 +21,7 @@ from specframe.forward import compiled
 from specframe.forward.attention.masks import masks
 from specframe.forward.cache_views import StoreCache, Unwritten
 from specframe.forward.hidden import Forwards
-from specframe.forward.positions import OwnPositions, Told, context_length, takes_position_ids
+from specframe.forward.positions import context_length, counted_positions, takes_position_ids
 from specframe.forward.rope import Rope
 from specframe.forward.states import state_layers
 from specframe.forward.twin import NAME, CurrentForward, attention_of, made_of, running, twin
@@ -30,7 +30,6 @@ from specframe.models.layer_configs import layer_configs
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 NO_CONTEXT = contextlib.nullcontext()
-NOTHING_TOLD = Told()
 
 
 class TransformersModel:
@@ -75,8 +74,8 @@ class TransformersModel:
         """What the model calls its cache."""
         if self.state_layers and not self.windows and "cache_params" in takes:
             self._cache = "cache_params"  # of layers that keep states alone, and know no positions
-        self.counts = OwnPositions(model)
-        """The parts of the model that count positions by themselves."""
+        self.counts = counted_positions(model, str(self))
+        """How the model counts positions by itself."""
         self.takes_positions = "position_ids" in takes
         self._hands_positions_on = takes_position_ids(model)
         told = self._hands_positions_on or self.counts.absolute or self.counts.relative
@@ -159,7 +158,7 @@ class TransformersModel:
         options: dict[str, Any] = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
         compiling = compiled.ints_and_sizes_left_open() if compiles or kernels else NO_CONTEXT
         extent = key_order_BS.shape[1]
-        told = self.counts.told(positions_BT, key_order_BS, orders or extent) if self.counts else NOTHING_TOLD
+        told = self.counts.told(positions_BT, key_order_BS, orders or extent)
         cache = StoreCache(store, extent, self.dense, unpadded, numbers, told.lengths, pages)
         shown = Unwritten(extent) if compiles else cache
         replaced = {**self.rope.forwards, **told.forwards, **forwards}

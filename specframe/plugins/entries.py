@@ -31,6 +31,7 @@ OTHERS: Mapping[str, str] = {
     "constraint": "specframe_register_constraints",
     "state kind": "specframe_register_state_kinds",
     "option": "specframe_register_options",
+    "position kind": "specframe_register_position_kinds",
 }
 """The other kinds, which take no part in a round, and the hook each is registered through."""
 

@@ -200,6 +200,17 @@ def specframe_register_state_kinds(register: Register) -> None:
 
 
 @hookspec
+def specframe_register_position_kinds(register: Register) -> None:
+    """Offer kinds of counted positions: they know models that count the positions of their tokens by themselves.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.positions.PositionKind`.
+    Must: tell each token the position that it has in a row of its own, and each key that of its token.
+    Must not: change a model; know one that another kind knows.
+    """
+
+
+@hookspec
 def specframe_register_options(register: Register) -> None:
     """Offer what an option of a run asks for that the core does not have: ``bitwise``, ``check``.
 

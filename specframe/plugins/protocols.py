@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specframe.contracts import attention, cache, constraints, engine, model, roles, states
+from specframe.contracts import attention, cache, constraints, engine, model, positions, roles, states
 from specframe.contracts.drafts import Budget
 from specframe.errors import OptionError, literal
 
@@ -27,6 +27,7 @@ PROTOCOLS: Mapping[str, type] = {
     "model": model.Model,
     "constraint": constraints.Constraint,
     "state kind": states.StateKind,
+    "position kind": positions.PositionKind,
 }
 """The protocol of every kind of object that takes part in a run, by the name errors use."""
 

@@ -75,6 +75,15 @@ def specframe_register_drafters(register: Register) -> None:
 
 
 @hookimpl
+def specframe_register_position_kinds(register: Register) -> None:
+    register(
+        "counted",
+        "specframe_std.counted_positions:Counted",
+        summary="The positions that the kinds of BART, Whisper, RoFormer, BLOOM, MPT, GPT-Neo, Llama 4 and Inkling count.",
+    )
+
+
+@hookimpl
 def specframe_register_state_kinds(register: Register) -> None:
     register(
         "gated-delta",

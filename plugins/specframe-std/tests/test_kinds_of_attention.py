@@ -14,13 +14,13 @@ import pytest
 import torch
 from generating import padded
 from products import crossed
+from specframe_std.counted_positions import OwnPositions, alibi, distance_bias
 from specframe_std.drafters.model import ModelDrafter
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 import specframe
 from specframe.errors import ModelError
-from specframe.forward.positions import OwnPositions, alibi, distance_bias
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import Sampling
 
@@ -170,7 +170,7 @@ def test_a_model_that_hears_no_positions_is_refused(monkeypatch: pytest.MonkeyPa
     """Positions that reach no module would be right for rows that begin at slot 0 alone."""
     target = architectures.build("roformer")
     monkeypatch.setattr(
-        "specframe.forward.positions.embed", lambda usual, positions, given, *_, flat: usual(given).repeat(2, 1)
+        "specframe_std.counted_positions.embed", lambda usual, positions, given, *_, flat: usual(given).repeat(2, 1)
     )
     with pytest.raises(
         ModelError, match=r"gives the same logits whatever positions it is told: expected a model that takes"
