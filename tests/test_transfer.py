@@ -109,3 +109,10 @@ def test_a_round_goes_when_nobody_has_it() -> None:
     finally:
         if collects:
             gc.enable()
+
+
+def test_a_node_follows_its_parent_in_chains_and_trees() -> None:
+    """Each token of a chain follows the one before; a tree that all rows have is that of each."""
+    tokens_BN = torch.zeros(2, 3, dtype=torch.long)
+    assert Draft(tokens_BN).above_BN.tolist() == [[-1, 0, 1]] * 2
+    assert Draft(tokens_BN, parents_BN=torch.tensor([[-1, -1, 0]]), depth=2).above_BN.tolist() == [[-1, -1, 0]] * 2
