@@ -30,8 +30,8 @@ def complete(kind: str) -> types.SimpleNamespace:
 
 @pytest.mark.wide
 def test_every_kind_of_object_has_a_protocol() -> None:
-    """They are what plugins register, the plain functions (commands, checkpoints) aside, and the models that users give."""
-    assert set(PROTOCOLS) - {"model"} == {*ROLES, *OTHERS} - {"command", "checkpoint"}
+    """They are what plugins register, and the models that users give; functions have none, and options one each of their own."""
+    assert set(PROTOCOLS) - {"model"} == {*ROLES, *OTHERS} - {"command", "checkpoint", "option"}
 
 
 @pytest.mark.wide
