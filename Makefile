@@ -1,6 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PLUGINS := plugins/specframe-std plugins/specframe-bitwise plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-testing plugins/specframe-tiny
+PLUGINS := plugins/specframe-std plugins/specframe-bitwise plugins/specframe-heads plugins/specframe-lab plugins/specframe-memory plugins/specframe-serve plugins/specframe-testing plugins/specframe-tiny
 RAY_SECONDS ?= 1800
 SPECULATORS_SECONDS ?= 900
 TORCHAO_SECONDS ?= 900

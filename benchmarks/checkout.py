@@ -22,6 +22,7 @@ PLUGINS = (
     "specframe-bitwise",
     "specframe-heads",
     "specframe-lab",
+    "specframe-memory",
     "specframe-testing",
     "specframe-tiny",
 )

@@ -28,14 +28,13 @@ import transformers
 from contenders import held_out_prompts
 from grow import PAIRS, load_pair, shape
 from specframe_lab.planning.candidates import KNEE, Candidate, Plan
+from specframe_memory.allocations import Allocations
+from specframe_memory.footprint import DRAFT, TARGET, Workload
+from specframe_memory.hollow_parts import hollow_parts
+from specframe_memory.memory_plan import ladder_of
 
 from specframe import Pipeline
-from specframe.devices.allocations import Allocations
 from specframe.engine.constraints import Constraints
-from specframe.engine.engine import hollow_engine
-from specframe.engine.footprint import DRAFT, TARGET, Workload
-from specframe.engine.hollow_parts import hollow_parts
-from specframe.engine.memory_plan import ladder_of
 from specframe.engine.parts import Parts, compose_recipe
 from specframe.forward.runner import ModelRunner
 from specframe.models.hollow import hollow_of
@@ -89,7 +88,7 @@ def measured(pair: str, batches: list[int], lengths: list[int], count: int, new:
                 rates[key].append(rate)
     found, taken = [], {}
     for (rows, length), pipe in pipes.items():
-        ladder = ladder_of(pipe.recipe, hollow_parts(pipe.recipe, pipe.parts), True, hollow_engine)
+        ladder = ladder_of(pipe.recipe, hollow_parts(pipe.recipe, pipe.parts), True)
         step = ladder.step(attrs.evolve(load, rows=rows), length)
         found.append(Candidate.of(step, length, statistics.median(rates[rows, length])))
         taken[rows, length], _ = counted(models, pipeline(models, rows, length), prompts, new, length > 0)
@@ -141,7 +140,7 @@ def of_shapes(pair: str, prompt: int, new: int) -> list[dict[str, Any]]:
         *_, use = compose_recipe(recipe)
         runner = ModelRunner(target, "target")
         parts = Parts(runner, None, use, Constraints(None, runner.vocabulary, None), draft)
-        step = ladder_of(recipe, parts, True, hollow_engine).step(Workload(1, prompt, prompt + new), nodes)
+        step = ladder_of(recipe, parts, True).step(Workload(1, prompt, prompt + new), nodes)
         others = {name: count for name, count in step.footprint.parts.items() if name not in (TARGET, DRAFT)}
         found.append(
             {"nodes": nodes, "megabytes": sum(others.values()) / 1e6, "parts": others, "specmemo": SPECMEMO.get(nodes)}

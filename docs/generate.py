@@ -25,7 +25,7 @@ from pathlib import Path
 import click
 
 # the pages describe this repository, whatever else is installed
-os.environ["SPECFRAME_PLUGINS"] = "std,bitwise,heads,lab,serve,testing,tiny"
+os.environ["SPECFRAME_PLUGINS"] = "std,bitwise,heads,lab,memory,serve,testing,tiny"
 
 sys.path.append(str(Path(__file__).parent))  # where another program imports this module
 

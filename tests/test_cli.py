@@ -35,7 +35,8 @@ finally:
 """
 
 LIGHT = (
-    "attr attrs click packaging pluggy specframe specframe_bitwise specframe_heads specframe_lab specframe_serve specframe_std "
+    "attr attrs click packaging pluggy specframe specframe_bitwise specframe_heads specframe_lab specframe_memory specframe_serve "
+    "specframe_std "
     "specframe_testing specframe_tiny"
 )
 """The packages that the help may import."""

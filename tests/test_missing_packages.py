@@ -40,7 +40,7 @@ def test_the_names_are_those_that_are_registered(monkeypatch: pytest.MonkeyPatch
     """The table has the names that specframe's distributions register, and no other."""
     monkeypatch.syspath_prepend(str(PLUGINS / "specframe-ray"))
     found = Registry()
-    for name in ("bitwise", "heads", "lab", "ray", "serve", "testing", "tiny"):
+    for name in ("bitwise", "heads", "lab", "memory", "ray", "serve", "testing", "tiny"):
         offer(found, importlib.import_module(f"specframe_{name}"), f"specframe-{name}")
     for kind, names in missing_packages.NAMES.items():
         offers: Any = found.models if kind == "model" else found.entries[kind]
@@ -48,16 +48,17 @@ def test_the_names_are_those_that_are_registered(monkeypatch: pytest.MonkeyPatch
         assert names == every, kind
 
 
-@pytest.mark.wide
+@pytest.mark.wide(but=["memory"])
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (["--drafter", "eagle,checkpoint=x"], "drafter 'eagle' is part of specframe-heads"),
         (["--target", "tiny"], "model 'tiny' is part of specframe-tiny"),
+        pytest.param(["--memory", "1GB"], "option 'memory' is part of specframe-memory", id="memory"),
     ],
 )
 def test_a_name_says_what_to_install(options: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that a distribution would offer is one sentence with the distribution, and exit status 2."""
+    """A name, or an option, that a distribution would offer is one sentence with the distribution, and exit status 2."""
     alone(monkeypatch)
     target = [] if "--target" in options else ["--target", "./nowhere"]
     done = CliRunner().invoke(cli, ["run", *target, *options, "x"])

@@ -13,7 +13,7 @@ from specframe.plugins.registry import registry
 def test_every_distribution_is_installed_and_loads():
     """The core finds the plugins of this repository through their entry points."""
     known = registry()
-    names = ("std", "bitwise", "heads", "lab", "serve", "tiny")
+    names = ("std", "bitwise", "heads", "lab", "memory", "serve", "tiny")
     assert {f"specframe-{name}" for name in names} <= set(known.distributions)
     assert known.failures == {}
     assert {"tiny", "tiny-draft"} <= set(known.models)

@@ -34,6 +34,8 @@ def check_names(options: Mapping[str, Any], anywhere: bool = False) -> None:
         for text in given.get(option, [])
         if kind != "drafter" and text not in LEFT_OPEN and not is_number(text)
     ]
+    if any(given.get("memory", ())):
+        known.entry("option", "memory")
     for kind, text in named:
         known.entry(kind, parse_specification(text)[0])
         if kind == "executor" and not anywhere:

@@ -90,6 +90,39 @@ class Executor(Agreement, Protocol):
         """
 
 
+class MemoryBound(Protocol):
+    """Keeps an engine of this process within the option ``memory``. It is made before strategies have started a run."""
+
+    def take(self, request: Request, pool: object, joined: bool) -> bool:
+        """Take a request that is to be added to a pool, and return whether one of its kind was there before.
+
+        Args:
+            request: the request.
+            pool: has those that have not finished, a :class:`specframe.engine.pool.Pool`.
+            joined: whether it may have to be read again in the middle, beside others that come.
+
+        Raises:
+            PromptError: it does not fit with what the pool has.
+        """
+
+    def step(self, pool: object, greedy: bool, rows: int, room: int, joined: bool) -> tuple[Any, int, int]:
+        """Return how a pool's requests are decoded, with the tokens of a prompt and of a sequence that there is room for.
+
+        The first is an object with ``rows``, which are decoded together, and ``strategies(use)``, which returns the run's
+        :class:`specframe.plugins.compose.Composition` in the form that fits.
+
+        Args:
+            pool: has the requests that have not finished.
+            greedy: whether none of them has a temperature.
+            rows: to decode together at most.
+            room: a length that there is to be room for, if it fits.
+            joined: whether further requests come, with prompts of any length, if these fit.
+
+        Raises:
+            ModelError: they do not fit.
+        """
+
+
 class RemoteExecutor(Executor, Protocol):
     """An executor that runs models in other processes than the one whose prompts they decode. It offers "remote"."""
 

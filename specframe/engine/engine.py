@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from typing import cast
 
-import attrs
 import torch
 
-from specframe.contracts.engine import Agreement, Clock, RankedExecutor, Value
+from specframe.contracts.engine import Agreement, Clock, RankedExecutor
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Checks, Observer
@@ -23,19 +22,18 @@ from specframe.devices.memory import out_of_memory
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
 from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
-from specframe.engine.dry_run import MANY
 from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.guards.base import of_part
 from specframe.engine.guards.observers import installed_observers
 from specframe.engine.guards.roles import guard, guard_all, numbers_check
-from specframe.engine.memory_bound import MemoryBound
-from specframe.engine.memory_limits import Limits, too_small
+from specframe.engine.memory_limits import Limits, memory_bound, too_small
 from specframe.engine.open_run import Opened, leaves_nan, share_memory
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.engine.rotary_groups import Groups
 from specframe.errors import PromptError, SpecframeWarning
 from specframe.forward.run import Run
+from specframe.forward.unpadded import MANY
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.plugins.recipe import Recipe, is_auto
@@ -88,7 +86,7 @@ class Engine:
         self.peak_kv_bytes = self.state_bytes = self.remote = 0
         self._recipe, self._parts = recipe, parts
         self._limits = Limits(recipe.batch_size)
-        self._bound = None if recipe.memory is None else MemoryBound(recipe, parts, hollow_engine)
+        self._bound = memory_bound(recipe, parts)
         self._numerics = parts.composition.numerics
         self._context = self._by_numerics if self._numerics else self._decoding
         self._checks: Checks | None = registry().make("option", "check") if recipe.check else None
@@ -394,18 +392,3 @@ class Engine:
         gc.collect()
         kinds.free()
         warnings.warn(f"the device's memory ran out: {how}", SpecframeWarning, stacklevel=4)
-
-
-def hollow_engine(recipe: Recipe, parts: Parts, clock: Clock, observers: Rows[Observer] = ()) -> Engine:
-    """Return an engine for a dry run, watched by nobody but these observers."""
-    return Engine(attrs.evolve(recipe, memory=None), parts, observers, clock, Alone(), installed=False)
-
-
-class Alone:
-    """The executor of an engine of a dry run."""
-
-    offers: frozenset[str] = frozenset()
-
-    def agree(self, value: Value) -> Value:
-        """Return the value itself."""
-        return value

@@ -51,11 +51,6 @@ class Parts:
     stores: Stores = attrs.field(factory=Stores, init=False)
     """The caches' stores between two runs; an engine that is open has taken them out."""
 
-    hollow: Parts | None = attrs.field(default=None, init=False)
-    """The same without weights, with strategies that were copied before any run has started them."""
-    ladders: dict[bool, Any] = attrs.field(factory=dict, init=False)
-    """What runs under a bound of memory take, see :mod:`specframe.engine.memory_plan`: of greedy requests alone, and of others."""
-
     @property
     def target(self) -> PreTrainedModel:
         """The model whose output is wanted."""
@@ -73,6 +68,8 @@ class Parts:
 
 def compose_recipe(recipe: Recipe) -> tuple[Any, Any, Any, Composition]:
     """Return target, drafter and draft model of a recipe as :func:`specframe.models.pairs.choose` does, and its strategies."""
+    if recipe.memory is not None:
+        registry().entry("option", "memory")
     given = loading.unwrap_model(recipe.target, "target"), loading.unwrap_model(recipe.drafter, "draft")
     target, drafter, draft = choose(*given)
     if recipe.constraint is not None:

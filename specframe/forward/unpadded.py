@@ -136,6 +136,10 @@ class LaidBlock(Block):
     """The places of the tokens that alone are computed; None: all are."""
 
 
+MANY = 1 << 40
+"""So many places that filler is left out where a model can be fed so."""
+
+
 def pays(places: int, tokens: int, weights: int) -> bool:
     """Return whether leaving out filler pays: some of the places hold real tokens, and the others are enough.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -12,16 +11,6 @@ from specframe.errors import ModelError, sentence
 from specframe.models.loading import silent
 
 META = torch.device("meta")
-
-
-def hollow(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model whose weights have shapes and no numbers."""
-    memo: dict[int, Any] = {
-        id(one): torch.nn.Parameter(torch.empty_like(one, device=META), requires_grad=False)
-        for one in model.parameters()
-    }
-    memo |= {id(one): torch.empty_like(one, device=META) for one in model.buffers()}
-    return copy.deepcopy(model, memo)
 
 
 def hollow_of(config: Any, dtype: torch.dtype) -> PreTrainedModel:

@@ -250,6 +250,18 @@ def specframe_register_constraints(register: Register) -> None:
 
 
 @hookspec
+def specframe_register_options(register: Register) -> None:
+    """Offer what an option of a run needs. The core asks for that of ``memory``, and refuses the option where no plugin offers it.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the name is that of the option. The factory of ``memory`` is given the options and the
+    parts of a run, and makes a :class:`specframe.contracts.engine.MemoryBound`.
+    Must: hold whatever the strategies, stores and models of the run are.
+    Must not: change the tokens that a greedy run gives.
+    """
+
+
+@hookspec
 def specframe_register_commands(register: Register) -> None:
     """Offer subcommands of the ``specframe`` command.
 

@@ -20,7 +20,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "specframe-heads",
     ),
     "executor": {"ray": "specframe-ray"},
-    "option": {"bitwise": "specframe-bitwise", "check": "specframe-testing"},
+    "option": {"bitwise": "specframe-bitwise", "check": "specframe-testing", "memory": "specframe-memory"},
     "model": dict.fromkeys(
         ("tiny", "tiny-draft", "tiny-eagle3", "tiny-medusa", "tiny-clover2", "tiny-dflash"), "specframe-tiny"
     ),

@@ -19,16 +19,15 @@ import pytest
 import torch
 from products import crossed
 from specframe_heads import checkpoint
+from specframe_memory.footprint import HEAD, Workload
+from specframe_memory.hollow_parts import named_parts
+from specframe_memory.memory_plan import ladder_of
 from specframe_testing import harness, zoo
 from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
 from specframe_testing.heads.scripted import Cramped, Drafted, steered
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
-from specframe.engine.engine import hollow_engine
-from specframe.engine.footprint import HEAD, Workload
-from specframe.engine.hollow_parts import named_parts
-from specframe.engine.memory_plan import ladder_of
 from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
@@ -324,6 +323,6 @@ def test_every_family_is_planned_without_its_numbers(
     shape = SHAPES["dynamic"]
     recipe = Recipe(str(tmp_path / "target"), f"{name},checkpoint={tmp_path / 'head'}{shape}").checked()
     recipe = recipe.named(registry())
-    ladder = ladder_of(recipe, named_parts(recipe, torch.bfloat16), True, hollow_engine)
+    ladder = ladder_of(recipe, named_parts(recipe, torch.bfloat16), True)
     found = ladder.step(Workload(2, 9, 16), 7).footprint
     assert found.parts[HEAD] > 0

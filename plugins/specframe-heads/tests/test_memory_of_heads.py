@@ -12,14 +12,13 @@ import pytest
 from planned import Case, model
 from specframe_heads import checkpoint
 from specframe_heads.eagle.eagle_drafter import Eagle
+from specframe_memory.allocations import Allocations
+from specframe_memory.footprint import CACHE, HEAD, TARGET, Workload
+from specframe_memory.hollow_parts import hollow_parts
+from specframe_memory.memory_plan import ladder_of
 from specframe_testing.heads import blocks, checkpoints, stepwise
 
 from specframe import Pipeline, Sampling
-from specframe.devices.allocations import Allocations
-from specframe.engine.engine import hollow_engine
-from specframe.engine.footprint import CACHE, HEAD, TARGET, Workload
-from specframe.engine.hollow_parts import hollow_parts
-from specframe.engine.memory_plan import ladder_of
 
 LOAD = Workload(4, 170, 180)
 SAVED: dict[str, Callable[..., Any]] = {
@@ -89,7 +88,7 @@ def test_memory_is_told_beforehand(kind: str, shape: str, kv: str) -> None:
 def test_a_head_stays_in_memory_where_nothing_is_drafted() -> None:
     """Plain decoding is told with the head that was asked for, since the next requests may have room for it."""
     pipe = case("medusa").pipeline()
-    ladder = ladder_of(pipe.recipe, hollow_parts(pipe.recipe, pipe.parts), True, hollow_engine)
+    ladder = ladder_of(pipe.recipe, hollow_parts(pipe.recipe, pipe.parts), True)
     load = Workload(1, 8, 16)
     plain, drafting = (ladder.step(load, nodes).footprint.parts for nodes in (0, 1))
     assert plain[HEAD] == drafting[HEAD] > 0

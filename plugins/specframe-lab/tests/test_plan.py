@@ -10,11 +10,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from specframe_lab.planning.candidates import Candidate, Plan, measured_speeds
+from specframe_memory.allocations import Allocations
 from specframe_testing import zoo
 
 from specframe import Pipeline
 from specframe.cli import cli
-from specframe.devices.allocations import Allocations
 from specframe.errors import ModelError, OptionError
 from specframe.models import loading
 

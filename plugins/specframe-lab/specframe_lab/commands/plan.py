@@ -61,10 +61,10 @@ def plan(
     No weights are loaded: the bytes are those of a dry run, in which tensors have shapes alone. Tokens per second are modelled
     as by `specframe predict`, or those of --measured. The knee is the least memory that keeps 96% of the greatest speed.
     """
-    from specframe.engine.engine import hollow_engine
-    from specframe.engine.footprint import Workload
-    from specframe.engine.hollow_parts import named_parts
-    from specframe.engine.memory_plan import ladder_of
+    from specframe_memory.footprint import Workload
+    from specframe_memory.hollow_parts import named_parts
+    from specframe_memory.memory_plan import ladder_of
+
     from specframe.plugins.recipe import Recipe, own_budget
     from specframe.plugins.registry import registry
     from specframe_lab.planning.candidates import Plan, candidates
@@ -80,7 +80,7 @@ def plan(
     tokens = prompt_tokens or (CONTEXT if prompts is None else longest_prompt(target, drafter, prompts))
     parts = named_parts(recipe, precision_of(dtype))
     load = Workload(max(batch_size), tokens, tokens + max_new_tokens)
-    ladder = ladder_of(recipe, parts, True, hollow_engine)
+    ladder = ladder_of(recipe, parts, True)
 
     def nodes(length: int) -> int:
         own = own_budget(parts.composition.drafter, length) if length else None

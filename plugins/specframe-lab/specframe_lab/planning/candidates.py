@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from specframe_memory.footprint import Workload
+from specframe_memory.memory_plan import Ladder, Step
 
 from specframe.cli.run_report import counted
-from specframe.engine.footprint import Workload
-from specframe.engine.memory_plan import Ladder, Step
 from specframe.errors import ModelError, OptionError, sentence
 from specframe.value_checks import bytes_told
 

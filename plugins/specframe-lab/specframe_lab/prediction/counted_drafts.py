@@ -8,15 +8,13 @@ from typing import Any, cast
 
 import attrs
 import torch
+from specframe_memory.full_drafts import Steady
+from specframe_memory.hollow_parts import hollow_engine, named_parts
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import BudgetPolicy
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import hollow_engine
-from specframe.engine.full_drafts import Steady
-from specframe.engine.hollow_parts import named_parts
 from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.observe.watch import Watcher
 from specframe.plugins.recipe import Recipe, own_budget
@@ -63,7 +61,7 @@ class CountedDrafts:
         room = ROUNDS * (most.depth + 1) + most.nodes
         prompt = max(1, min(context, self._parts.runner.context - room))
         try:
-            with contextlib.closing(hollow_engine(self._recipe, parts, HandClock(), [counter])) as engine:
+            with contextlib.closing(hollow_engine(self._recipe, parts, [counter])) as engine:
                 engine.add(Request(0, [0] * prompt, room - most.nodes))
                 for number in range(ROUNDS):
                     counter.counts = number == ROUNDS - 1

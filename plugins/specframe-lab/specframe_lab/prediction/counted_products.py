@@ -6,9 +6,9 @@ from typing import Any
 
 import attrs
 import torch
+from specframe_memory.allocations import ATTENTION, attended, composed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specframe.devices.allocations import ATTENTION, attended, composed
 from specframe_lab.prediction.forwards import Load
 
 LAYER = 7

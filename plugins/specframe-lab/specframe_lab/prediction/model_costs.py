@@ -6,11 +6,9 @@ from typing import Any
 
 import attrs
 import torch
-from transformers import AutoModelForCausalLM
 
-from specframe.errors import ModelError, sentence
+from specframe.models.hollow import hollow_of
 from specframe.models.layer_configs import layer_configs
-from specframe.models.loading import silent
 from specframe.models.precision import stored_dtype
 from specframe_lab.prediction.forwards import Drafting, Load
 
@@ -73,20 +71,14 @@ def costs_of(config: Any, dtype: torch.dtype | None = None) -> ModelCosts:
     Raises:
         ModelError: transformers cannot make the model.
     """
-    try:
-        with torch.device("meta"), silent():
-            model: Any = AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # whatever transformers raises on sizes that do not fit
-        raise ModelError(
-            f"no model can be made of the configuration of a {config.model_type}: {sentence(error)}"
-        ) from error
+    precision = dtype or stored_dtype(config) or torch.bfloat16
+    model: Any = hollow_of(config, precision)
     text = config.get_text_config()
     experts = sum(weight.numel() for name, weight in model.named_parameters() if ".experts." in name)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = 0 if head is not None and head.weight is embedding.weight else embedding.weight.numel()
     layers, own = text.num_hidden_layers, [head_sizes(one) for one in layer_configs(text)]
     own *= layers // len(own)
-    precision = dtype or stored_dtype(config) or torch.bfloat16
     return ModelCosts(
         layers=layers,
         vocabulary=text.vocab_size,

@@ -8,8 +8,8 @@ import torch
 
 from specframe.contracts.cache import BoundedStore, DraftsBackend, KVBackend, KVShape, KVStore
 from specframe.contracts.states import StateBackend, StateStore
-from specframe.devices.allocations import Allocations
-from specframe.engine.footprint import CACHE, VIEWS
+from specframe_memory.allocations import Allocations
+from specframe_memory.footprint import CACHE, VIEWS
 
 
 class CountedStore:

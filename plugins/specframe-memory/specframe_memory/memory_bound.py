@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import attrs
 
 from specframe.contracts.requests import Request
-from specframe.engine.dry_rounds import ROUNDS
-from specframe.engine.footprint import Workload
-from specframe.engine.hollow_parts import hollow_parts
-from specframe.engine.memory_plan import Kinds, Ladder, Make, Step, kind_of, ladder_of, too_little
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.errors import ModelError, PromptError
 from specframe.plugins.recipe import Recipe
+from specframe_memory.dry_rounds import ROUNDS
+from specframe_memory.footprint import Workload
+from specframe_memory.hollow_parts import hollow_parts
+from specframe_memory.memory_plan import Kinds, Ladder, Step, kind_of, ladder_of, too_little
 
 AHEAD = 0.25
 """Share by which a sequence longer than all before may be longer yet without another look, if that fits: a look is a dry run, and
 prompts that are sorted would be looked at one by one. Where it does not fit a quarter of it is tried the next time."""
+
+
+@attrs.define
+class Plans:
+    """What is known of the runs of models and strategies, whichever engine decodes them."""
+
+    hollow: Parts | None = None
+    """The models without weights, with strategies that were copied before any run has started them."""
+    ladders: dict[bool, Ladder] = attrs.Factory(dict)
+    """What runs take: of greedy requests alone, and of others."""
+
+
+_PLANS: weakref.WeakKeyDictionary[Parts, Plans] = weakref.WeakKeyDictionary()
+
+
+def plans_of(parts: Parts) -> Plans:
+    """Return what is known of the runs of models and strategies."""
+    return _PLANS.setdefault(parts, Plans())
+
 
 SHORT = Workload(1, 2, 2 + 2 * ROUNDS)
 """As short a sequence as a dry run takes. Where it does not fit no request is at fault."""
 
 
 class MemoryBound:
-    """Plans runs within a bound, for requests of all kinds that there have been, and refuses requests that fit into none.
+    """Plans runs within a bound, for all kinds of requests that there have been, and refuses those that fit into none.
 
     Args:
         recipe: the options of the engine, of which ``memory`` is the bound.
         parts: models, and strategies that no run has started.
-        make: makes engines for dry runs.
     """
 
-    def __init__(self, recipe: Recipe, parts: Parts, make: Make) -> None:
-        self._recipe, self._parts, self._make = recipe, parts, make
+    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+        self._recipe, self._parts = recipe, parts
         self._nbytes: int = recipe.memory
         self._kinds: dict[Any, tuple[Request, ...]] = {}
         """Requests of each kind; a sample that begins from another's row has that one before it."""
@@ -122,12 +141,11 @@ class MemoryBound:
         return self._ladder(greedy).choose(self._nbytes, Workload(rows, prompt, longest), self._like(greedy))
 
     def _ladder(self, greedy: bool) -> Ladder:
-        parts = self._parts
-        if greedy not in parts.ladders:
-            parts.hollow = parts.hollow or hollow_parts(self._recipe, parts)
-            parts.ladders[greedy] = ladder_of(self._recipe, parts.hollow, greedy, self._make)
-        ladder: Ladder = parts.ladders[greedy]
-        return ladder
+        plans = plans_of(self._parts)
+        if greedy not in plans.ladders:
+            plans.hollow = plans.hollow or hollow_parts(self._recipe, self._parts)
+            plans.ladders[greedy] = ladder_of(self._recipe, plans.hollow, greedy)
+        return plans.ladders[greedy]
 
     def _like(self, greedy: bool) -> Kinds:
         """Return what rows may be like: all of one kind, for each kind, or of all kinds in turn."""

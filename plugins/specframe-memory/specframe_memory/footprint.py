@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from specframe.devices.allocations import KEPT, OTHERS, Peak
+from specframe_memory.allocations import KEPT, OTHERS, Peak
 
 CACHE, VIEWS, STATES, LOGITS, MASKS = "keys and values", "views of the cache", "states", "logits", "masks"
 TARGET, DRAFT, HEAD = "target's weights", "draft model's weights", "head's weights"

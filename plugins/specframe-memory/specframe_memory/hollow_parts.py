@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence as Rows
 from typing import Any
 
 import attrs
@@ -10,16 +11,21 @@ import torch
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from specframe.contracts.engine import Value
+from specframe.contracts.roles import Observer
+from specframe.engine.arrivals import HandClock
 from specframe.engine.constraints import Constraints
+from specframe.engine.engine import Engine
 from specframe.engine.parts import Parts, compose_recipe, of_transformers
 from specframe.errors import OptionError
 from specframe.forward.runner import ModelRunner
-from specframe.models.hollow import hollow, hollow_of
+from specframe.models.hollow import META, hollow_of
 from specframe.models.loading import read_config
 from specframe.models.precision import stored_dtype
 from specframe.plugins.compose import OPTIONS, strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
+from specframe_memory.hollow_constraints import HollowConstraints
 
 
 def hollow_parts(recipe: Recipe, parts: Parts) -> Parts:
@@ -35,7 +41,9 @@ def hollow_parts(recipe: Recipe, parts: Parts) -> Parts:
         use = attrs.evolve(use, drafter=strategy(registry(), "drafter", name))
     empty = hollow(target)
     draft = None if parts.draft is None else empty if parts.draft is target else hollow(parts.draft)
-    made = Parts(ModelRunner(empty, "target"), parts.tokenizer, use, parts.constraints.hollow(), draft)
+    runner = ModelRunner(empty, "target")
+    constraints = HollowConstraints(recipe.constraint, runner.vocabulary, parts.tokenizer)
+    made = Parts(runner, parts.tokenizer, use, constraints, draft)
     made.draft_tokenizer, made.draft_context = parts.draft_tokenizer, parts.draft_context
     return made
 
@@ -80,3 +88,28 @@ def fresh(recipe: Recipe) -> Recipe:
                 f"memory: expected {kind} by name, or an object that can be copied, got {type(one).__name__}"
             ) from error
     return attrs.evolve(recipe, **given)
+
+
+def hollow(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model whose weights have shapes and no numbers."""
+    memo: dict[int, Any] = {
+        id(one): torch.nn.Parameter(torch.empty_like(one, device=META), requires_grad=False)
+        for one in model.parameters()
+    }
+    memo |= {id(one): torch.empty_like(one, device=META) for one in model.buffers()}
+    return copy.deepcopy(model, memo)
+
+
+class Alone:
+    """The executor of an engine of a dry run."""
+
+    offers: frozenset[str] = frozenset()
+
+    def agree(self, value: Value) -> Value:
+        """Return the value itself."""
+        return value
+
+
+def hollow_engine(recipe: Recipe, parts: Parts, observers: Rows[Observer] = ()) -> Engine:
+    """Return an engine for a dry run, watched by nobody but these observers."""
+    return Engine(attrs.evolve(recipe, memory=None), parts, observers, HandClock(), Alone(), installed=False)

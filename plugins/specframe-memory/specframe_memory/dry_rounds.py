@@ -7,29 +7,17 @@ import gc
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
-from typing import Protocol
 
 import attrs
 
-from specframe.contracts.engine import Engine
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
-from specframe.devices.allocations import NOTHING, OTHERS, Allocations, Peak
-from specframe.engine.footprint import CACHE, FEW, HEAD, LOGITS, PASSING, SHARE, Footprint, of_some, with_part
+from specframe.engine.engine import Engine
+from specframe_memory.allocations import NOTHING, OTHERS, Allocations, Peak
+from specframe_memory.footprint import CACHE, FEW, HEAD, LOGITS, PASSING, SHARE, Footprint, of_some, with_part
 
 ROUNDS = 3
 """Rounds that are decoded at the end of sequences: by the third, whatever a round keeps for the next one is there."""
-
-
-class CountedEngine(Engine, Protocol):
-    """An engine of this process."""
-
-    def step(self) -> RoundReport | None:
-        """Decode one round and return its report."""
-
-    @property
-    def held_bytes(self) -> tuple[int, int]:
-        """The bytes that all caches hold now, states included, and those of states alone."""
 
 
 class Rounds:
@@ -37,7 +25,7 @@ class Rounds:
 
     def __init__(
         self,
-        engine: CountedEngine,
+        engine: Engine,
         counter: Allocations,
         longest: int,
         like: Rows[Request],

@@ -9,6 +9,9 @@ from typing import Any
 
 import attrs
 import pytest
+from specframe_memory.footprint import Footprint, Workload
+from specframe_memory.memory_bound import MemoryBound
+from specframe_memory.memory_plan import Form, Ladder, Step, kind_of
 from specframe_serve.service import Job, Service
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.constraints import Even
@@ -19,10 +22,7 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine, hollow_engine
-from specframe.engine.footprint import Footprint, Workload
-from specframe.engine.memory_bound import MemoryBound
-from specframe.engine.memory_plan import Form, Ladder, Step, kind_of
+from specframe.engine.engine import Engine
 from specframe.errors import ModelError, PromptError
 from specframe.observe.watch import Watcher
 
@@ -229,7 +229,7 @@ def test_a_server_under_load_stays_within_the_bound(within: Within) -> None:
 @pytest.mark.wide
 def test_what_rows_may_be_like_has_keys_of_its_own() -> None:
     """Requests of all kinds are decoded together in a dry run, samples of one prompt and those of other runs among them."""
-    bound: Any = MemoryBound(harness.pipeline(TARGET, DRAFT, memory="1GB").recipe, None, None)  # type: ignore[arg-type]
+    bound: Any = MemoryBound(harness.pipeline(TARGET, DRAFT, memory="1GB").recipe, None)  # type: ignore[arg-type]
     for plan in (Sampling(), Sampling(samples=3, temperature=0.8, logprobs=2)):
         for one in harness.requests([[1, 2, 3]], 4):
             bound._kinds[plan] = (one, attrs.evolve(one, sample=1))
@@ -294,7 +294,7 @@ def test_masks_of_constraints_are_planned_for() -> None:
     pipe = harness.pipeline(zoo.build("llama", vocab_size=4000), memory="200MB", batch_size=2)
     constraint = Unasked()
     plain = harness.requests([[3, 4, 5, 6]], 5)[0]
-    bound = MemoryBound(pipe.recipe, pipe.parts, hollow_engine)
+    bound = MemoryBound(pipe.recipe, pipe.parts)
     taken = [
         bound._ladder(True).step(Workload(99, 4, 9), 0, [(attrs.evolve(plain, constraint=one),)]).footprint.total
         for one in (None, constraint)

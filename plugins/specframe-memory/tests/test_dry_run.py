@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 from planned import CASES, Case, Paused
+from specframe_memory.allocations import Allocations
+from specframe_memory.footprint import CACHE, LOGITS, MASKS, STATES, TARGET, Workload
+from specframe_memory.full_drafts import Steady
+from specframe_memory.hollow_parts import hollow
 
 from specframe import Sampling
 from specframe.contracts.drafts import Budget
 from specframe.contracts.requests import Plan, Request
 from specframe.contracts.round import Batch
 from specframe.devices import kinds
-from specframe.devices.allocations import Allocations
-from specframe.engine.footprint import CACHE, LOGITS, MASKS, STATES, TARGET, Workload
-from specframe.engine.full_drafts import Steady
 from specframe.forward.runner import ModelRunner
-from specframe.models.hollow import META, hollow
+from specframe.models.hollow import META
 
 
 @pytest.mark.wide(but=["columns", "biases"])

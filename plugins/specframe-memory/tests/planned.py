@@ -7,21 +7,20 @@ from typing import Any
 
 import attrs
 import torch
+from specframe_memory.allocations import Allocations
+from specframe_memory.dry_run import DryRun
+from specframe_memory.footprint import Footprint, Workload
+from specframe_memory.hollow_parts import hollow
+from specframe_memory.memory_bound import plans_of
+from specframe_memory.memory_plan import Ladder
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
-from specframe.devices.allocations import Allocations
-from specframe.engine.dry_run import DryRun
-from specframe.engine.engine import Engine
-from specframe.engine.footprint import Footprint, Workload
-from specframe.engine.local_executor import Local
-from specframe.engine.memory_plan import Ladder
 from specframe.engine.parts import parts_of
 from specframe.errors import ModelError
-from specframe.models.hollow import hollow
 
 VOCABULARY = 1500
 WIDE = {
@@ -125,7 +124,7 @@ class Case:
         What its dry runs tell is kept in the ladders.
         """
         pipe = self.pipeline(memory=1)
-        pipe.parts.ladders = ladders
+        plans_of(pipe.parts).ladders = ladders
         try:
             list(pipe.generate(prompts, new, **asked))
         except ModelError as error:
@@ -139,7 +138,7 @@ class Case:
         named = draft if self.draft == "draft" else self.draft
         parts = parts_of(attrs.evolve(recipe, target=hollow(model(self.target)), drafter=named))
         parts.draft = draft
-        run = DryRun(recipe, parts, lambda *given: Engine(*given[:2], (), given[2], Local(), installed=False))
+        run = DryRun(recipe, parts)
         return run.footprint(self.load, like=like)
 
     def counted(self, counter: Allocations, **options: Any) -> Pipeline:

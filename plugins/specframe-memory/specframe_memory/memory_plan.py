@@ -10,23 +10,17 @@ from typing import Any
 import attrs
 
 from specframe.contracts.drafts import Budget
-from specframe.contracts.engine import Clock
 from specframe.contracts.requests import Request
 from specframe.engine.budgets import NOTHING
-from specframe.engine.capped_drafts import capped
-from specframe.engine.dry_rounds import CountedEngine
-from specframe.engine.dry_run import DryRun
-from specframe.engine.footprint import Footprint, Workload
 from specframe.engine.parts import Parts
 from specframe.errors import ModelError, SpecframeError
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe.value_checks import bytes_told
-
-Make = Callable[[Recipe, Parts, Clock], CountedEngine]
-"""Makes an engine of this process without installed observers."""
-
+from specframe_memory.capped_drafts import capped
+from specframe_memory.dry_run import DryRun
+from specframe_memory.footprint import Footprint, Workload
 
 Kinds = Rows[Rows[Request]]
 """Requests that the sequences of a run may be like in all but their tokens, in turn; of several such those that take most count."""
@@ -171,20 +165,19 @@ def most(taken: Callable[[int], int], end: int, bound: int) -> int:
     return low
 
 
-def ladder_of(recipe: Recipe, hollow: Parts, greedy: bool, make: Make) -> Ladder:
+def ladder_of(recipe: Recipe, hollow: Parts, greedy: bool) -> Ladder:
     """Return the ladder of a run.
 
     Args:
         recipe: its options.
         hollow: its models without weights, and strategies that no other run uses.
         greedy: whether no request has a temperature.
-        make: makes engines.
 
     Raises:
         ModelError: the models cannot be fed at all.
     """
     use = hollow.strategies(recipe, greedy)
-    run = DryRun(recipe, attrs.evolve(hollow, composition=use), make)
+    run = DryRun(recipe, attrs.evolve(hollow, composition=use))
     plain = strategy(registry(), "drafter", registry().default("plain decoding"))
     if isinstance(use.drafter, type(plain)):
         return Ladder([Form(run, drafts=False)], use.policy.maximum)

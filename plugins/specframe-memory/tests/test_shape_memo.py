@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_memory import shape_memo
+from specframe_memory.shape_memo import ShapeMemo
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from specframe.devices import shape_memo
-from specframe.devices.shape_memo import ShapeMemo
 
 
 class Remembered(TorchDispatchMode):

@@ -9,9 +9,9 @@ from specframe.contracts.cache import KVBackend
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.contracts.run import CachedModel, Run
-from specframe.devices.allocations import NOTHING, OTHERS, Allocations
-from specframe.engine.counted_caches import CountedKV
-from specframe.engine.footprint import HEAD
+from specframe_memory.allocations import NOTHING, OTHERS, Allocations
+from specframe_memory.counted_caches import CountedKV
+from specframe_memory.footprint import HEAD
 
 
 class CountedDrafter:

@@ -11,13 +11,14 @@ import attrs
 import numpy as np
 import pytest
 from planned import CASES, Case, Paused, model
+from specframe_memory.allocations import Allocations
+from specframe_memory.capped_drafts import Capped
+from specframe_memory.footprint import Footprint, Workload
+from specframe_memory.memory_bound import plans_of
+from specframe_memory.memory_plan import Form, Ladder, most
 
 from specframe import Pipeline, Sampling
 from specframe.contracts.drafts import Budget
-from specframe.devices.allocations import Allocations
-from specframe.engine.capped_drafts import Capped
-from specframe.engine.footprint import Footprint, Workload
-from specframe.engine.memory_plan import Form, Ladder, most
 from specframe.errors import ModelError, OptionError
 
 PLANS, LONG = 100, 20
@@ -78,7 +79,8 @@ def decoded(
 ) -> list[list[int]]:
     """Return the tokens of a run; any warning, as of memory that ran out, is an error."""
     pipe = case.pipeline(**options)
-    pipe.parts.ladders = pipe.parts.ladders if ladders is None else ladders
+    if ladders is not None:
+        plans_of(pipe.parts).ladders = ladders
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return [one.token_ids for one in pipe.generate(prompts, new, **asked)]
@@ -224,12 +226,12 @@ def test_a_bound_is_kept_by_drafting_less_and_by_no_drafter() -> None:
     case = attrs.evolve(CASES["slab"], load=Workload(2, 24, 29), options={"draft_length": 2, "kv": "slab"})
     prompts, free = case.prompts[:2], case.pipeline(memory=10**9)
     expected = [one.token_ids for one in free.generate(prompts, 5)]
-    (full,) = [step for step in free.parts.ladders[True]._known.values() if step.budget.nodes]
-    least = case.least(prompts, 5, free.parts.ladders)
+    (full,) = [step for step in plans_of(free.parts).ladders[True]._known.values() if step.budget.nodes]
+    least = case.least(prompts, 5, plans_of(free.parts).ladders)
     seen = [(free.report.draft_forwards, free.report.target_forwards)]
     for nbytes in (full.footprint.total - 1, least):
         counter, pipe = Allocations(limit=nbytes), case.pipeline(memory=nbytes)
-        pipe.parts.ladders = free.parts.ladders
+        plans_of(pipe.parts).ladders = plans_of(free.parts).ladders
         for one in case.models:
             counter.hold([*one.parameters(), *one.buffers()], "weights")
         with counter, warnings.catch_warnings():
@@ -251,7 +253,7 @@ def test_copies_on_the_host_take_nothing_of_the_bound() -> None:
         case = attrs.evolve(CASES["slab"], load=load, options=options)
         pipe = case.pipeline(memory=10**9)
         tokens.append([one.token_ids for one in pipe.generate(case.prompts[:2], 5)])
-        (step,) = [one for one in pipe.parts.ladders[True]._known.values() if one.budget.nodes]
+        (step,) = [one for one in plans_of(pipe.parts).ladders[True]._known.values() if one.budget.nodes]
         footprints.append(step.footprint)
     assert tokens[0] == tokens[1]
     assert footprints[1].total <= footprints[0].total

@@ -17,7 +17,7 @@ import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specframe.devices.shape_memo import ShapeMemo
+from specframe_memory.shape_memo import ShapeMemo
 
 OTHERS = "activations"
 """The part of what nobody has named."""

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Any, cast
 
@@ -20,25 +19,21 @@ import torch
 
 from specframe.contracts.cache import KVBackend
 from specframe.contracts.drafts import Budget
-from specframe.contracts.engine import Clock
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import BudgetPolicy, Drafter
-from specframe.devices.allocations import Allocations, Peak
-from specframe.engine.arrivals import HandClock
-from specframe.engine.counted_caches import CountedKV
-from specframe.engine.counted_drafters import CountedDrafter, unstarted
-from specframe.engine.dry_rounds import ROUNDS, CountedEngine, Rounds, only_new_is_collected
-from specframe.engine.footprint import DRAFT, HEAD, LOGITS, MASKS, STATES, TARGET, Footprint, Workload
-from specframe.engine.full_drafts import Looks, Steady
 from specframe.engine.parts import Parts
 from specframe.forward.runner import ModelRunner
-from specframe.forward.unpadded import fullest
+from specframe.forward.unpadded import MANY, fullest
 from specframe.models.hollow import META
 from specframe.plugins.compose import Composition
 from specframe.plugins.recipe import Recipe
-
-MANY = 1 << 40
-"""So many places that filler is left out where a model can be fed so."""
+from specframe_memory.allocations import Allocations, Peak
+from specframe_memory.counted_caches import CountedKV
+from specframe_memory.counted_drafters import CountedDrafter, unstarted
+from specframe_memory.dry_rounds import ROUNDS, Rounds, only_new_is_collected
+from specframe_memory.footprint import DRAFT, HEAD, LOGITS, MASKS, STATES, TARGET, Footprint, Workload
+from specframe_memory.full_drafts import Looks, Steady
+from specframe_memory.hollow_parts import hollow_engine
 
 
 class DryRun:
@@ -47,11 +42,10 @@ class DryRun:
     Args:
         recipe: the options of the run.
         parts: models without weights, and strategies that no other run uses.
-        make: makes an engine of a recipe, parts and a clock.
     """
 
-    def __init__(self, recipe: Recipe, parts: Parts, make: Callable[[Recipe, Parts, Clock], CountedEngine]) -> None:
-        self._recipe, self._parts, self._make = recipe, parts, make
+    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+        self._recipe, self._parts = recipe, parts
         assert isinstance(parts.runner, ModelRunner)
         models: list[Any] = [parts.target] + ([parts.draft] if parts.draft is not None else [])
         self._vocabularies = {int(one.config.get_text_config().vocab_size) for one in models}
@@ -113,7 +107,7 @@ class DryRun:
         self._hold(counter)
         left = torch.empty(self._drafting.head_bytes if self._drafting else 0, dtype=torch.uint8, device=META)
         counter.hold([left], HEAD)
-        with only_new_is_collected(), counter, contextlib.closing(self._make(recipe, parts, HandClock())) as engine:
+        with only_new_is_collected(), counter, contextlib.closing(hollow_engine(recipe, parts)) as engine:
             live = use.scheduler.rows(load.rows)  # some have more live than they decode together
             turns, vocabulary = math.ceil(live / load.rows), self._parts.runner.vocabulary
             rows = Rounds(engine, counter, load.longest, like or (Request(0, [0], 1),), turns, vocabulary)

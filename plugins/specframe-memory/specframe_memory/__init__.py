@@ -1,0 +1,14 @@
+"""Plans of memory: what a run takes, told by dry runs, and the option ``memory``, which keeps a run within so many bytes."""
+
+from __future__ import annotations
+
+from specframe.plugins.hookspecs import Register, hookimpl
+
+
+@hookimpl
+def specframe_register_options(register: Register) -> None:
+    register(
+        "memory",
+        "specframe_memory.memory_bound:MemoryBound",
+        summary="Plans runs within a bound, for all kinds of requests that there have been, and refuses those that fit into none.",
+    )
