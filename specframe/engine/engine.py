@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from specframe.contracts.engine import Agreement, Clock, RankedExecutor
+from specframe.contracts.engine import Agreement, Clock, MemoryBound, RankedExecutor
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Checks, Observer
@@ -26,7 +26,7 @@ from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.guards.base import of_part
 from specframe.engine.guards.observers import installed_observers
 from specframe.engine.guards.roles import guard, guard_all, numbers_check
-from specframe.engine.memory_limits import Limits, memory_bound, too_small
+from specframe.engine.memory_limits import Limits, too_small
 from specframe.engine.open_run import Opened, leaves_nan, share_memory
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
@@ -86,7 +86,9 @@ class Engine:
         self.peak_kv_bytes = self.state_bytes = self.remote = 0
         self._recipe, self._parts = recipe, parts
         self._limits = Limits(recipe.batch_size)
-        self._bound = memory_bound(recipe, parts)
+        self._bound: MemoryBound | None = None
+        if recipe.memory is not None:
+            self._bound = registry().entry("option", "memory").factory(recipe, parts)
         self._numerics = parts.composition.numerics
         self._context = self._by_numerics if self._numerics else self._decoding
         self._checks: Checks | None = registry().make("option", "check") if recipe.check else None

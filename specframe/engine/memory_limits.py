@@ -1,12 +1,8 @@
-"""Device memory that ran out: how many rows go on, and when there may be more again; and who plans so that it does not."""
+"""Device memory that ran out: how many rows go on, and when there may be more again."""
 
 from __future__ import annotations
 
-from specframe.contracts.engine import MemoryBound
-from specframe.engine.parts import Parts
 from specframe.errors import ModelError
-from specframe.plugins.recipe import Recipe
-from specframe.plugins.registry import registry
 
 CALM = 256
 """Rounds without a lack of memory after which twice the rows are tried. More rows mean that all live sequences are read in again,
@@ -99,14 +95,6 @@ class Limits:
     def __str__(self) -> str:
         beyond = f" with {self._rows} sequences in memory" if self._rows != self.batch_size else ""
         return f"in batches of {self.batch_size}{beyond}"
-
-
-def memory_bound(recipe: Recipe, parts: Parts) -> MemoryBound | None:
-    """Return what keeps the runs of a recipe within its bound of memory; None: it has none."""
-    if recipe.memory is None:
-        return None
-    made: MemoryBound = registry().entry("option", "memory").factory(recipe, parts)
-    return made
 
 
 def too_small(error: RuntimeError) -> ModelError:

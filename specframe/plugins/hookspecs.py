@@ -212,14 +212,15 @@ def specframe_register_position_kinds(register: Register) -> None:
 
 @hookspec
 def specframe_register_options(register: Register) -> None:
-    """Offer what an option of a run asks for that the core does not have: ``bitwise``, ``check``.
+    """Offer what an option of a run asks for that the core does not have: ``bitwise``, ``check``, ``memory``.
 
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``, with the name of the option. For "bitwise" the factory makes a
     :class:`specframe.contracts.numerics.Numerics`, for "check" a :class:`specframe.contracts.roles.Checks`, which is made anew
-    for every engine.
+    for every engine. That of "memory" is given the options and the parts of a run, and makes a
+    :class:`specframe.contracts.engine.MemoryBound`.
     Must: refuse a model for which it does not work before anything is decoded with it.
-    Must not: change a model.
+    Must not: change a model, or the tokens that a greedy run gives.
     """
 
 
@@ -246,18 +247,6 @@ def specframe_register_constraints(register: Register) -> None:
     Must: give the same masks for the same tokens, whatever the batch and the draft; allow a token after all tokens that it has
     allowed; give a mask also after draft tokens that it has not.
     Must not: change a state in ``masks``; keep anything of a sequence outside of its state.
-    """
-
-
-@hookspec
-def specframe_register_options(register: Register) -> None:
-    """Offer what an option of a run needs. The core asks for that of ``memory``, and refuses the option where no plugin offers it.
-
-    Called: once per process, at discovery.
-    Argument: ``register(name, factory)``; the name is that of the option. The factory of ``memory`` is given the options and the
-    parts of a run, and makes a :class:`specframe.contracts.engine.MemoryBound`.
-    Must: hold whatever the strategies, stores and models of the run are.
-    Must not: change the tokens that a greedy run gives.
     """
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -117,11 +117,11 @@ class Allocations(TorchDispatchMode):
         if func is GROUPED and (product := grouped(*args, **kwargs)) is not None:
             self._count(product, OTHERS)
             return product
-        if composed(func):
+        if pieces := composed(func):
             with self:
-                return func.decompose(*args, **kwargs)
+                return pieces(*args, **kwargs)
         known = self._known
-        for one in tensors_of((args, kwargs)):
+        for one in tensors_of((*args, *kwargs.values()) if kwargs else args):
             if id(one.untyped_storage()) not in known:
                 self._count(one, KEPT)  # made outside of the block
         result = MEMO.call(func, args, kwargs) if self._hollow else func(*args, **kwargs)
@@ -184,24 +184,24 @@ def grouped(rows: torch.Tensor, weights: torch.Tensor, *_: Any, **options: Any) 
 
 
 @functools.cache
-def composed(operator: Any) -> bool:
-    """Return whether an operator is made of others, on every device."""
+def composed(operator: Any) -> Callable[..., Any] | None:
+    """Return what calls an operator piece by piece if it is made of others, on every device; None: it is not."""
     implicit = torch._C.DispatchKey.CompositeImplicitAutograd
-    return implicit in operator.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), implicit)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), implicit):
+        return functools.partial(operator._op_dk, implicit)  # a kernel that Python has as well is several times slower
+    return cast(Callable[..., Any] | None, operator.py_kernels.get(implicit))
 
 
 def tensors_of(given: Any) -> list[torch.Tensor]:
     """Return the tensors in arguments or results."""
     if isinstance(given, torch.Tensor):
         return [given]
-    if isinstance(given, dict):
-        given = given.values()
-    elif not isinstance(given, tuple | list):
+    if not isinstance(given, tuple | list):
         return []
     found = []
     for one in given:
         if isinstance(one, torch.Tensor):
             found.append(one)
-        elif isinstance(one, tuple | list | dict):
+        elif isinstance(one, tuple | list):
             found += tensors_of(one)
     return found

@@ -73,6 +73,8 @@ class DryRun:
     @functools.cached_property
     def head_bytes(self) -> int:
         """The bytes of the drafter's head."""
+        if self._parts.draft is not None:  # it drafts
+            return 0
         return self.footprint(Workload(1, 2, 2 + 2 * ROUNDS), Budget(1)).parts.get(HEAD, 0)
 
     def footprint(self, load: Workload, budget: Budget | None = None, like: Rows[Request] = ()) -> Footprint:

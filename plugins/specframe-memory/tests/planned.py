@@ -21,6 +21,7 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.engine.parts import parts_of
 from specframe.errors import ModelError
+from specframe.forward.attention import masks
 
 VOCABULARY = 1500
 WIDE = {
@@ -133,6 +134,7 @@ class Case:
 
     def planned(self, *like: Request) -> Footprint:
         """Return what a run takes at most, as it is told beforehand, of greedy requests or of those that are like others."""
+        masks._STAIRCASES.clear()  # larger ones, of what the process has planned before, would count
         recipe = self.pipeline().recipe
         draft = hollow(self.drafting) if self.drafting is not None else None
         named = draft if self.draft == "draft" else self.draft
@@ -143,6 +145,7 @@ class Case:
 
     def counted(self, counter: Allocations, **options: Any) -> Pipeline:
         """Decode under a counter, and return the pipeline."""
+        masks._STAIRCASES.clear()
         pipe = self.pipeline(**options)
         for one in self.models:
             counter.hold([*one.parameters(), *one.buffers()], "weights")

@@ -67,7 +67,7 @@ class Products(TorchDispatchMode):
             return made[0]
         if composed(func):
             with self:
-                return func.decompose(*args, **kwargs)
+                return func.decompose(*args, **kwargs)  # into products of matrices, whatever a kernel makes of them
         result = func(*args, **kwargs)
         if func is EXPERTS:
             part, (states, matrices) = self._part, args[:2]
