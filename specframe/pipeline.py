@@ -16,7 +16,7 @@ from specframe.contracts.roles import Drafter, Observer
 from specframe.engine.encoding import Prompt, as_list
 from specframe.engine.guards.roles import guard
 from specframe.engine.parts import Parts, check_strategies, parts_of
-from specframe.engine.request_stream import RequestStream, rounds
+from specframe.engine.request_stream import RequestStream
 from specframe.engine.requests import Asked, Requests
 from specframe.engine.results import Results, in_order
 from specframe.engine.stream_chunks import Chunks
@@ -283,8 +283,9 @@ class Pipeline:
         with self._begun(observers) as engine:
             try:
                 yield from self._results.taken(engine, requests, failed)
-                for report in rounds(engine):
-                    yield from map(self._results.of, report.finished)
+                while not engine.idle:
+                    if (report := engine.step()) is not None:
+                        yield from map(self._results.of, report.finished)
             finally:
                 self._results.warn_of_errors(stacklevel=3)  # who asks for results in order
 
@@ -323,8 +324,9 @@ class Pipeline:
                 for result in self._results.taken(engine, requests, failed):
                     yield Chunk(result.index, result.sample, "", [], result)
                 chunks = Chunks(self._results)
-                for report in rounds(engine):
-                    yield from chunks.of(report)
+                while not engine.idle:
+                    if (report := engine.step()) is not None:
+                        yield from chunks.of(report)
             finally:
                 self._results.warn_of_errors(stacklevel=2)
 

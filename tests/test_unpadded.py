@@ -35,7 +35,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     def call(self: ModelRunner, ids_BT: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         trial = isinstance(arguments[2], (Reordered, Scratch))
         if self.role == "target" and not trial:
-            laid = next((one for one in arguments if isinstance(one, Unpadded)), None)
+            laid = arguments[-1].unpadded
             shapes.append(tuple(ids_BT.shape) if laid is None else (1, laid.tokens))
         return usual(self, ids_BT, *arguments, **options)
 
@@ -244,13 +244,13 @@ def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]],
     assert cached.store.slots is not None
     rows, slots = cached.store.rows, cached.store.slots
     recorded = RecordedForward(
-        cached._execute, rows, slots, EagerRecording, leaves_out=lambda places, tokens: leaves_out
+        cached._forward, rows, slots, EagerRecording, leaves_out=lambda places, tokens: leaves_out
     )
     parents_BT = torch.tensor([[-1, 0, 0, 1, 1]]) if tree else None
     for seed, counts in enumerate(([5, 1, 1], [1, 5, 1], [1, 1, 5], [1, 1, 4])):
         ids_BT = torch.tensor(harness.random_prompts((5, 5, 5), zoo.VOCABULARY, seed=seed))
         whole = Block(ids_BT, -1, parents_BT)
-        expected = cached._execute(whole, cached.place(batch, whole), 5, hidden)
+        expected = cached._forward(whole, cached.place(batch, whole), 5, hidden)
         block = Block(ids_BT, -1, parents_BT, counts=np.array(counts))
         found = recorded(block, cached.place(batch, block), 5, hidden)
         for one, other in ((found.logits_BTV, expected.logits_BTV), (found.hidden[1], expected.hidden[1])):

@@ -116,10 +116,3 @@ class RequestStream:
             return self._results.failed(request, error)
         self._unfinished += 1
         return None
-
-
-def rounds(engine: Engine) -> Iterator[Progress]:
-    """Step an engine until nothing is left, and yield the report of every round."""
-    while not engine.idle:
-        if (report := engine.step()) is not None:
-            yield report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import cast
@@ -75,7 +76,7 @@ class CachedModel:
         self._graphs: ModelGraphs | None = None
         if graphs is not None and (slots := store.slots) is not None:
             self._graphs = graphs
-            self._recorded, self._chain = graphs.begin(self._execute, store, slots, layout)
+            self._recorded, self._chain = graphs.begin(self._forward, store, slots, layout)
 
     @property
     def new_shapes(self) -> int:
@@ -91,7 +92,8 @@ class CachedModel:
     def _beside(self, runner: Model, how: How, graphs: ModelGraphs | None) -> CachedModel:
         return CachedModel(runner, self.store, self.layout, self._watch, how, graphs)
 
-    def _execute(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
+    def _forward(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
+        """Return the scores of a forward, as one that is to be recorded is run."""
         return self.runner.forward(block, placement, self.store, keep=keep, hidden=hidden, how=self._how)
 
     def capture(self, layers: Iterable[int], past: bool = True) -> None:
@@ -148,7 +150,9 @@ class CachedModel:
             self._reserved[id(sequence)] = sequence  # it is asked once more, when it is closed
             raise
 
-    def feed(self, batch: Batch, block: Block, keep: int = 1, beside: Batch | None = None) -> Scores:
+    def feed(
+        self, batch: Batch, block: Block, keep: int = 1, beside: Batch | None = None, followed: bool = False
+    ) -> Scores:
         """Feed a block of tokens to every row; return the scores of the last ``keep`` of them, logits (B, keep, V).
 
         Rows with fewer tokens than that are padded on the left, with any ids.
@@ -160,16 +164,14 @@ class CachedModel:
             beside: reads a piece of prompts, which is fed in the same forward if its scores are beside those returned. It is not
                 where places do not follow from lengths alone, where a layer keeps a state or the model keeps filler, and where
                 masks would be too large.
+            followed: whether the batch's sequences are the rows of this cache already.
         """
         if beside is not None:
             piece = piece_of(beside, beside.left, beside.unread - beside.left)
             if self._fit(batch, block, beside, piece):
                 return self._feed_both(batch, block, keep, beside, piece)
-        self.follow(batch)
-        return self._feed_followed(batch, block, keep)
-
-    def _feed_followed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
-        """Return the scores of a block of the batch whose sequences are the rows of this cache."""
+        if not followed:
+            self.follow(batch)
         placement = self.layout.place(batch, block)
         if self._borrowed:
             placement = placement.by_a_draft()
@@ -177,7 +179,7 @@ class CachedModel:
             self.states.begin(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)
         if self._recorded is None:
-            scores = self._execute(block, placement, keep, self._hidden)
+            scores = self.runner.forward(block, placement, self.store, keep=keep, hidden=self._hidden, how=self._how)
         else:
             scores = self._recorded(block, placement, keep, self._hidden, self.store.first)
         self._watch.fed(self.runner.role, block.tokens, scores.computed or block.ids_BT.numel())
@@ -200,7 +202,7 @@ class CachedModel:
         with self._watch.stage("schedule"):
             self.store.arrange(self._together[2])
         self._watch.forward(self.runner.role, *both.block.ids_BT.shape)
-        scores = self._execute(both.block, both.placement, keep, self._hidden)
+        scores = self._forward(both.block, both.placement, keep, self._hidden)
         self._watch.fed(self.runner.role, block.tokens + piece.tokens, both.laid.tokens)
         self.follow(batch)  # it alone is settled
         return both.parted(scores)
@@ -225,7 +227,7 @@ class CachedModel:
             for width in (ids_BT.shape[1], *[1] * (count - 1)):
                 self._watch.forward(self.runner.role, len(batch), width)
             return self._at_once(batch, ids_BT, count, choose)
-        return chain(lambda block: self._feed_followed(batch, block).logits_BTV, batch, ids_BT, count, choose)
+        return chain(functools.partial(self.feed, batch, followed=True), batch, ids_BT, count, choose)
 
     def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
         assert self._chain is not None

@@ -18,7 +18,7 @@ from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.forward import compiled, numerics
 from specframe.forward.attention.interface import Watched
 from specframe.forward.states import RowStates, state_forwards
-from specframe.forward.transformers_model import NOTHING, TransformersModel
+from specframe.forward.transformers_model import AS_IS, NOTHING, ForwardOptions, TransformersModel
 from specframe.forward.trial_stores import Reordered, Scratch, narrow_windows, uneven_placement
 from specframe.forward.twin import twin
 from specframe.forward.unpadded import Unpadded
@@ -145,7 +145,16 @@ class SelfTests:
             len(IN_ORDER),
         ).float()
 
-    def _call(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+    def _call(
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        masks: Any,
+        store: Any,
+        key_order_BS: torch.Tensor,
+        keep: int,
+        options: ForwardOptions = AS_IS,
+    ) -> torch.Tensor:
         """Call the model with the rotary factors that it takes by itself, whatever the run that asks decodes with.
 
         Layers with states begin with new ones.
@@ -153,9 +162,9 @@ class SelfTests:
         if layers := self._feeder.state_layers:
             states = RowStates(layers, len(ids_BT), self._feeder.device)
             states.feed(positions_BT)
-            options["forwards"] = {**options.get("forwards", NOTHING), **state_forwards(layers, states)}
+            options = attrs.evolve(options, forwards={**options.forwards, **state_forwards(layers, states)})
         with self._feeder.rope.decoding(False):
-            logits_BTV = self._feeder.call(ids_BT, positions_BT, *arguments, **options)
+            logits_BTV = self._feeder.call(ids_BT, positions_BT, masks, store, key_order_BS, keep, options)
         if layers:
             states.forget()  # what is noted knows its forward, and would stay until garbage is collected
         return logits_BTV
@@ -230,9 +239,7 @@ class SelfTests:
                 store,
                 orders_BS,
                 4,
-                instead,
-                kernels=kernels,
-                pages=page is not None,
+                options=ForwardOptions(instead, kernels=kernels, pages=page is not None),
             )[placement.order_BT >= 0]
             for shown, store, instead in (
                 (self._feeder.masks(placement), Scratch(placement), None),
@@ -284,9 +291,9 @@ class SelfTests:
             Scratch(placement),
             orders_BS,
             ids_BT.shape[1],
-            compiles=layers is not None,
-            forwards=layers.forwards if layers else NOTHING,
-            unpadded=laid,
+            options=ForwardOptions(
+                compiles=layers is not None, forwards=layers.forwards if layers else NOTHING, unpadded=laid
+            ),
         )
         if not hold_numbers(logits_BTV):
             return logits_BTV.float()

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Block
+from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Choose
@@ -159,15 +159,15 @@ class RecordedChain:
 
 
 def chain(
-    step: Callable[[Block], torch.Tensor], batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose
+    step: Callable[[Block], Scores], batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose
 ) -> torch.Tensor:
     """Feed tokens that end at each row's length, then ``count - 1`` times the chosen tokens; return all chosen tokens, (B, count).
 
-    ``step`` is (block) -> logits (B, 1, V). A choice of no token, (B, 0), ends the chain.
+    ``step`` feeds a block and returns the scores of its last token. A choice of no token, (B, 0), ends the chain.
     """
     chosen = [ids_BT[:, :0]]
     for offset in range(count):
-        ids_BT = choose(batch, offset, step(Block(ids_BT, offset - ids_BT.shape[1])))
+        ids_BT = choose(batch, offset, step(Block(ids_BT, offset - ids_BT.shape[1])).logits_BTV)
         chosen.append(ids_BT)
         if not ids_BT.shape[1]:
             break

@@ -24,7 +24,7 @@ from specframe.forward.attention.choice import Attention, Choice
 from specframe.forward.hidden import Taps
 from specframe.forward.model_trials import SelfTests
 from specframe.forward.states import state_forwards
-from specframe.forward.transformers_model import NOTHING, TransformersModel
+from specframe.forward.transformers_model import NOTHING, ForwardOptions, TransformersModel
 from specframe.forward.unpadded import LaidBlock, Unpadded, pays
 
 COMPILING_PAYS = 100_000
@@ -112,7 +112,6 @@ class ModelRunner(TransformersModel):
         found: Mapping[int, torch.Tensor] = {}
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
-        compiles = layers is not None
         of_tokens, laid = block.extra, self._unpadded(block)
         if laid is not None:
             of_tokens = {name: laid.row(values) for name, values in of_tokens.items()}
@@ -124,15 +123,17 @@ class ModelRunner(TransformersModel):
                 store,
                 placement.key_order_BS,
                 keep,
-                plan,
-                compiles,
-                forwards,
-                of_tokens,
-                kernels,
-                self._numbers,
-                laid,
-                pages,
-                stored.key_order_BS.shape[1],
+                ForwardOptions(
+                    plan,
+                    layers is not None,
+                    forwards,
+                    of_tokens,
+                    kernels,
+                    self._numbers,
+                    laid,
+                    pages,
+                    stored.key_order_BS.shape[1],
+                ),
             )
         if laid is not None:
             found = {number: laid.rectangle(states_1ND) for number, states_1ND in found.items()}

@@ -32,6 +32,33 @@ NOTHING: Mapping[Any, Any] = MappingProxyType({})
 NO_CONTEXT = contextlib.nullcontext()
 
 
+@attrs.frozen(eq=False)
+class ForwardOptions:
+    """How one forward is run."""
+
+    plan: Attend | None = None
+    """Attends in the place of the model's own attention; None: by the masks."""
+    compiles: bool = False
+    """Whether decoder layers are compiled."""
+    forwards: Forwards = NOTHING
+    """Replacements of modules' ``forward``, beside those of rotary modules."""
+    extra: Mapping[str, Any] = NOTHING
+    """Further arguments of the model's ``forward``."""
+    kernels: bool = False
+    """Whether the plan compiles kernels of its own."""
+    numbers: Mapping[int, int] | None = None
+    """The store's number of each layer that attends, by the model's; None: they are the same."""
+    unpadded: Unpadded | None = None
+    """Lays the real tokens in one row; None: the model is fed the rectangle."""
+    pages: bool = False
+    """Whether the plan reads pages."""
+    orders: int | None = None
+    """Keys have orders below this number; None: that of the slots attended to."""
+
+
+AS_IS = ForwardOptions()
+
+
 class TransformersModel:
     """Calls a causal language model on explicit positions and masks, over a cache that is a KV store.
 
@@ -123,15 +150,7 @@ class TransformersModel:
         store: Any,
         key_order_BS: torch.Tensor,
         keep: int,
-        plan: Attend | None = None,
-        compiles: bool = False,
-        forwards: Forwards = NOTHING,
-        extra: Mapping[str, Any] = NOTHING,
-        kernels: bool = False,
-        numbers: Mapping[int, int] | None = None,
-        unpadded: Unpadded | None = None,
-        pages: bool = False,
-        orders: int | None = None,
+        options: ForwardOptions | None = None,
     ) -> torch.Tensor:
         """Return the logits (B, keep, V) of the last ``keep`` tokens that are fed.
 
@@ -142,43 +161,35 @@ class TransformersModel:
             store: takes keys and values, and hands out those to attend to.
             key_order_BS: the order of the token in each slot that is attended to.
             keep: tokens whose logits are asked for.
-            plan: attends in the place of the model's own attention; None: by the masks.
-            compiles: whether decoder layers are compiled.
-            forwards: replacements of modules' ``forward``, beside those of rotary modules.
-            extra: further arguments of the model's ``forward``.
-            kernels: whether the plan compiles kernels of its own.
-            numbers: the store's number of each layer that attends, by the model's; None: they are the same.
-            unpadded: lays the real tokens in one row; None: the model is fed the rectangle.
-            pages: whether the plan reads pages.
-            orders: keys have orders below this number; None: that of the slots attended to.
+            options: how the forward is run; None: by the masks, as a rectangle, its layers as they are.
         """
+        how = options or AS_IS
+        unpadded, plan = how.unpadded, how.plan
         if unpadded is not None:
             ids_BT, positions_BT = unpadded.row(ids_BT), unpadded.row(positions_BT)
         kept = keep if unpadded is None else unpadded.kept(keep)
-        options: dict[str, Any] = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
-        compiling = compiled.ints_and_sizes_left_open() if compiles or kernels else NO_CONTEXT
+        given: dict[str, Any] = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
+        compiling = compiled.ints_and_sizes_left_open() if how.compiles or how.kernels else NO_CONTEXT
         extent = key_order_BS.shape[1]
-        told = self.counts.told(positions_BT, key_order_BS, orders or extent)
-        cache = StoreCache(store, extent, self.dense, unpadded, numbers, told.lengths, pages)
-        shown = Unwritten(extent) if compiles else cache
-        replaced = {**self.rope.forwards, **told.forwards, **forwards}
+        told = self.counts.told(positions_BT, key_order_BS, how.orders or extent)
+        cache = StoreCache(store, extent, self.dense, unpadded, how.numbers, told.lengths, how.pages)
+        shown = Unwritten(extent) if how.compiles else cache
+        replaced = {**self.rope.forwards, **told.forwards, **how.forwards}
         meant = {}
-        if (
-            compiles and plan is None and self.windows
-        ):  # a graph that is given a mask holds for masks of its strides alone
+        if how.compiles and plan is None and self.windows:  # a graph that is given a mask holds for its strides alone
             masks, meant = self.unread, by_address(self.unread, masks)
         state = CurrentForward(plan, cache, replaced, told.functions, unpadded, self.chunks, [], meant)
         with compiling, running(state):
             if self.windows:
-                options["attention_mask"] = masks
+                given["attention_mask"] = masks
                 if self._hands_positions_on:
-                    options["position_ids"] = positions_BT
+                    given["position_ids"] = positions_BT
             output = self.twin(
                 input_ids=ids_BT,
                 use_cache=not self._mixed,  # some ask for a cache of a class of their own where they are to fill it
                 **{self._cache: shown},
-                **options,
-                **extra,
+                **given,
+                **how.extra,
             )
         logits = output.logits
         if unpadded is not None:

@@ -76,9 +76,11 @@ class CheckedModel(CachedModel):
             self._ledger.names.release(sequence)
         super().forget(sequence)
 
-    def feed(self, batch: Batch, block: Block, keep: int = 1, beside: Batch | None = None) -> Scores:
+    def feed(
+        self, batch: Batch, block: Block, keep: int = 1, beside: Batch | None = None, followed: bool = False
+    ) -> Scores:
         """Return the scores of the last ``keep`` tokens after telling the ledger."""
-        scores = super().feed(batch, block, keep, beside)
+        scores = super().feed(batch, block, keep, beside, followed)
         if self.runner.role == "target":
             self._ledger.scored(batch, block, scores)
         return scores
