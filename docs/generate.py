@@ -188,7 +188,8 @@ def plugins_page() -> str:
 def design_page() -> str:
     """Return design.md with the rooms of CONTRIBUTING.md, and the distributions as their project files describe them."""
     rooms = current("CONTRIBUTING.md").partition("## Rooms")[2].partition("\n## ")[0]
-    table = "\n".join(line for line in rooms.splitlines() if line.startswith("| ")) + "\n"
+    rows = [line.split(" | ", 2) for line in rooms.splitlines() if line.startswith("| ")]
+    table = "".join(f"{first} | {subject}\n" for first, _, subject in rows)
     rows = ["| distribution | content |", "| --- | --- |"]
     for path in PROJECTS:
         project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]

@@ -17,6 +17,8 @@ PACKAGE = ROOT / "specframe"
 TABLE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Rooms")[2].partition("\n## ")[0]
 ROOMS = re.findall(r"^\| `(\w+)(?:\.py|/)` \|", TABLE, re.MULTILINE)
 """The rooms from the bottom to the top, as the table of CONTRIBUTING.md has them."""
+BUDGETS = re.findall(r"^\| `(\w+(?:\.py)?)/?` \| ([\d,]+) \|", TABLE, re.MULTILINE)
+"""Each room's file or folder, and the lines that it may have."""
 TOP = ["__init__", "__main__"]
 """The public names and the command: they import any room, and no room imports them."""
 
@@ -90,6 +92,19 @@ def core() -> dict[str, set[str]]:
 def test_rooms_import_only_rooms_below_them():
     """No module imports a module of a room above its own, in functions and for type checkers as little as at its head."""
     assert upward(core(), ROOMS + TOP) == []
+
+
+@pytest.mark.parametrize(("name", "most"), BUDGETS)
+def test_no_room_has_more_lines_than_the_table_allows(name: str, most: str) -> None:
+    """A room that grows says so in the table of CONTRIBUTING.md; docstrings count."""
+    place = PACKAGE / name
+    paths = [place] if place.is_file() else [*place.rglob("*.py")]
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) <= int(most.replace(",", ""))
+
+
+def test_every_room_has_a_budget() -> None:
+    """No room is left out."""
+    assert [name.removesuffix(".py") for name, _ in BUDGETS] == ROOMS
 
 
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/specframe_*/__init__.py"))
