@@ -240,9 +240,9 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "halves": ({"depths_B": ROWS_B / 2}, r"depths_B of whole numbers, got float64"),
     "a row less": ({"depths_B": ROWS_B[:3]}, r"depths_B of shape \(B,\) = \(4,\), got \(3,\)"),
     "two columns": ({"nodes_B": np.zeros((4, 2), dtype=int)}, r"nodes_B of shape \(B,\) = \(4,\), got \(4, 2\)"),
-    "less than nothing": ({"depths_B": ROWS_B - 1}, r"depths_B from 0 to its depth of 4, got -1"),
-    "more than the depth": ({"depths_B": ROWS_B + 1}, r"depths_B from 0 to its depth of 4, got 5"),
-    "more than the nodes": ({"nodes_B": ROWS_B + 3}, r"nodes_B from 0 to its nodes of 4, got 5"),
+    "less than nothing": ({"depths_B": ROWS_B - 1}, r"depths_B from 0 to budget.depth = 4, got -1"),
+    "more than the depth": ({"depths_B": ROWS_B + 1}, r"depths_B from 0 to budget.depth = 4, got 5"),
+    "more than the nodes": ({"nodes_B": ROWS_B + 3}, r"nodes_B from 0 to budget.nodes = 4, got 5"),
 }
 
 

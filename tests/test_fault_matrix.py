@@ -32,10 +32,9 @@ from specframe_testing import fakes, harness
 
 from specframe.contracts import cache, layout
 from specframe.engine.engine import Engine
-from specframe.engine.guards.base import members_of
 from specframe.pipeline import Pipeline, in_order
 from specframe.plugins.entries import ROLES
-from specframe.plugins.protocols import members
+from specframe.plugins.protocols import members, members_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 

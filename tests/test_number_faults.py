@@ -116,6 +116,7 @@ VERDICTS: dict[str, tuple[Change, str]] = {
     "a negative id": (first("tokens_BT", -1), r"token ids from 0 to 60 in tokens_BT, got -1"),
     "a node before the first": (path(-1), r"nodes from 0 to 5 in path_BT, got -1"),
     "a node after the last": (path(6), r"nodes from 0 to 5 in path_BT, got 6"),
+    "no path": (lambda verdict: attrs.evolve(verdict, path_BT=None), r"path_BT as a tensor, got None"),
     "a path of siblings": (path(0, 1), r"a path_BT in which each node is a child of the node before it, got \[0, 1\]"),
     "a path that begins below": (path(3), r"a path_BT in which each node is a child of the node before it, got \[3\]"),
 }
@@ -165,7 +166,7 @@ def test_a_drafter_is_named(case: str, device: str) -> None:
         decode(device, drafter=Drafter(change))
 
 
-@pytest.mark.wide(but=["a path that begins below on cpu", "another token than the draft's on cpu"])
+@pytest.mark.wide(but=["a path that begins below on cpu", "no path on cpu", "another token than the draft's on cpu"])
 @pytest.mark.parametrize(("case", "device"), told(RULES))
 def test_an_acceptance_rule_is_named(case: str, device: str) -> None:
     """The rule is told of what it returned, before the loop cuts filler away."""

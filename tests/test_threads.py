@@ -14,7 +14,7 @@ from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Result
-from specframe.engine.guards.calls import longest_running
+from specframe.engine.guards.base import longest_running
 from specframe.forward import compiled
 
 PATIENCE = 2.0

@@ -23,7 +23,7 @@ from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
 from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
 from specframe.engine.encoding import duplicate_key, require_ids
-from specframe.engine.guards.base import of_part
+from specframe.engine.guards.base import blame
 from specframe.engine.guards.observers import installed_observers
 from specframe.engine.guards.roles import guard, guard_all, numbers_check
 from specframe.engine.memory_limits import Limits, too_small
@@ -251,7 +251,7 @@ class Engine:
                 self._recover(f"going on {self._limits}")
                 return
             error = too_small(error)
-        error = of_part(error)
+        error = blame(error)
         if report is None:
             raise error
         self._late = error

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
-from specframe.contracts.reports import RoundReport
 from specframe.engine.error_words import error_text
 from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.plugins.compose import strategy
@@ -20,6 +19,11 @@ class TolerantObserver:
     def __init__(self, observer: Any, entry: Entry) -> None:
         self._observer, self._entry = observer, entry
 
+    def __getattr__(self, member: str) -> Any:
+        if member.startswith("_"):
+            raise AttributeError(member)
+        return functools.partial(self._tell, member)
+
     def _tell(self, member: str, *arguments: Any) -> None:
         if (watching := self._observer) is None:
             return
@@ -30,32 +34,8 @@ class TolerantObserver:
             why = f"{member}() raised {error_text(error, watching)}"
             warnings.warn(f"{self._entry} is told nothing more: {why}", SpecframeWarning, stacklevel=2)
 
-    def enter(self, stage: str) -> None:
-        """Tell it that a stage begins."""
-        self._tell("enter", stage)
 
-    def leave(self, stage: str) -> None:
-        """Tell it that a stage ends."""
-        self._tell("leave", stage)
-
-    def forward(self, model: str, rows: int, tokens: int) -> None:
-        """Tell it of a forward pass."""
-        self._tell("forward", model, rows, tokens)
-
-    def fed(self, model: str, real: int, computed: int) -> None:
-        """Tell it how many tokens were computed."""
-        self._tell("fed", model, real, computed)
-
-    def spent(self, stages: Mapping[str, float]) -> None:
-        """Tell it of seconds that passed in other processes."""
-        self._tell("spent", stages)
-
-    def round(self, report: RoundReport) -> None:
-        """Tell it of a round."""
-        self._tell("round", report)
-
-
-def installed_observers(known: Registry) -> list[TolerantObserver]:
+def installed_observers(known: Registry) -> list[Any]:
     """Return an observer of each kind that plugins offer; one that cannot be made is warned of and left out."""
     made = []
     for entry in known.of("observer"):
