@@ -108,7 +108,7 @@ def hooks() -> str:
     parts += ["## What every role in a round has in common", fenced("specframe.contracts.roles", "Strategy")]
     parts += [
         "## What alignments and KV backends make",
-        fenced("specframe.contracts.layout", "Layout"),
+        fenced("specframe.contracts.roles", "Layout"),
         fenced("specframe.contracts.cache", "KVStore"),
         "## What attention backends are asked, read and make",
         fenced("specframe.contracts.attention", "AttentionFacts"),

@@ -30,7 +30,7 @@ from planting import (
 )
 from specframe_testing import fakes, harness
 
-from specframe.contracts import cache, layout
+from specframe.contracts import cache, roles
 from specframe.engine.engine import Engine
 from specframe.pipeline import Pipeline, in_order
 from specframe.plugins.entries import ROLES
@@ -73,7 +73,7 @@ POINTS: list[Point] = [
         if not isinstance(vars(cache.KVStore)[name], property)
     ),
 ]
-assert {"arrange", "place", "settle"} <= {*members_of(layout.Layout)}
+assert {"arrange", "place", "settle"} <= {*members_of(roles.Layout)}
 
 
 def pipe_of(point: Point) -> Pipeline:

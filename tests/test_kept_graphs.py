@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.devices.held import UNCOLLECTED
 from specframe.errors import ContractError, SpecframeWarning
 from specframe.forward import recorded_forwards, recording_cache
 from specframe.forward.model_state import settings
+from specframe.forward.run import Run
 from specframe.text.sampling import Sampling
 
 ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [12, 9, 14, 7], {7})

@@ -39,13 +39,13 @@ from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.devices import kinds
 from specframe.devices.held import Held
 from specframe.devices.kinds import on_device
 from specframe.forward import recorded_chains, recorded_forwards, recording_cache, unpadded
 from specframe.forward.attention import interface, kernel_trial, packed
 from specframe.forward.attention.packed import Packed
+from specframe.forward.run import Run
 from specframe.text.sampling import Sampling
 
 FULL = os.environ.get("SPECFRAME_FULL_MATRIX") == "1"

@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ import pytest
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.heads import blocks, mtp, stepwise
 from specframe_testing.heads import checkpoints as heads
-from specframe_testing.strict import UndeclaredError, declared, strict, strictly
+from specframe_testing.strict import OF_THE_CORE, UndeclaredError, declared, strict, strictly
 
 from specframe import contracts
-from specframe.contracts import cache, layout, roles, run
+from specframe.contracts import cache, roles
 from specframe.contracts.engine import Executor
 from specframe.contracts.model import Model
 from specframe.contracts.requests import Request
 from specframe.contracts.states import StateStore
+from specframe.engine.pool import Pool
 from specframe.errors import ContractError
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
@@ -120,7 +122,7 @@ def test_heads(name: str, tmp_path: Path) -> None:
 
 
 class Curious:
-    """A drafter that looks at what the protocol of runs does not declare."""
+    """A drafter that looks at what it may not use."""
 
     needs = frozenset[str]()
     offers = frozenset({"chain"})
@@ -194,11 +196,20 @@ def test_no_member_is_declared_that_nobody_asks_for() -> None:
     folders = [root, *(one for one in root.parent.glob("plugins/*/specframe_*") if one.is_dir())]
     sources = [one for folder in folders for one in folder.rglob("*.py")]
     asked = set[str]().union(
-        *(called(one.read_text("utf-8")) for one in sources if not {"contracts", "testing"} & {*one.parts})
+        *(called(one.read_text("utf-8")) for one in sources if "contracts" not in one.relative_to(root.parent).parts)
     )
     found = [*protocols()]
-    assert {Model, Executor, StateStore, run.Run} <= {*found}
+    assert {Model, Executor, StateStore} <= {*found}
     assert {(one.__name__, name) for one in found for name in declared(one) - asked} == set()
+
+
+def test_what_strategies_may_use_is_told() -> None:
+    """The page of stability lists the members of the core's classes that stand-ins have."""
+    page = (Path(contracts.__path__[0]).parents[1] / "docs/stability.md").read_text("utf-8")
+    for one in OF_THE_CORE:
+        line = re.search(rf"^\| `{one.__module__}.{one.__name__}` \| (.*) \|$", page, re.MULTILINE)
+        assert line, one
+        assert set(re.findall(r"`(\w+)`", line[1])) == declared(one)
 
 
 OTHERS = {
@@ -219,7 +230,6 @@ def test_what_is_declared_is_used(tmp_path: Path) -> None:
     test_a_draft_model_with_another_tokenizer()
     for name in ("eagle", "dflash", "medusa"):
         test_heads(name, tmp_path / name)
-    protocols = (run.Run, run.CachedModel, Model, run.Watch, layout.Layout, cache.KVStore)
-    for one in protocols:
+    for one in (*OF_THE_CORE.keys() - {Pool}, Model, roles.Layout, cache.KVStore):
         used = {name for kind, name in USED if kind == one.__name__} | OTHERS.get(one.__name__, set())
         assert declared(one) - used == set(), one

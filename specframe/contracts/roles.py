@@ -5,19 +5,20 @@ Shapes: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed pe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from specframe.contracts.cache import KVStore
-from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
-from specframe.contracts.layout import Layout
-from specframe.contracts.pool import Pool
+from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.drafts import Block, Budget, Draft, Scores, Transfer, Verdict
 from specframe.contracts.reports import Outcome, RoundReport
-from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
+from specframe.contracts.round import Batch, Kept
+
+if TYPE_CHECKING:
+    from specframe.engine.pool import Pool
+    from specframe.forward.run import Run
 
 
 class Strategy(Protocol):
@@ -102,6 +103,30 @@ class TreeRule(AcceptanceRule, Protocol):
             The tokens in the order in which they are judged, (B, F, count), and the logarithms of the probabilities that they are
             right, as far as the drafter's logits tell.
         """
+
+
+class Layout(Protocol):
+    """The slots of one model's cache under one alignment."""
+
+    static: bool
+    """Whether places follow from ``lengths_B`` alone: several forwards can then be recorded as one, and chains need no settling."""
+
+    def arrange(self, batch: Batch) -> None:
+        """Make the batch's sequences the rows of what follows, moving whatever has to move. Nothing when all is in place."""
+
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Return places for the tokens about to be fed. What precedes a row's first token is padding, and so is what is not real of
+        a row's own tokens (``block.real``): these are cached, and are not to be written over."""
+
+    def settle(self, batch: Batch, kept: Kept) -> None:
+        """Forget all tokens but those that stand.
+
+        A layout that is ``static`` is told of paths only.
+        """
+
+
+MakesLayout = Callable[[KVStore, int, int], Layout]
+"""Makes the layout of a store, as an alignment does: (store, rows, slots per row) -> layout."""
 
 
 class Alignment(Started, Protocol):

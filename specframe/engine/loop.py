@@ -14,11 +14,11 @@ from specframe.contracts.drafts import Budget, Check, Draft, Scores, Transfer, V
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, Drafter
 from specframe.contracts.round import Batch, Sequence
-from specframe.contracts.run import CachedModel
 from specframe.devices.memory import out_of_memory
 from specframe.engine.budgets import NOTHING, cut, usable
 from specframe.engine.pool import Pool
 from specframe.errors import SpecframeWarning
+from specframe.forward.cached import CachedModel
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.text.sampling import shape, sharpen, undecided_places, undrawn_rows

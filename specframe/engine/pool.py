@@ -27,6 +27,8 @@ from specframe.text.constraints import NONE_ALLOWED
 class Pool:
     """Requests waiting for a row, the sequences that have one, and their tokens.
 
+    Schedulers are handed it. What they may use of it is listed in docs/stability.md; the rest is the engine's.
+
     Tokens and lengths live on the device, one row per live sequence, with a host copy kept in step from the one transfer of
     each round. A waiting request costs its token ids and nothing else.
 
@@ -51,6 +53,7 @@ class Pool:
         self._returned: OrderedDict[Key, Sequence] = OrderedDict()
         self._clock = clock or HandClock()
         self.live: list[Sequence] = []
+        """The sequences that have a row, or have been promised one."""
         self.reserve: Callable[[Sequence, int], int | None] = lambda sequence, tokens: 0
         """Told of a sequence that is admitted, and of its number of tokens; returns how many of the first are cached already, None:
         there is no room for it."""

@@ -1,4 +1,7 @@
-"""A model with one KV cache, as drafter and verifier use it."""
+"""A model with one KV cache, as drafter and verifier use it.
+
+Tensor names carry their shape: B rows, T tokens fed per row, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,22 @@ import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.layout import Layout
 from specframe.contracts.model import PLAIN, How, Model
+from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.run import Choose, Watch
 from specframe.contracts.states import PrefixStates
 from specframe.errors import ModelError
 from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.mixed_batch import Joined, piece_of
-from specframe.forward.recorded_chains import RecordedChain, chain
+from specframe.forward.recorded_chains import Choose, RecordedChain, chain
 from specframe.forward.recorded_forwards import RecordedForward
+from specframe.observe.watch import Watch
 
 
 class CachedModel:
-    """A model with one KV cache, fed through a layout.
+    """A model with one KV cache, fed through a layout: that of the run's alignment, or one of its own.
+
+    What strategies may use of it is listed in docs/stability.md; the rest is the engine's.
 
     Args:
         runner: the model.
@@ -38,6 +43,13 @@ class CachedModel:
     Raises:
         ModelError: forwards cannot be run so, or the model has layers that keep a state, and there are no states.
     """
+
+    runner: Model
+    """The model."""
+    layout: Layout
+    """The places of its tokens."""
+    store: KVStore
+    """Its keys and values. A drafter that attends by itself writes to it at the places that :meth:`place` returns."""
 
     def __init__(
         self,
@@ -80,7 +92,7 @@ class CachedModel:
 
     @property
     def new_shapes(self) -> int:
-        """See :attr:`specframe.contracts.run.Run.new_shapes`; of this model alone."""
+        """See :attr:`specframe.forward.run.Run.new_shapes`; of this model alone."""
         return self._graphs.new_shapes if self._graphs else 0
 
     def shared(self, runner: Model, how: How, graphs: ModelGraphs | None) -> CachedModel:
@@ -102,7 +114,8 @@ class CachedModel:
         Args:
             layers: numbers of hidden states, as transformers has them: 0 is the embedding, the last what follows the final norm;
                 one more is what precedes that norm.
-            past: whether those of all of a row's tokens are needed, cached ones too.
+            past: whether those of all of a row's tokens are needed, so that all are fed; False: those of tokens that are fed
+                because a cache of the run lacks them.
 
         Raises:
             ModelError: the model has no such hidden states, or does not say which of its modules are layers.
@@ -214,10 +227,12 @@ class CachedModel:
 
         Args:
             batch: the rows.
-            ids_BT: what is fed first.
+            ids_BT: the tokens that are fed first.
             count: tokens to choose; the last of them is not fed.
-            choose: (batch, offset, logits_B1V) -> (B, 1), the token after each row's length + ``offset``; (B, 0) ends the chain.
-            pure: ``choose`` looks at nothing but logits, streams and places, which are lengths plus offset.
+            choose: chooses one token of every row; none, (B, 0), ends the chain.
+            pure: ``choose`` looks at nothing but logits, streams and places, which are lengths plus offset, and leaves nothing
+                behind. It may be asked with lengths that have grown and offset 0, be recorded, and be replayed as it was where it
+                equals the last run's: a table that it reads is to stay where it is, too.
 
         Returns:
             (B, count) ids, or fewer where the chain was ended.
@@ -297,7 +312,12 @@ class CachedModel:
             self.states.remember(batch)
 
     def settle(self, batch: Batch, kept: Kept) -> None:
-        """Forget all tokens that were fed but those that stand."""
+        """Forget all tokens that were fed but those that stand.
+
+        The loop settles the target's cache once it knows the verdict, a drafter its own before it feeds tokens in the place of
+        others. :meth:`read` settles what it has fed. A ``Kept`` that was settled last is passed over: an alignment may have settled
+        it at once.
+        """
         if self.states is not None:
             self.states.settle(batch, kept)
         if kept.path_BT is None and self._static:

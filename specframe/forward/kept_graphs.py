@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from specframe.contracts.cache import KVStore
-from specframe.contracts.layout import Layout
 from specframe.contracts.model import How, Model
+from specframe.contracts.roles import Layout
 from specframe.devices.kinds import Recording
 from specframe.forward.model_state import settings
 from specframe.forward.recorded_chains import RecordedChain

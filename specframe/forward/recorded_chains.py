@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.layout import Layout
+from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Choose
 from specframe.devices.kinds import Recording
 from specframe.forward.recorded_forwards import LONGEST, Forward
 from specframe.forward.recording_cache import KeptRecording, Outputs, RecordingCache, bucket, power_of_two
+
+Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
+"""Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
 
 
 class Still(Batch):

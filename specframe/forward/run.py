@@ -1,4 +1,7 @@
-"""The run, given to strategies at their start."""
+"""The run, given to strategies at their start.
+
+Tensor names carry their shape: B rows, T tokens fed per row, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +13,45 @@ import attrs
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specframe.contracts import run as contracts
 from specframe.contracts.attention import Asked
 from specframe.contracts.cache import DraftsBackend, KVBackend, KVStore, PrefixStore
 from specframe.contracts.model import How, Model
-from specframe.contracts.roles import AcceptanceRule, Alignment
+from specframe.contracts.roles import AcceptanceRule, Alignment, MakesLayout
 from specframe.contracts.round import Sequence
-from specframe.contracts.run import MakesLayout, Watch
 from specframe.contracts.states import StateBackend, StateLayer, StateStore
 from specframe.forward.cached import CachedModel
 from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.open_stores import OpenStore, Stores, keeps_prefixes
 from specframe.forward.recording_cache import RECORDINGS
 from specframe.forward.states import RowStates
+from specframe.observe.watch import Watch
 from specframe.value_checks import unwrap_guards
 
 
 @attrs.define(eq=False)
 class Run:
-    """One run: its models, its rows, and how to open a cache that is laid out as the alignment wants it."""
+    """One run: its models, its rows, and how to open a cache that is laid out as the alignment wants it.
+
+    Strategies are handed it when it starts. What they may use of it is listed in docs/stability.md; the rest is the engine's.
+    """
 
     runner: Model
+    """The target without its cache."""
     alignment: Alignment
     rule: AcceptanceRule
     kv: KVBackend
+    """The backend of caches that are opened without one of their own."""
     rows: int
+    """Sequences that may be live at once."""
     capacity: int
     """Places per row: the longest sequence, and the draft tokens beyond its end."""
     watch: Watch
+    """The run's observers."""
     seed: int = 0
+    """The seed of every random choice."""
     steady: bool = False
-    """Whether the policy drafts in every round."""
+    """Whether the policy offers "steady": it drafts in every round. Where it does not, a drafter may leave prompts unread until a
+    draft is asked for."""
     draft_model: PreTrainedModel | None = None
     """The draft language model, for drafters that use one."""
     target_tokenizer: PreTrainedTokenizerBase | None = None
@@ -54,8 +65,9 @@ class Run:
     stores: Stores | None = None
     """The stores that earlier runs have left open; None: all are opened for this one alone."""
     target: CachedModel = attrs.field(init=False)
+    """The target with its cache."""
     caches: list[CachedModel] = attrs.Factory(list)
-    """The models with a cache of their own."""
+    """The models with a cache of their own, which are counted, and released when the run ends."""
     _sharing: list[CachedModel] = attrs.field(factory=list, init=False)
     _stores: dict[int, OpenStore] = attrs.field(factory=dict, init=False)
     """The store of each cache."""
@@ -72,18 +84,22 @@ class Run:
         layout: MakesLayout | None = None,
         kv: KVBackend | None = None,
         capacity: int | None = None,
-        share: contracts.CachedModel | None = None,
+        share: CachedModel | None = None,
         ahead: int = 0,
     ) -> CachedModel:
-        """Return a model with a KV cache, under this run's alignment and KV backend unless told otherwise.
+        """Return a model with a KV cache, which the run counts, and releases at its end.
 
         Args:
-            model: the model.
-            layout: makes the cache's layout. An attention backend asked for by name is for the alignment's, and is not taken.
-            kv: the backend of its own.
-            capacity: slots per row.
-            share: the cached model whose cache it uses; None: a cache of its own.
-            ahead: tokens after a slot's own one that its keys depend on.
+            model: the model. One that is fed by itself may leave :meth:`specframe.contracts.model.Model.forward` undone.
+            layout: makes the cache's layout, in the place of the alignment. Layers are not compiled there, and an attention backend
+                asked for by name is not taken.
+            kv: stores its keys and values, in the place of the run's backend.
+            capacity: slots per row, if they are not as many as the run's.
+            share: the :class:`CachedModel` whose cache it uses, if it has none of its own. The model's layers are the first
+                layers of that one. What it feeds beyond a row's own tokens has to be forgotten, by :meth:`CachedModel.settle`,
+                before the other feeds.
+            ahead: how many tokens after a slot's own one the model's keys depend on, for stores that keep what rows begin with, see
+                :attr:`specframe.contracts.cache.PrefixStore.ahead`.
         """
         spread = any(shape.device is not None for shape in model.kv_shapes)
         record = RECORDINGS["off" if spread else self.graphs](model.device)
@@ -139,7 +155,7 @@ class Run:
             return cast(StateBackend, kv).open_states(layers, self.rows, device)
         return RowStates(layers, self.rows, device)
 
-    def close_cache(self, cached: contracts.CachedModel) -> None:
+    def close_cache(self, cached: CachedModel) -> None:
         """Release a cache before the run ends."""
         self.caches.remove(unwrap_guards(cached))
         del self._stores[id(unwrap_guards(cached))]
@@ -219,7 +235,10 @@ class Run:
 
     @property
     def new_shapes(self) -> int:
-        """The times so far that a forward took longer than others of its shape: it was new, or was recorded."""
+        """The times so far that a forward was slow on a device with graphs, as its shape was new, or was recorded.
+
+        A round in which the number grows says nothing of the time of its kind.
+        """
         return sum(cached.new_shapes for cached in (*self.caches, *self._sharing))
 
     @property

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
+from specframe.forward.run import Run
 from specframe.row_map import RowMap
 
 GROWTH = 8

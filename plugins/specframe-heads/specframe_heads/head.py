@@ -21,8 +21,9 @@ from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
-from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import shape, sharpen
 from specframe.value_checks import whole

@@ -8,7 +8,8 @@ from typing import Any, cast
 from specframe.contracts.cache import KVBackend
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
-from specframe.contracts.run import CachedModel, Run
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
 from specframe_memory.allocations import NOTHING, OTHERS, Allocations
 from specframe_memory.counted_caches import CountedKV
 from specframe_memory.footprint import HEAD
@@ -71,5 +72,5 @@ class CountedRun:
         return getattr(self._run, name)
 
     def open_cache(self, model: Any, *, kv: KVBackend | None = None, **options: Any) -> CachedModel:
-        """Return a model with a cache, as :meth:`specframe.contracts.run.Run.open_cache` does."""
+        """Return a model with a cache, as :meth:`specframe.forward.run.Run.open_cache` does."""
         return self._run.open_cache(model, kv=kv and self._kv.beside(kv), **options)

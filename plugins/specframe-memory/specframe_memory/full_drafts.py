@@ -11,8 +11,8 @@ import torch
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.engine.budgets import limit_depths
+from specframe.forward.run import Run
 from specframe.forward.unpadded import fullest
 
 

@@ -9,8 +9,8 @@ from specframe_testing.conformance import DrafterSuite
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()

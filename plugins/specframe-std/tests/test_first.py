@@ -20,8 +20,8 @@ from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.errors import SpecframeError
+from specframe.forward.run import Run
 from specframe.models.pairs import choose, chosen_name
 from specframe.plugins.registry import registry
 

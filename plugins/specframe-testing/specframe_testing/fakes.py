@@ -28,8 +28,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
+from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 
 CERTAIN = 100.0

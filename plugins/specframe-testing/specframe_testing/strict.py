@@ -1,29 +1,45 @@
 """Strict stand-ins: an object as its protocol declares it, and no member more.
 
-A strategy that works on stand-ins uses nothing that a stranger's object of the protocol would lack.
+A strategy that works on stand-ins uses nothing that a stranger's object of the protocol would lack, and of the core's own classes
+nothing but what strategies may use.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
-from specframe.contracts import cache, roles, run
+from specframe.contracts import cache, roles
 from specframe.contracts.attention import AttentionBackend
+from specframe.engine.pool import Pool
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
+from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.plugins.protocols import OFFERED, PROTOCOLS
 
 OWN = "specframe.contracts."
 """The package of the protocols."""
 
-MORE: dict[type, Mapping[str, type]] = {run.Rule: OFFERED["acceptance rule"]} | {
-    PROTOCOLS[kind]: words for kind, words in OFFERED.items()
+OF_THE_CORE: Mapping[type, frozenset[str]] = {
+    kind: frozenset(names.split())
+    for kind, names in {
+        Run: "rows capacity seed steady draft_model target_tokenizer draft_tokenizer runner kv target rule watch new_shapes "
+        "caches open_cache close_cache",
+        CachedModel: "runner layout store capture follow place reserve forget feed extend tokens_at_once read settle",
+        Pool: "live rows latest waiting unfinished admit length batch",
+        Watch: "stage forward fed",
+    }.items()
 }
+"""The classes of the core whose objects strategies are handed, and the members that they may use, as docs/stability.md has them."""
+
+HANDED = {one.__name__: one for one in OF_THE_CORE}
+
+MORE: dict[type, Mapping[str, type]] = {PROTOCOLS[kind]: words for kind, words in OFFERED.items()}
 """Protocols of which objects that offer a word have a larger one."""
 
 FIELDS: dict[str, type] = {
@@ -131,12 +147,16 @@ def joined(*protocols: type) -> type | None:
 @functools.cache
 def declaring(protocol: type, name: str) -> type:
     """Return the protocol, of this one and those it extends, that declares a member."""
+    if protocol in OF_THE_CORE:
+        return protocol
     return next(one for one in protocol.__mro__ if name in vars(one) or name in vars(one).get("__annotations__", {}))
 
 
 @functools.cache
 def declared(protocol: type) -> frozenset[str]:
     """Return the names that a protocol and those it extends declare."""
+    if protocol in OF_THE_CORE:
+        return OF_THE_CORE[protocol]
     own = [one for one in protocol.__mro__ if one.__module__.startswith(OWN)]
     names = {name for one in own for name in (*vars(one), *vars(one).get("__annotations__", {}))}
     return frozenset(name for name in names if not name.startswith("_"))
@@ -149,14 +169,16 @@ def types_of(protocol: type, name: str) -> dict[str, Any]:
         value = vars(one).get(name)
         function = value.fget if isinstance(value, property) else value
         if inspect.isfunction(function):
-            return typing.get_type_hints(function, vars(sys.modules[one.__module__]))
+            return typing.get_type_hints(function, localns=HANDED)
         if name in vars(one).get("__annotations__", {}):
             return {"return": typing.get_type_hints(one)[name]}
     return {}
 
 
 def protocol_in(annotation: Any) -> type | None:
-    """Return the protocol of the contracts that an annotation names, if any."""
+    """Return the protocol of the contracts, or the class of the core, that an annotation names, if any."""
+    if annotation in HANDED.values():
+        return annotation
     if (
         isinstance(annotation, type)
         and getattr(annotation, "_is_protocol", False)

@@ -16,8 +16,8 @@ from specframe.contracts.cache import KVShape
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import Run
 from specframe.errors import OptionError
+from specframe.forward.run import Run
 from specframe.value_checks import number
 from specframe_heads.blocks.block_weights import BlockHead
 from specframe_heads.blocks.cache import HeadCache, HeadRunner

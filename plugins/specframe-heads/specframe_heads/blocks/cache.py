@@ -18,9 +18,9 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import How
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import Run
 from specframe.contracts.states import StateLayer
 from specframe.forward.cache_views import gather_slots
+from specframe.forward.run import Run
 from specframe_heads.blocks.net import Write
 
 

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import Run
 from specframe.devices import kinds
 from specframe.errors import CompositionError, ModelError
+from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.models.hollow import hollow_of
 from specframe.models.loading import load_model, load_tokenizer, read_config

@@ -18,9 +18,10 @@ from specframe_std.trees.chains import GrowingChain
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.round import Batch
-from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, ModelError
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.row_map import RowMap
 from specframe.value_checks import whole

@@ -6,7 +6,7 @@ import attrs
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
+from specframe.forward.run import Run
 from specframe_heads.features import Piece, Waiting
 from specframe_heads.head import HeadDrafter, PairDrafter, nothing
 from specframe_heads.place_by_place import drawn

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import numpy as np
@@ -22,8 +22,8 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
-from specframe.contracts.run import Run
 from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
 from specframe.forward.transformers_model import attention_windows
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
@@ -95,7 +95,7 @@ class Trace(Watcher, Listener):
 
     def started(self, run: Run) -> None:
         """Take the books of the caches that the run has opened, the target's first."""
-        self.caches = [cast(CachedModel, one) for one in run.caches]  # the run lets go of its own list when it ends
+        self.caches = [*run.caches]  # the run lets go of its own list when it ends
         heard = [listener for cached in self.caches for listener in listeners(cached.layout)]
         self.book, *self._others = [listener for listener in heard if isinstance(listener, SlotBook)]
 

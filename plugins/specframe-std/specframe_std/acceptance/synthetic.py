@@ -6,9 +6,9 @@ import torch
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.devices.kinds import constant
 from specframe.errors import OptionError
+from specframe.forward.run import Run
 from specframe.text.noise import Stream, uniform
 from specframe.value_checks import number, read_number
 from specframe_std.acceptance.greedy import Greedy

@@ -10,8 +10,8 @@ import torch
 from specframe.contracts.cache import KVStore, Placement, Written
 from specframe.contracts.drafts import Block, Draft, Transfer
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
+from specframe.forward.run import Run
 from specframe.row_map import RowMap
 
 

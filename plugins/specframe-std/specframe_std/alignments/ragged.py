@@ -6,7 +6,7 @@ from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.cache import KVStore
 from specframe.contracts.drafts import Draft, Transfer
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
+from specframe.forward.run import Run
 
 
 class Ragged:

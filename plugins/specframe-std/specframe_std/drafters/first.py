@@ -15,9 +15,9 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.roles import Drafter, MatchingDrafter, SizedDrafter
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, OptionError, literal
+from specframe.forward.run import Run
 from specframe.plugins.registry import registry
 from specframe.value_checks import whole
 from specframe_std.drafters.worth import Worth

@@ -11,9 +11,10 @@ import torch
 from specframe.contracts.drafts import Block, Budget, Draft, Transfer
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import constant
 from specframe.errors import CompositionError
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.row_map import RowMap
 from specframe.text.sampling import is_unshaped, shape, sharpen

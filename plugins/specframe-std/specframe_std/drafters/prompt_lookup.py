@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
 from specframe.errors import OptionError, literal
+from specframe.forward.run import Run
 from specframe.value_checks import whole
 from specframe_std.trees.options import Trees
 

@@ -8,8 +8,9 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.model import Model
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe_std.drafters.model import ModelDrafter
 

@@ -18,9 +18,10 @@ from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Sequence
-from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe_std.drafters.texts import Transcript, Translation, codecs, common
 from specframe_std.kv.slab import Slab

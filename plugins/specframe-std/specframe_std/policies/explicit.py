@@ -5,7 +5,7 @@ from __future__ import annotations
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
+from specframe.forward.run import Run
 from specframe.value_checks import number, whole
 from specframe_std.policies.acceptance import LONGEST, Acceptance, survival
 from specframe_std.policies.levels import Levels

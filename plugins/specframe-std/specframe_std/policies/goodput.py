@@ -15,9 +15,9 @@ import numpy as np
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.devices import kinds
 from specframe.errors import OptionError, literal
+from specframe.forward.run import Run
 from specframe.forward.unpadded import fullest
 from specframe.value_checks import whole
 from specframe_std.policies.acceptance import LONGEST, Acceptance, survival

@@ -7,7 +7,7 @@ import numpy as np
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
+from specframe.forward.run import Run
 from specframe.value_checks import number, whole
 from specframe_std.policies.acceptance import LONGEST
 from specframe_std.policies.confidence import Calibration, ConfidenceStop

@@ -18,7 +18,7 @@ from specframe_std.policies.levels import Levels
 from specframe_std.policies.pace import APART, Pace
 
 if TYPE_CHECKING:
-    from specframe.contracts.run import Run
+    from specframe.forward.run import Run
 
 NOISE = 0.13
 """Standard deviation of one round's seconds, as a share of them: of rounds of 40 to 130 ms on a CPU 0.04 to 0.06 where nothing else

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch, Sequence, State
+from specframe.engine.pool import Pool
 from specframe.errors import OptionError, literal
 from specframe.value_checks import number, whole
 from specframe_std.schedulers.refill import Refill

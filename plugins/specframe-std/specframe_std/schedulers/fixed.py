@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch
+from specframe.engine.pool import Pool
 
 
 class Fixed:

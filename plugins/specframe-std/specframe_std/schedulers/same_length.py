@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch, Sequence
+from specframe.engine.pool import Pool
 from specframe.value_checks import whole
 
 

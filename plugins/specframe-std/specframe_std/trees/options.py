@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from specframe.contracts.drafts import Budget
+from specframe.contracts.roles import AcceptanceRule
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Rule
 from specframe.errors import OptionError, literal
 from specframe.value_checks import whole
 from specframe_std.trees import growth
@@ -121,7 +121,13 @@ class Trees:
         return max(1, min((budget.nodes + (spare or 0)) // max(1, budget.depth - 1), most))
 
     def grow(
-        self, batch: Batch, budget: Budget, rule: Rule, logits_B1V: torch.Tensor, run: Run, spare: int | None = 0
+        self,
+        batch: Batch,
+        budget: Budget,
+        rule: AcceptanceRule,
+        logits_B1V: torch.Tensor,
+        run: Run,
+        spare: int | None = 0,
     ) -> Grown:
         """Return a tree within a budget of at least one node, its nodes chosen as the acceptance rule asks.
 

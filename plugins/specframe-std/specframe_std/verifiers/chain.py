@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.drafts import Block, Draft, Scores
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
+from specframe.forward.run import Run
 
 
 class ChainVerifier:

@@ -7,7 +7,7 @@ from typing import Any
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
+from specframe.forward.run import Run
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 from specframe_testing import fakes, harness

@@ -10,10 +10,11 @@ import torch
 from specframe.contracts.cache import KVBackend, KVStore, Placement, PrefixStore, rounding
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import How, Model
+from specframe.contracts.roles import MakesLayout
 from specframe.contracts.round import Batch, Sequence
-from specframe.contracts.run import Choose, MakesLayout
 from specframe.forward.cached import CachedModel
 from specframe.forward.kept_graphs import ModelGraphs
+from specframe.forward.recorded_chains import Choose
 from specframe.forward.run import Run
 from specframe_testing.probes.cache_checks import NAMES, Ledger, ViewLedger
 from specframe_testing.probes.sequence_records import Accounts

@@ -14,9 +14,9 @@ import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
-from specframe.contracts.roles import Alignment
+from specframe.contracts.roles import Alignment, MakesLayout
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.run import MakesLayout, Run
+from specframe.forward.run import Run
 from specframe.value_checks import Wrapper
 
 
@@ -53,7 +53,7 @@ class Listener:
         """A layout has placed a block that is about to be fed."""
 
     def settled(self, batch: Batch, kept: Kept) -> None:
-        """A layout has forgotten all but these tokens, see :meth:`specframe.contracts.layout.Layout.settle`."""
+        """A layout has forgotten all but these tokens, see :meth:`specframe.contracts.roles.Layout.settle`."""
 
 
 class Tap(Wrapper):

@@ -10,9 +10,9 @@ import numpy as np
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
 from specframe.errors import OptionError, literal
+from specframe.forward.run import Run
 from specframe.value_checks import number, whole
 from specframe_std.drafters.suffix.engines import ENGINES, Engine, complete
 from specframe_std.drafters.suffix.memory import Memory
