@@ -103,6 +103,14 @@ def test_the_reference_of_a_pipeline(site: Path) -> None:
     )
 
 
+def test_the_reference_of_what_strategies_are_handed(site: Path) -> None:
+    """A run and a pool have what strategies may use, and nothing of the engine's."""
+    text = (site / "reference/handed.html").read_text(encoding="utf-8")
+    for place in ("forward.run.Run.open_cache", "forward.cached.CachedModel.feed", "engine.pool.Pool.batch"):
+        assert f'id="specframe.{place}"' in text
+    assert 'id="specframe.forward.run.Run.put_away"' not in text
+
+
 def test_a_source_that_pages_link_to_is_shown(site: Path) -> None:
     """A link to a module leads to a page with its text, and one to a folder to a page with all its files."""
     assert "class Engine" in re.sub(r"<[^>]+>", "", (site / "source/specframe/engine/engine.py.html").read_text())

@@ -13,6 +13,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from specframe_testing.strict import OF_THE_CORE
 
 import specframe
 
@@ -36,6 +37,8 @@ REFERENCE = {
     "specframe_testing": "plugins/specframe-testing/specframe_testing",
 }
 """Packages of which the reference has all public names, and their folders. Of ``specframe`` it has the names that are exported."""
+HANDED = "reference/handed.md"
+"""The place on the site of the page of what strategies are handed."""
 ASSETS = {"docs/site/iframe-worker.js": "assets/iframe-worker.js", "docs/site/style.css": "assets/style.css"}
 
 FENCED = re.compile(r"(^[ ]*```.*?^[ ]*```$)", flags=re.MULTILINE | re.DOTALL)
@@ -54,10 +57,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     packages = {package: modules(package) for package in REFERENCE}
     written |= {reference_uri(module): reference_page(module) for found in packages.values() for module in found}
     written[reference_uri("specframe")] = exported_page()
+    written[HANDED] = handed_page()
     written |= {uri_of(place): source_page(place) for place in linked_sources()}
     for uri, content in written.items():
         files.append(File.generated(config, uri, content=content))
-    reference: list[object] = [reference_uri("specframe")]
+    reference: list[object] = [reference_uri("specframe"), HANDED]
     for package, (first, *rest) in packages.items():
         below = [{module.removeprefix(f"{package}."): reference_uri(module)} for module in rest]
         reference.append({package: [reference_uri(first), *below]})
@@ -153,6 +157,17 @@ def exported_page() -> str:
     parts = ["# specframe"]
     for name, where in specframe._WHERE.items():
         parts.append(f"::: {where}.{name}\n    options: {{ heading: specframe.{name}, toc_label: {name} }}")
+    return "\n\n".join(parts) + "\n"
+
+
+def handed_page() -> str:
+    """Return the page of the objects that strategies are handed, with the members that they may use."""
+    parts = ["# What strategies are handed"]
+    for one, names in OF_THE_CORE.items():
+        members = ", ".join(sorted(names))
+        parts.append(
+            f"::: {one.__module__}.{one.__name__}\n    options: {{ members: [{members}], merge_init_into_class: false }}"
+        )
     return "\n\n".join(parts) + "\n"
 
 

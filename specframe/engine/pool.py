@@ -76,6 +76,7 @@ class Pool:
     def _furnish(self, rows: int) -> None:
         """Allocate the tokens of the rows."""
         self.rows = rows
+        """Sequences that may be live at once."""
         self._held = TokenRows(rows, self.capacity, self._device)
         self.latest: Batch | None = None
         """The batch made last."""

@@ -63,10 +63,6 @@ class HeadRunner:
         """Return a context of nothing."""
         return contextlib.nullcontext()
 
-    def session(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context of nothing."""
-        return contextlib.nullcontext()
-
 
 class HeadCache:
     """The keys and values of one head.
