@@ -19,7 +19,6 @@ from specframe.contracts.cache import Dense, KVBackend, KVStore, KVView, Paged, 
 from specframe.contracts.constraints import Drafted
 from specframe.contracts.drafts import Block, Budget, Check, Draft, Numbers, Scores, Transfer, Verdict
 from specframe.contracts.engine import Engine
-from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.states import PrefixStates, StateStore
 from specframe.devices import kinds
@@ -39,6 +38,7 @@ from specframe.engine.guards.base import (
     refuse,
 )
 from specframe.engine.guards.numbers import beyond, draft_fault, first_beyond, unlike_draft, verdict_fault
+from specframe.engine.pool import Pool
 from specframe.plugins.compose import FIELDS, Composition
 from specframe.plugins.protocols import members_of
 
