@@ -30,6 +30,7 @@ from grow import PAIRS, load_pair, shape
 from specframe_lab.planning.candidates import KNEE, Candidate, Plan
 from specframe_memory.allocations import Allocations
 from specframe_memory.footprint import DRAFT, TARGET, Workload
+from specframe_memory.hollow import hollow_of
 from specframe_memory.hollow_parts import hollow_parts
 from specframe_memory.memory_plan import ladder_of
 
@@ -37,7 +38,6 @@ from specframe import Pipeline
 from specframe.engine.constraints import Constraints
 from specframe.engine.parts import Parts, compose_recipe
 from specframe.forward.runner import ModelRunner
-from specframe.models.hollow import hollow_of
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 

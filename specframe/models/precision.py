@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -63,9 +62,3 @@ def narrow(tensor: torch.Tensor) -> bool:
 def rounds_inputs(weight: torch.Tensor) -> bool:
     """Return whether a quantised weight is multiplied with quantised activations, as far as it says."""
     return getattr(weight, EXACT_INPUTS, "unknown") is not None
-
-
-def stored_dtype(config: Any) -> torch.dtype | None:
-    """Return the precision that a model was saved in, as far as its configuration says."""
-    found = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
-    return getattr(torch, found, None) if isinstance(found, str) else found

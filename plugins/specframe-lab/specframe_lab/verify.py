@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import attrs
 import torch
+from specframe_std.noise import Stream, gumbel
 from specframe_testing.probes.ties import Scales
 from transformers import PreTrainedModel
 
@@ -37,7 +38,6 @@ from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
-from specframe.text.noise import Stream, gumbel
 from specframe.text.sampling import Sampling
 from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid
 from specframe_lab.grid_models import LoadedModels

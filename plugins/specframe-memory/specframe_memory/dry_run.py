@@ -24,7 +24,6 @@ from specframe.contracts.roles import BudgetPolicy, Drafter
 from specframe.engine.parts import Parts
 from specframe.forward.runner import ModelRunner
 from specframe.forward.unpadded import MANY, fullest
-from specframe.models.hollow import META
 from specframe.plugins.compose import Composition
 from specframe.plugins.recipe import Recipe
 from specframe_memory.allocations import Allocations, Peak
@@ -33,6 +32,7 @@ from specframe_memory.counted_drafters import CountedDrafter, unstarted
 from specframe_memory.dry_rounds import ROUNDS, Rounds, only_new_is_collected
 from specframe_memory.footprint import DRAFT, HEAD, LOGITS, MASKS, STATES, TARGET, Footprint, Workload
 from specframe_memory.full_drafts import Looks, Steady
+from specframe_memory.hollow import META
 from specframe_memory.hollow_parts import hollow_engine
 
 

@@ -19,12 +19,11 @@ from specframe.engine.engine import Engine
 from specframe.engine.parts import Parts, compose_recipe, of_transformers
 from specframe.errors import OptionError
 from specframe.forward.runner import ModelRunner
-from specframe.models.hollow import META, hollow_of
 from specframe.models.loading import read_config
-from specframe.models.precision import stored_dtype
 from specframe.plugins.compose import OPTIONS, strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
+from specframe_memory.hollow import META, hollow_of
 from specframe_memory.hollow_constraints import HollowConstraints
 
 
@@ -70,8 +69,7 @@ def named_parts(recipe: Recipe, dtype: torch.dtype | None) -> Parts:
 
 def empty_model(name: str, role: str, dtype: torch.dtype | None) -> PreTrainedModel:
     """Return the model of a name without weights."""
-    config = read_config(name, role)
-    return hollow_of(config, dtype or stored_dtype(config) or torch.bfloat16)
+    return hollow_of(read_config(name, role), dtype)
 
 
 def fresh(recipe: Recipe) -> Recipe:

@@ -14,6 +14,7 @@ from planned import CASES, Case, Paused
 from specframe_memory.allocations import Allocations
 from specframe_memory.footprint import CACHE, LOGITS, MASKS, STATES, TARGET, Workload
 from specframe_memory.full_drafts import Steady
+from specframe_memory.hollow import META
 from specframe_memory.hollow_parts import hollow
 
 from specframe import Sampling
@@ -22,7 +23,6 @@ from specframe.contracts.requests import Plan, Request
 from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.forward.runner import ModelRunner
-from specframe.models.hollow import META
 
 
 @pytest.mark.wide(but=["columns", "biases"])

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import torch
 from specframe_std.trees.options import Trees
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
@@ -23,8 +23,7 @@ from specframe.devices import kinds
 from specframe.errors import CompositionError, ModelError
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
-from specframe.models.hollow import hollow_of
-from specframe.models.loading import load_model, load_tokenizer, read_config
+from specframe.models.loading import load_model, load_tokenizer, read_config, silent
 from specframe.models.vocabulary import check_vocabularies
 from specframe.row_map import RowMap
 from specframe_heads.checkpoint import Checkpoint, number
@@ -61,7 +60,8 @@ def model_for(folder: str, target: Target) -> PreTrainedModel:
     """Return the model in a folder, without weights where the target has none."""
     if kinds.of(target.device).values:
         return load_model(folder, "draft", target.device, target.dtype)
-    return hollow_of(read_config(folder, "draft"), target.dtype)
+    with target.device, silent():
+        return AutoModelForCausalLM.from_config(read_config(folder, "draft"), dtype=target.dtype).eval()
 
 
 class Pard(HeadDrafter):

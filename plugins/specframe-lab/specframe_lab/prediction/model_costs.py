@@ -6,10 +6,9 @@ from typing import Any
 
 import attrs
 import torch
+from specframe_memory.hollow import hollow_of
 
-from specframe.models.hollow import hollow_of
 from specframe.models.layer_configs import layer_configs
-from specframe.models.precision import stored_dtype
 from specframe_lab.prediction.forwards import Drafting, Load
 
 
@@ -71,8 +70,7 @@ def costs_of(config: Any, dtype: torch.dtype | None = None) -> ModelCosts:
     Raises:
         ModelError: transformers cannot make the model.
     """
-    precision = dtype or stored_dtype(config) or torch.bfloat16
-    model: Any = hollow_of(config, precision)
+    model: Any = hollow_of(config, dtype)
     text = config.get_text_config()
     experts = sum(weight.numel() for name, weight in model.named_parameters() if ".experts." in name)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -87,7 +85,7 @@ def costs_of(config: Any, dtype: torch.dtype | None = None) -> ModelCosts:
         expert_share=taken(text) if experts else 1,
         cached=sum(2 * shared * size for _, shared, size in own),
         attention=sum(4 * heads * size for heads, _, size in own),
-        itemsize=precision.itemsize,
+        itemsize=model.dtype.itemsize,
     )
 
 

@@ -6,8 +6,8 @@ import torch
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
-from specframe.text.noise import Stream, uniform
 from specframe_std.acceptance.rejection import Rejection, meant, of_this_round, probabilities, ratios, residual, verdict
+from specframe_std.noise import Stream, uniform
 
 
 class Block(Rejection):

@@ -7,7 +7,7 @@ import torch
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.forward.run import Run
-from specframe.text.noise import Stream, gumbel
+from specframe_std.noise import Stream, gumbel
 from specframe_std.trees.children import likeliest
 from specframe_std.trees.paths import walk
 

@@ -9,7 +9,7 @@ from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError, literal
 from specframe.forward.run import Run
-from specframe.text.noise import Stream, gumbel, hash_parts, uniform
+from specframe_std.noise import Stream, gumbel, hash_parts, uniform
 from specframe_std.trees.children import likeliest
 from specframe_std.trees.paths import ancestors, depths, elders
 

@@ -9,10 +9,10 @@ from specframe.contracts.round import Batch
 from specframe.devices.kinds import constant
 from specframe.errors import OptionError
 from specframe.forward.run import Run
-from specframe.text.noise import Stream, uniform
 from specframe.value_checks import number, read_number
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.acceptance.rejection import no_filler
+from specframe_std.noise import Stream, uniform
 
 
 class Synthetic(Greedy):

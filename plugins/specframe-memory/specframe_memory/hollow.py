@@ -13,17 +13,28 @@ from specframe.models.loading import silent
 META = torch.device("meta")
 
 
-def hollow_of(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+def hollow_of(config: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Return the model of a configuration without weights.
+
+    Args:
+        config: of a causal language model.
+        dtype: its precision; None: the one that it was saved in, or else bfloat16.
 
     Raises:
         ModelError: transformers cannot make the model.
     """
     try:
         with META, silent():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            precision = dtype or stored_dtype(config) or torch.bfloat16
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=precision)
     except Exception as error:  # whatever transformers raises on sizes that do not fit
         raise ModelError(
             f"no model can be made of the configuration of a {config.model_type}: {sentence(error)}"
         ) from error
     return model.eval()
+
+
+def stored_dtype(config: Any) -> torch.dtype | None:
+    """Return the precision that a model was saved in, as far as its configuration says."""
+    found = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    return getattr(torch, found, None) if isinstance(found, str) else found

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from specframe_std import noise
 from specframe_std.acceptance.gumbel import Gumbel
-
-from specframe.text import noise
-from specframe.text.noise import Stream, gumbel, gumbel_of, uniform_of
+from specframe_std.noise import Stream, gumbel, gumbel_of, uniform_of
 
 # every number of leading ones and of leading zeros, with all other bits 0 or 1; they include the least and the largest number
 EXTREMES = torch.tensor([sign * (1 << place) - one for place in range(63) for sign in (1, -1) for one in (0, 1)])
