@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import io
 import json
@@ -20,7 +19,6 @@ from click.testing import CliRunner
 from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli, results
-from specframe.cli.resume_index import SAMPLES, ResumeIndex, key_of
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
@@ -148,19 +146,6 @@ def test_a_run_holds_what_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         whole = out.read_text().splitlines(keepends=True)
         assert [json.loads(line)["index"] for line in whole] == [*range(count)]
         out.write_text("".join(whole[60:30:-1] + whole[3:7]))
-
-
-@pytest.mark.wide
-def test_keys_are_in_order() -> None:
-    """Each pair of index and sample has a key of its own, in the order of the pairs, also at the ends of what is allowed."""
-    pairs = [(0, 0), (0, SAMPLES - 1), (1, 0), (9, 3), (SAMPLES - 1, SAMPLES - 1)]
-    keys = [key_of(*pair) for pair in pairs]
-    assert keys == sorted({*keys})
-    with contextlib.closing(ResumeIndex()) as index:
-        for key in [*keys, keys[2]]:
-            index.add(key, 0)
-        assert index.keys() == {*keys}
-        assert index.last == keys[-1]
 
 
 @pytest.mark.wide

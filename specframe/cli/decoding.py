@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from specframe.cli.results import Record, record
-from specframe.cli.resume_index import key_of
+from specframe.cli.results import Key, Record, record
 from specframe.cli.sampling import Parameters
 from specframe.errors import OptionError
 from specframe.text.chat import as_chat, require_template
@@ -34,7 +33,7 @@ class Work:
     max_new_tokens: int
     total: int
     """Total number of continuations."""
-    done: Set[int]
+    done: Set[Key]
     """Keys of the continuations that exist already."""
     chat: bool = False
     """Whether texts are messages of a chat."""
@@ -104,7 +103,7 @@ class Decoding:
             one.left -= 1
             if not one.left:
                 del self._open[result.index]
-            if key_of(result.index, result.sample) not in self._work.done:
+            if (result.index, result.sample) not in self._work.done:
                 yield record(result, one.prompt, one.samples)
 
     def _results(self) -> Iterator[Result]:
@@ -126,7 +125,7 @@ class Decoding:
             if not isinstance(settings, OptionError):
                 self.greedy = self.greedy and settings.greedy
                 self.inherited |= settings.inherited
-            if all(key_of(index, sample) in self._work.done for sample in range(how.samples)):
+            if all((index, sample) in self._work.done for sample in range(how.samples)):
                 continue
             text = as_chat(prompt.given) if self._work.chat else prompt.given
             asked = self.pipe.requests.of(index, text, self._work.max_new_tokens, settings)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import click
 
-from specframe.cli.resume_index import SAMPLES, ResumeIndex, key_of, whole_lines
 from specframe.errors import OptionError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts import Prompt
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from specframe.contracts.requests import Result
 
 Record = dict[str, Any]
+Key = tuple[int, int]
+"""The number of a prompt, and that of the sample of it."""
 START = b'{"index": '
 """First bytes of a results file."""
 
@@ -62,7 +64,7 @@ def parse_record(line: bytes, place: str) -> Record:
     except ValueError:
         kept = None
     fits = isinstance(kept, dict) and all(isinstance(kept.get(name), kind) for name, kind in expected.items())
-    if not fits or not all(isinstance(number, int) and 0 <= number < SAMPLES for number in place_of(kept)):
+    if not fits or not all(isinstance(number, int) and number >= 0 for number in key(kept)):
         raise OptionError(f"--resume: {place} is no result: expected a file that `specframe run --output` wrote")
     return kept
 
@@ -70,7 +72,7 @@ def parse_record(line: bytes, place: str) -> Record:
 class Results:
     """Storage of results during decoding. This base class keeps nothing."""
 
-    done: Set[int] = frozenset()
+    done: Set[Key] = frozenset()
     """Keys of the results that exist already. Failed prompts are not among them: they are decoded again."""
 
     def __enter__(self) -> Self:
@@ -112,7 +114,8 @@ class ResultStream(Results):
 class ResultFile(Results):
     """A file with one JSON line per finished sequence, written at once; sorted by index when the run is complete.
 
-    The lines are in the file alone: what is known of them here is which there were before, and how many there are.
+    The lines are in the file alone: what is known of them here is which there were before and where they begin, and how many
+    there are. A million results of 700 bytes take 200 MB here.
 
     Every line has the settings of its run, so that a file is never resumed with other settings. The file is locked against
     other processes inside ``with``.
@@ -128,7 +131,9 @@ class ResultFile(Results):
         self.output, self._resume = Output(path), resume
         self._prompts, self._settings = prompts, dict(sorted(settings.items()))
         self._count = self._total = 0
-        self._latest: int | None = None
+        self._places: dict[Key, int] = {}
+        """Where the lines taken over begin, in bytes. Of two lines with one key the later one counts."""
+        self._latest: Key | None = None
         """The greatest key so far, as long as the lines are in order; None: they are not."""
         self._claim = contextlib.ExitStack()
 
@@ -139,7 +144,6 @@ class ResultFile(Results):
             OptionError: the file cannot be written, or its content cannot be resumed.
         """
         self._claim.enter_context(self.output.locked())
-        self._lines = self._claim.enter_context(contextlib.closing(ResumeIndex()))
         try:
             self._take_over() if self._resume else self._refuse(self.output.holds())
         except SpecframeError:
@@ -176,16 +180,18 @@ class ResultFile(Results):
         """
         if not self.output.exists():
             return
+        asked = [hash(prompt.text) for prompt in self._prompts]
         with self.output.faults():
-            for number, place, line in whole_lines(self.output.path):
-                kept = self._kept(line, f"{self.output.name} line {number}")
-                if kept["finish_reason"] != "error":
-                    self._lines.add(key(kept), place, number, kept["prompt"])
-        if wrong := self._lines.mismatch(self._prompts):
-            number, index = wrong
-            told = f"answers another prompt: expected prompt {index} of those now given"
-            raise OptionError(f"--resume: {self.output.name} line {number} {told}")
-        self.done = self._lines.keys()
+            for place, line, name in whole_lines(self.output):
+                kept = self._kept(line, name)
+                index = kept["index"]
+                if kept["finish_reason"] == "error":
+                    continue
+                if index >= len(asked) or asked[index] != hash(kept["prompt"]):
+                    told = f"answers another prompt: expected prompt {index} of those now given"
+                    raise OptionError(f"--resume: {name} {told}")
+                self._places[key(kept)] = place
+        self.done = {*self._places}
 
     def _kept(self, line: bytes, place: str) -> Record:
         """Return the record in a line after checking that it was made as this run's are."""
@@ -200,9 +206,9 @@ class ResultFile(Results):
     def begin(self, total: int) -> None:
         """Start the file with the lines taken over, in order."""
         self._total, self._count = total, len(self.done)
-        self.output.replace(self._lines.read(self.output.path) if self._count else b"")
-        self._latest = -1 if self._lines.last is None else self._lines.last
-        self._lines.close()
+        self.output.replace(in_order(self.output.path, self._places) if self._count else b"")
+        self._latest = max(self._places, default=(-1, 0))
+        self._places.clear()
 
     def write(self, kept: Record) -> None:
         """Append one line."""
@@ -215,19 +221,31 @@ class ResultFile(Results):
         """Sort the lines, unless they are."""
         if self._latest is not None:
             return
-        with contextlib.closing(ResumeIndex()) as lines:
-            with self.output.faults():
-                for number, place, line in whole_lines(self.output.path):
-                    lines.add(key(parse_record(line, f"{self.output.name} line {number}")), place)
-            held = f"; {self.held()}, not in order: --resume sorts them"
-            self.output.replace(lines.read(self.output.path), more=held)
+        with self.output.faults():
+            places = {key(parse_record(line, name)): place for place, line, name in whole_lines(self.output)}
+        held = f"; {self.held()}, not in order: --resume sorts them"
+        self.output.replace(in_order(self.output.path, places), more=held)
 
 
-def place_of(kept: Record) -> tuple[int, int]:
-    """Return the index and the sample of a record."""
+def key(kept: Record) -> Key:
+    """Return the key of a record: keys are in the order of prompts, and of a prompt's samples."""
     return kept["index"], kept.get("sample", 0)
 
 
-def key(kept: Record) -> int:
-    """Return the key of a record."""
-    return key_of(*place_of(kept))
+def whole_lines(output: Output) -> Iterator[tuple[int, bytes, str]]:
+    """Yield the lines of a file that have an end: where each begins in bytes, its content, and what messages call it."""
+    place = 0
+    with output.path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            yield place, line[:-1], f"{output.name} line {number}"
+            place += len(line)
+
+
+def in_order(path: Path, places: Mapping[Key, int]) -> Iterator[bytes]:
+    """Yield the lines of a file that begin at these places, in the order of their keys."""
+    with path.open("rb") as file:
+        for _, place in sorted(places.items()):
+            file.seek(place)
+            yield file.readline()
