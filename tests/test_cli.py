@@ -19,8 +19,8 @@ from click.testing import CliRunner, Result
 
 import specframe
 from specframe.cli import CommandLine, cli
-from specframe.cli.loading_bars import VARIABLE
 from specframe.cli.options import pipeline_options
+from specframe.cli.quiet_libraries import NO_BARS
 from specframe.plugins.registry import registry
 
 HELP = """
@@ -331,14 +331,14 @@ def test_bars_of_loading_stay_out_of_a_standard_error_that_is_no_terminal(monkey
 
     @click.command()
     def look() -> None:
-        seen.append((logging.is_progress_bar_enabled(), os.environ.get(VARIABLE)))
+        seen.append((logging.is_progress_bar_enabled(), os.environ.get(NO_BARS)))
 
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(NO_BARS, raising=False)
     monkeypatch.setattr(logging, "_tqdm_active", True)
     monkeypatch.setattr(CommandLine, "get_command", lambda *_: look)
     assert CliRunner().invoke(cli, ["look"]).exit_code == 0
     assert seen == [(False, "1")]
-    assert (logging.is_progress_bar_enabled(), os.environ.get(VARIABLE)) == (True, None)
+    assert (logging.is_progress_bar_enabled(), os.environ.get(NO_BARS)) == (True, None)
 
 
 @pytest.mark.wide(but=["None"])

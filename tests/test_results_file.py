@@ -72,3 +72,9 @@ def test_of_two_lines_of_one_prompt_the_later_counts() -> None:
     """A prompt that was decoded again has its later result."""
     found = completed([kept(0, "old"), kept(1), kept(0, "new")], [kept(2)])
     assert [(one["index"], one["text"]) for one in found] == [(0, "new"), (1, ""), (2, "")]
+
+
+def test_samples_of_one_prompt_have_lines_of_their_own() -> None:
+    """A sample takes neither the line of another, nor that of the next prompt, and samples are sorted."""
+    found = completed([kept(1), kept(0) | {"sample": 1}], [kept(0)])
+    assert [(one["index"], one.get("sample", 0)) for one in found] == [(0, 0), (0, 1), (1, 0)]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from specframe_testing.conformance import ExecutorSuite
 
+from specframe.cli import cli
 from specframe.contracts.engine import Clock, Engine, Executor, Value
 from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
-from specframe.plugins.registry import registry
+from specframe.plugins.hookspecs import hookimpl
+from specframe.plugins.registry import offer, registry
 
 
 class Relay:
@@ -64,3 +70,54 @@ class TestRelay(ExecutorSuite):
 
     def make(self) -> Relay:
         return Relay(registry().make("executor", "local"))
+
+
+class Folders:
+    """An executor that takes the files of a command as a whole, and decodes nothing."""
+
+    offers = frozenset({"files"})
+    asked: Mapping[str, Any]
+
+    def open(self, *_: Any) -> None:
+        """Not called."""
+
+    def agree(self, value: Value) -> Value:
+        return value
+
+    def run_files(self, asked: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, str]:
+        Folders.asked = {**asked, "settings": settings}
+        return 2, "specframe run: figures\n"
+
+
+@pytest.fixture
+def _folders() -> Iterator[None]:
+    """Register the executor "folders" for one test."""
+    plugin = types.SimpleNamespace()
+
+    def implementation(register: Any) -> None:
+        register("folders", Folders)
+
+    plugin.specframe_register_executors = hookimpl(implementation, specname="specframe_register_executors")
+    offer(registry(), plugin, "specframe-stranger")
+    yield
+    registry.cache_clear()
+
+
+@pytest.mark.usefixtures("_folders")
+def test_an_executor_that_takes_files_is_given_the_command() -> None:
+    """It gets the parameters of the command, those that results depend on apart; its failed rows and figures are the command's."""
+    files = ["--prompts", "p", "--output", "o", "--report", "-", "--top-k", "3", "--chat"]
+    done = CliRunner().invoke(cli, ["run", "--executor", "folders", *files])
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "specframe run: figures\n", ""), done.output
+    asked, settings = Folders.asked, Folders.asked["settings"]
+    assert (asked["prompts"], asked["output"], asked["limit"], asked["executor"]) == ("p", "o", None, "folders")
+    assert (settings["top_k"], settings["chat"], settings["max_new_tokens"]) == (3, True, asked["max_new_tokens"])
+    assert "executor" not in settings
+
+
+@pytest.mark.usefixtures("_folders")
+def test_a_command_of_steps_refuses_an_executor_that_takes_files() -> None:
+    """A command that steps an engine refuses it in one sentence, before anything is loaded."""
+    done = CliRunner().invoke(cli, ["verify", "--executor", "folders"])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "--executor: expected one of one process, such as local, got 'folders'" in done.stderr

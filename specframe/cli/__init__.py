@@ -13,9 +13,8 @@ from typing import Any
 import click
 
 import specframe
-from specframe.cli.library_logs import errors_only
-from specframe.cli.loading_bars import only_in_terminals
 from specframe.cli.option_types import source_of
+from specframe.cli.quiet_libraries import quiet_libraries
 from specframe.cli.signals import exit_on_signals
 from specframe.cli.variables import PREFIX, warn_of_misspelt
 from specframe.cli.watchdog import watch_calls
@@ -86,7 +85,7 @@ class CommandLine(click.Group):
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):  # escape characters that the stream cannot encode
                     stream.reconfigure(errors="backslashreplace")
-            with sentences_for_warnings(), only_in_terminals(), errors_only():
+            with sentences_for_warnings(), quiet_libraries():
                 return super().main(*args, **kwargs)
         except SpecframeError as fault:
             click.echo(f"Error: {fault}", err=True)

@@ -24,30 +24,6 @@ from specframe.text.prompts import Prompt
 if TYPE_CHECKING:
     from specframe.cli.display_settings import DisplaySettings
 
-FIGURES = (
-    "sequences",
-    "errors",
-    "tokens",
-    "seconds",
-    "tokens_per_second",
-    "rounds",
-    "num_spec_steps",
-    "num_draft_tokens",
-    "num_accepted_draft_tokens",
-    "mean_acceptance_length",
-    "draft_acceptance_rate",
-    "acceptance_histogram",
-    "realign_share",
-    "padding_share",
-    "prefix_hit_tokens",
-    "tokens_computed",
-    "filler_share",
-    "grouping_rate",
-    "target_forwards",
-    "draft_forwards",
-    "peak_kv_bytes",
-)
-
 
 class Display(Watcher):
     """Shows completions on standard output as they finish, and a progress bar on standard error if that is a terminal.
@@ -173,7 +149,8 @@ def visible(text: str) -> str:
 
 def show_figures(figures: Mapping[str, Any], err: bool = False) -> None:
     """Print a run's figures, and its seconds per stage."""
-    rows = [(name, figure(figures[name])) for name in FIGURES]
+    stage_figures = ("stage_seconds", "stage_shares")
+    rows = [(name, figure(value)) for name, value in figures.items() if name not in stage_figures]
     show_table(("figure", "value"), rows, numbers=True, err=err)
     click.echo(err=err)
     shares = figures["stage_shares"]
@@ -190,8 +167,10 @@ def show_conditions(named: str, conditions: dict[str, object], err: bool = False
     click.echo(err=err)
 
 
-def figure(value: float | dict[int, int]) -> str:
-    """Return a figure as text: ``accepted:rounds`` pairs for a histogram."""
+def figure(value: float | dict[int, int] | list[float] | None) -> str:
+    """Return a figure as text: ``accepted:rounds`` pairs for a histogram, - for one that the device does not count."""
     if isinstance(value, dict):
         return " ".join(f"{accepted}:{rounds}" for accepted, rounds in value.items()) or "-"
+    if value is None or isinstance(value, list):
+        return " ".join(map(figure, value or ())) or "-"
     return str(value) if isinstance(value, int) else f"{value:.3f}"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from specframe.cli import file_jobs
 from specframe.cli.decoding import Decoding, Work
 from specframe.cli.display_settings import DisplaySettings
 from specframe.cli.name_checks import check_names
@@ -26,6 +25,7 @@ from specframe.cli.signals import Screen, uninterrupted
 from specframe.errors import OptionError, SpecframeWarning
 from specframe.files import Output
 from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
+from specframe.plugins.registry import parse_specification, registry
 from specframe.text import prompts as prompt_sources
 from specframe.text.prompts import Prompt, Prompts
 
@@ -120,28 +120,13 @@ def run(
         check_names(options, anywhere=True)
         manner = asked_manner(output, report, stream=stream, quiet=quiet, verbose=verbose)
         given = take_options(options)
-        if executor := file_jobs.taking_files(options["executor"]):
-            settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
-            settings |= given | {"max_new_tokens": max_new_tokens, "chat": chat or None}
-            named = {name: value for name, value in given.items() if value is not None}
-            job = file_jobs.job(
-                options["executor"],
-                given | {"prompt": prompt, "limit": limit, "stream": stream},
-                prompts=prompts,
-                output=output,
-                resume=resume,
-                options=options,
-                sampling=named,
-                settings=settings,
-                max_new_tokens=max_new_tokens,
-                chat=chat,
-            )
-            failed, figures = file_jobs.decode(executor, job, manner)
+        settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
+        settings |= given | {"max_new_tokens": max_new_tokens, "chat": chat or None}
+        if executor := taking_files(options["executor"]):
+            failed, figures = executor.run_files(ctx.params, settings)
             write_report(report, figures)
             ctx.exit(int(failed > 0))
         asked = ranks.shared(lambda: collect_prompts(ranks, prompt, prompts, limit))
-        settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
-        settings |= given | {"max_new_tokens": max_new_tokens} | {"chat": chat or None}
         screen = Screen(needed=output in (None, "-"))
         with destination(output, resume, asked, settings) as results:
             parameters = Parameters(given)
@@ -155,6 +140,13 @@ def run(
             with screen.showing():
                 click.echo(f"{outcome.failed} of {count} prompts failed", err=True)
             ctx.exit(1)
+
+
+def taking_files(specification: str) -> Any:
+    """Return the executor of a specification if it offers "files", see :class:`specframe.contracts.engine.FilesExecutor`."""
+    known = registry()
+    entry = known.entry("executor", parse_specification(specification)[0])
+    return known.make("executor", specification) if "files" in entry.traits.able("offers") else None
 
 
 def check_places(output: str | None, resume: bool, report: str | None) -> None:

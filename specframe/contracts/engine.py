@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.job import Job
 from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
@@ -204,8 +203,13 @@ class MappingExecutor(Executor, Protocol):
 class FilesExecutor(Executor, Protocol):
     """An executor that decodes files of prompts as a whole, for ``specframe run``. It offers "files"."""
 
-    def decode_files(self, job: Job) -> tuple[int, int, Mapping[str, Any]]:
-        """Decode a job; return the number of rows, of those now decoded that failed, and the run's figures by name."""
+    def run_files(self, asked: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, str]:
+        """Decode the files of a command and show what came of it; return how many prompts failed, and the text of ``--report``.
+
+        Args:
+            asked: the parameters of ``specframe run`` by name.
+            settings: those of them that results depend on, with ``max_new_tokens`` and ``chat``.
+        """
 
 
 ABILITIES: Mapping[str, type] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,11 @@ from specframe.files import Output, claim_folder
 from specframe.value_checks import number, whole
 
 if TYPE_CHECKING:
-    from specframe.contracts.job import Job
+    from specframe.observe.counts import RunReport
     from specframe.plugins.recipe import Recipe
     from specframe.text.sampling import Sampling
-    from specframe_ray.job import Place
+    from specframe_ray.job import Asked, Place
+    from specframe_ray.watch import Progress
 
 FORMS = ("parquet", "jsonl")
 
@@ -74,21 +76,31 @@ class Ray:
         """Return the value itself: every actor is alone with its rows."""
         return value
 
-    def decode_files(self, job: Job) -> tuple[int, int, dict[str, Any]]:
-        """Decode a job; return the number of rows, of those that failed, and the figures of this run."""
-        from specframe.text.sampling import Sampling
-        from specframe_ray.hub import rows_of
-        from specframe_ray.job import Asked, run
+    def run_files(self, asked: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, str]:
+        """Decode the files of a command and show what came of it; return how many rows failed, and the figures as JSON."""
+        from specframe_ray.command import run_files
 
-        folder = Path(job.output)
-        with claim_folder(job.output, SETTINGS, ()):
-            new = claim(folder, job.settings | {"form": self.form}, job.resume)
+        return run_files(self.decode, asked, settings)
+
+    def decode(
+        self,
+        asked: Asked,
+        prompts: str,
+        output: str,
+        settings: Mapping[str, Any],
+        resume: bool,
+        progress: Progress,
+    ) -> tuple[int, int, RunReport]:
+        """Decode files of prompts into a folder; return the number of rows, of those that failed, and the figures of this run."""
+        from specframe_ray.hub import rows_of
+        from specframe_ray.job import run
+
+        folder = Path(output)
+        with claim_folder(output, SETTINGS, ()):
+            new = claim(folder, {**settings, "form": self.form}, resume)
             try:
-                given = rows_of(job.prompts, folder.absolute(), self.rows)
-                how = Sampling().with_parameters(job.sampling)
-                asked = Asked({**job.options, "executor": "local"}, how, job.max_new_tokens, job.chat)
-                rows, failed, report = run(asked, given, job.output, self.place, self.form, job.progress)
-                return rows, failed, report.figures()
+                given = rows_of(prompts, folder.absolute(), self.rows)
+                return run(asked, given, output, self.place, self.form, progress)
             except SpecframeError:
                 if new and not begun(folder):
                     (folder / SETTINGS).unlink()

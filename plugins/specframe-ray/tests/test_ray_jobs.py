@@ -22,10 +22,10 @@ import ray
 import ray.data
 from click.testing import CliRunner, Result
 from specframe_ray import job, watch
+from specframe_ray.command import Rows
 
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
-from specframe.cli.progress import Rows
 from specframe.errors import OptionError
 
 OPTIONS: dict[str, Any] = {"target": "tiny", "batch_size": 3, "draft_length": 3, "device": "cpu", "seed": 5}
