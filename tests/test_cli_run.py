@@ -52,6 +52,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     yield
     transformers.logging.set_verbosity(before)
+
+
 FIGURES = [name for name in attrs.fields_dict(RunReport) if name != "stage_seconds"]
 
 

@@ -25,7 +25,6 @@ from specframe.engine import request_stream
 from specframe.engine.engine import Engine
 from specframe.pipeline import Pipeline
 from specframe.text.prompts import Prompt, open_prompts
-from specframe.text.prompts.lazy import Spool
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -166,10 +165,3 @@ def test_prompts_are_read_as_often_as_they_are_asked_for(
     assert next(iter(found)).text == "a"
     for _ in range(2):
         assert [prompt.text for prompt in found] == ["a", "b", "c"]
-
-
-@pytest.mark.wide
-def test_rows_that_come_once() -> None:
-    """Rows of a stream are read once, and can be looped over again."""
-    rows = Spool(iter([{"a": 1}, {"b": [2]}]))
-    assert (len(rows), [*rows], [*rows]) == (2, [{"a": 1}, {"b": [2]}], [{"a": 1}, {"b": [2]}])

@@ -36,7 +36,7 @@ from transformers import (
     T5Config,
 )
 
-from specframe import assisted
+from specframe import assisted, hub
 from specframe.cli import cli
 from specframe.errors import ModelError, OptionError, SpecframeWarning, UnknownNameError
 from specframe.models import aliases, pairs
@@ -64,7 +64,7 @@ FAMILIES = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),
     "glm4": (Glm4ForCausalLM, Glm4Config(**SIZES, head_dim=8)),
 }
-ASK_HUB = models._ask_hub
+ASK_HUB = hub.fault
 ALPHABET = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 
 
@@ -124,7 +124,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     drafters = {"drafter": {"none": [Entry("drafter", "none", object, "some-drafters")]}}
     monkeypatch.setattr(aliases, "registry", lambda: Registry(entries=drafters, models=offered))
-    monkeypatch.setattr(models, "_ask_hub", lambda repository: ConnectionError("Name or service not known"))
+    monkeypatch.setattr(hub, "fault", lambda *_: ConnectionError("Name or service not known"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
@@ -160,7 +160,7 @@ def test_a_saved_model_is_loaded_back_unchanged(family: str, tmp_path: Path) -> 
 def test_the_hub_cache_is_read_without_the_hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cached model and its tokenizer load by hub id and by alias, and nobody asks the hub."""
     copy_to_hub_cache(llama, tmp_path / "hub", "org/big")
-    monkeypatch.setattr(models, "_ask_hub", lambda repository: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(hub, "fault", lambda *_: pytest.fail("the hub was asked"))
     for name in ("org/big", "big"):
         assert models.load_model(name, "target", CPU, torch.float32).config.vocab_size == 300
         assert len(models.load_tokenizer(name)) == 258
@@ -189,9 +189,9 @@ def test_a_model_that_is_not_on_disk_without_network() -> None:
 def test_a_silent_hub_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that has not answered within the time limit is given up on while it is still silent."""
     silence = threading.Event()
-    monkeypatch.setattr(models, "_ask_hub", ASK_HUB)
-    monkeypatch.setattr(models, "HUB_SECONDS", 0.1)
-    monkeypatch.setattr(models.HfApi, "model_info", lambda *_, **__: silence.wait(60))
+    monkeypatch.setattr(hub, "fault", ASK_HUB)
+    monkeypatch.setattr(hub, "SECONDS", 0.1)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: silence.wait(60))
     try:
         assert "the hub is out of reach (no answer in 0.1 s)" in load_fault("org/other")
     finally:
@@ -201,7 +201,7 @@ def test_a_silent_hub_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.wide
 def test_offline_mode_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the hub client's offline mode on, no request is made and the sentence says why."""
-    monkeypatch.setattr(models, "_ask_hub", ASK_HUB)
+    monkeypatch.setattr(hub, "fault", ASK_HUB)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert "offline mode is enabled" in load_fault("org/other")
 
@@ -217,7 +217,7 @@ def test_what_the_hub_offers_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None
             calls.append((location, options["local_files_only"], options["trust_remote_code"]))
             return "fetched"
 
-    monkeypatch.setattr(models, "_ask_hub", lambda repository: None)
+    monkeypatch.setattr(hub, "fault", lambda *_: None)
     monkeypatch.setattr(models, "AutoTokenizer", Factory)
     assert models.load_tokenizer("big") == "fetched"
     assert calls == [("org/big", False, False)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 import transformers
-from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from specframe import hub
 from specframe.devices import kinds
 from specframe.errors import ModelError, OptionError, SpecframeWarning, literal, sentence
 from specframe.models.aliases import resolve
@@ -34,9 +33,6 @@ from specframe.models.local import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-HUB_SECONDS = 10
-"""Seconds to wait for the hub's answer: enough for a slow network, and a user without one is told soon."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -208,8 +204,8 @@ class _Source:
         return " (a tokenizer.model needs the packages sentencepiece and protobuf)" if older else ""
 
     def _require_hub(self) -> None:
-        """Raise :class:`ModelError` unless the hub confirms within :data:`HUB_SECONDS` that it has this model."""
-        fault = _ask_hub(self.location)
+        """Raise :class:`ModelError` unless the hub confirms that it has this model."""
+        fault = hub.fault("model", self.location)
         if fault is None:
             return
         unknown = isinstance(fault, RepositoryNotFoundError | HFValidationError)
@@ -283,23 +279,6 @@ def _require_language_model(model: PreTrainedModel, role: str) -> None:
             else "a model without a language modelling head"
         )
         raise ModelError(f"the {role} is a {type(model).__name__}, {kind}: expected a causal language model")
-
-
-def _ask_hub(repository: str) -> Exception | None:
-    """Return why the hub does not offer a repository, or None if it does; waits at most :data:`HUB_SECONDS`."""
-    faults: list[Exception] = [TimeoutError(f"no answer in {HUB_SECONDS} s")]
-
-    def ask() -> None:
-        try:
-            HfApi().model_info(repository, timeout=HUB_SECONDS)
-            faults.clear()
-        except Exception as error:  # the client's error types differ between its releases
-            faults[:] = [error]
-
-    thread = threading.Thread(target=ask, daemon=True)  # the client's time limit does not cover the address look-up
-    thread.start()
-    thread.join(HUB_SECONDS)
-    return faults[0] if faults else None
 
 
 def unwrap_model(given: Any, role: str) -> Any:

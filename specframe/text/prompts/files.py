@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,47 +175,36 @@ def from_ids(line: str, place: str) -> Prompt:
 def from_csv(text: Text, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a table whose first line names the columns, one of them a key of prompts."""
     csv.field_size_limit(2**31 - 1)  # the default refuses a cell of more than 128 KiB
-    columns, rows = header(text, name), Prompts(lambda: cells(text, name, limit))
+    columns = next(table(text, name))
     tables.require_key(name, columns)
     if twice := next((column for column in columns if columns.count(column) > 1), None):
         raise OptionError(f"--prompts: {name} has two columns {twice!r}: expected a name for each")
-    if not sum(1 for _ in rows):
-        raise OptionError(f"--prompts: {name} holds no prompts: expected at least one row below the names")
-    return some(name, rows)
 
-
-def header(text: Text, name: str) -> list[str]:
-    """Return the names of a table's columns."""
-    with text.characters(newline="") as file, faults(table(file, name), name) as reader:
-        return [*(reader.fieldnames or ())]
-
-
-def cells(text: Text, name: str, limit: int | None) -> Iterator[Prompt]:
-    """Yield the prompts of a table's rows; raise :class:`OptionError` for what is no CSV."""
-    with text.characters(newline="") as file, faults(table(file, name), name) as reader:
-        for number, row in enumerate(itertools.islice(reader, limit), start=1):
+    def read() -> Iterator[Prompt]:
+        for number, row in enumerate(itertools.islice(table(text, name), 1, limit and limit + 1), start=1):
             yield from_cells(row, f"{name} row {number}")
 
-
-@contextlib.contextmanager
-def faults(reader: csv.DictReader[str], name: str) -> Iterator[csv.DictReader[str]]:
-    """Turn an error of a table's reader into an :class:`OptionError`."""
-    try:
-        yield reader
-    except csv.Error as error:
-        line = reader.line_num
-        where = (
-            f"the row after line {line}: a quote is not closed"
-            if "unexpected end" in str(error)
-            else f"line {line}: {error}"
-        )
-        raise OptionError(f"--prompts: {name} is not CSV: {where}") from error
+    if next(read(), None) is None:
+        raise OptionError(f"--prompts: {name} holds no prompts: expected at least one row below the names")
+    return some(name, Prompts(read))
 
 
-def table(file: Iterable[str], name: str) -> csv.DictReader[str]:
-    """Return the reader of a table."""
-    tabs = kind(name) == ".tsv"
-    return csv.DictReader(file, delimiter="\t" if tabs else ",", strict=True)  # an open quote would swallow the rest
+def table(text: Text, name: str) -> Iterator[Any]:
+    """Yield the names of a table's columns, then its rows as mappings; raise :class:`OptionError` for what is no CSV."""
+    with text.characters(newline="") as file:
+        # strict: an open quote would swallow the rest
+        reader = csv.DictReader(file, delimiter="\t" if kind(name) == ".tsv" else ",", strict=True)
+        try:
+            yield [*(reader.fieldnames or ())]
+            yield from reader
+        except csv.Error as error:
+            unclosed = "unexpected end" in str(error)
+            where = (
+                f"the row after line {reader.line_num}: a quote is not closed"
+                if unclosed
+                else f"line {reader.line_num}: {error}"
+            )
+            raise OptionError(f"--prompts: {name} is not CSV: {where}") from error
 
 
 def from_cells(row: dict[str, str], place: str) -> Prompt:

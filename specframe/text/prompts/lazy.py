@@ -7,7 +7,6 @@ import gzip
 import io
 import itertools
 import os
-import pickle
 import shutil
 import stat
 import sys
@@ -15,7 +14,7 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, TextIO, cast
+from typing import BinaryIO, TextIO, cast
 
 import attrs
 
@@ -141,29 +140,3 @@ def rereadable(file: BinaryIO) -> BinaryIO:
         file.close()
     copy.seek(0)
     return copy
-
-
-class Spool:
-    """Rows that come only once, kept in a temporary file.
-
-    Args:
-        rows: the rows. They are read at once.
-    """
-
-    def __init__(self, rows: Iterable[Any]) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as the prompts are
-        weakref.finalize(self, self._file.close)
-        self._count = 0
-        for row in rows:
-            pickle.dump(row, self._file)
-            self._count += 1
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self._count
-
-    def __iter__(self) -> Iterator[Any]:
-        """Read the rows from the first on."""
-        self._file.seek(0)
-        for _ in range(self._count):
-            yield pickle.load(self._file)

@@ -7,23 +7,21 @@ import importlib.util
 import itertools
 import os
 import re
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from specframe import hub
 from specframe.errors import OptionError, sentence
 from specframe.text.prompts.entries import KEYS, from_entry
-from specframe.text.prompts.lazy import Prompts, Spool, some
+from specframe.text.prompts.lazy import Prompts, some
 from specframe.text.prompts.prompt import Prompt
 
 PREFIX = "hf:"
 """Prefix of a data set's name, which tells the name from a file's."""
 COLON = re.compile(r":(?![^\[]*\])")
 """A colon outside of brackets: a split may be named with a range, as in ``train[:100]``."""
-HUB_SECONDS = 10
-"""Seconds that the hub has to answer; then the cache of data sets is looked into."""
 BUILDERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 """Builders of ``load_dataset``, by the ending of a file name."""
 
@@ -61,16 +59,18 @@ def prompts(shown: str, name: str, split: str | None, column: str | None, limit:
     """Return the prompts of the first ``limit`` rows; errors call the data set ``shown``."""
     with faults(shown):
         found = one_split(shown, load(shown, name, split, stream=limit is not None), split)
-        rows = found if hasattr(found, "__len__") else Spool(dict(row) for row in itertools.islice(found, limit))
-        first = next((dict(row) for row in itertools.islice(rows, limit)), None)
+        # a stream of the hub is fetched once, and no further than is asked for; files on disk are read anew
+        rows = found if limit is None or hasattr(found, "__len__") else [*itertools.islice(found, limit)]
+        first = next(iter(rows), None)
     if first is None:
         raise OptionError(f"--prompts: {shown} holds no prompts: expected at least one row")
     require_column(shown, [*first], column)
 
     def read() -> Iterator[Prompt]:
-        for number, row in enumerate(itertools.islice(rows, limit), start=1):
-            entry = dict(row) if column is None else with_column(row, column)
-            yield from_entry(entry, f"{shown} row {number}")
+        with faults(shown):
+            for number, row in enumerate(itertools.islice(rows, limit), start=1):
+                entry = dict(row) if column is None else with_column(row, column)
+                yield from_entry(entry, f"{shown} row {number}")
 
     return some(shown, Prompts(read))
 
@@ -132,25 +132,11 @@ def load(shown: str, name: str, split: str | None, stream: bool = False) -> Any:
 
 
 def within_reach(name: str) -> bool:
-    """Return whether the hub answers within :data:`HUB_SECONDS`; the library would try for half a minute."""
-    from huggingface_hub import HfApi
+    """Return whether the hub answers in time, if only that it has no such data set: the library would try for half a minute."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    answered = threading.Event()
-
-    def ask() -> None:
-        try:
-            HfApi().dataset_info(name, timeout=HUB_SECONDS)
-        except (HfHubHTTPError, HFValidationError):
-            pass  # the library tells of it
-        except Exception:  # the client's error types differ between its releases
-            return
-        answered.set()
-
-    thread = threading.Thread(target=ask, daemon=True)  # the client's time limit does not cover the address look-up
-    thread.start()
-    thread.join(HUB_SECONDS)
-    return answered.is_set()
+    fault = hub.fault("dataset", name)
+    return fault is None or isinstance(fault, HfHubHTTPError | HFValidationError)
 
 
 @contextlib.contextmanager
