@@ -92,69 +92,62 @@ CUT = (
 )
 """Options that shorten the prompts."""
 
+
+def choice_option(
+    name: str, metavar: str, kind: Kind, meaning: str, default: str | None = None, shown: bool | str = True
+) -> Callable[..., Any]:
+    """Return an option with a default word, that of a recipe unless another is given; ``shown``: what the help tells of it."""
+    default = default or getattr(DEFAULTS, name.removeprefix("--").replace("-", "_"))
+    return click.option(name, metavar=metavar, type=kind, cls=Open, default=default, show_default=shown, help=meaning)
+
+
 MODELS = (
-    click.option(
+    choice_option(
         "--target",
-        metavar="T",
-        type=Model(),
-        cls=Open,
-        default=DEFAULTS.target,
-        show_default="the drafter's target, or {target}",
-        help="Model whose output is wanted: an alias, a directory or a hub id.",
+        "T",
+        Model(),
+        "Model whose output is wanted: an alias, a directory or a hub id.",
+        shown="the drafter's target, or {target}",
     ),
-    click.option(
+    choice_option(
         "--drafter",
-        metavar="D",
-        type=Model(drafters=True),
-        default=DEFAULTS.drafter,
-        show_default=True,
-        help=f"A draft model, or a drafter by name; {PLAIN}: plain decoding; auto: the model that drafts for the target.",
+        "D",
+        Model(drafters=True),
+        f"A draft model, or a drafter by name; {PLAIN}: plain decoding; auto: the model that drafts for the target.",
     ),
 )
 """Options for target and drafter."""
 
 STRATEGIES = (
-    click.option(
+    choice_option(
         "--align",
-        metavar="A",
-        type=Strategy("alignment", "auto"),
-        cls=Open,
-        default=DEFAULTS.align,
-        show_default=True,
-        help="Alignment: slots of tokens in the cache, and removal of rejected tokens; auto: {alignment}.",
+        "A",
+        Strategy("alignment", "auto"),
+        "Alignment: slots of tokens in the cache, and removal of rejected tokens; auto: {alignment}.",
     ),
-    click.option(
+    choice_option(
         "--schedule",
-        metavar="S",
-        type=Strategy("scheduler"),
-        show_default="the alignment's choice",
-        help="Scheduler: which sequences form the next batch.",
+        "S",
+        Strategy("scheduler"),
+        "Scheduler: which sequences form the next batch.",
+        shown="the alignment's choice",
     ),
-    click.option(
+    choice_option(
         "--accept",
-        metavar="R",
-        type=Strategy("acceptance rule", "auto"),
-        cls=Open,
-        default=DEFAULTS.accept,
-        show_default=True,
-        help="Acceptance rule: which draft tokens stand; auto: {greedy decoding}, and {sampling} where a temperature is above 0, "
+        "R",
+        Strategy("acceptance rule", "auto"),
+        "Acceptance rule: which draft tokens stand; auto: {greedy decoding}, and {sampling} where a temperature is above 0, "
         "for trees {sampling with trees} or {sampling with drawn trees}.",
     ),
-    click.option(
-        "--verify",
-        metavar="V",
-        type=Strategy("verifier", "auto"),
-        cls=Open,
-        default=DEFAULTS.verify,
-        show_default=True,
-        help="Verifier: how the target scores a draft; auto: {verifier}.",
+    choice_option(
+        "--verify", "V", Strategy("verifier", "auto"), "Verifier: how the target scores a draft; auto: {verifier}."
     ),
-    click.option(
+    choice_option(
         "--kv",
-        metavar="B",
-        type=Strategy("KV backend"),
-        show_default="the alignment's choice",
-        help="KV backend: how keys and values are stored.",
+        "B",
+        Strategy("KV backend"),
+        "KV backend: how keys and values are stored.",
+        shown="the alignment's choice",
     ),
     whole("--batch-size", "Rows decoded together.", DEFAULTS.batch_size),
 )
@@ -163,22 +156,11 @@ STRATEGIES = (
 
 def draft_length(default: str) -> Callable[..., Any]:
     """Return the option for the draft length."""
-    return click.option(
-        "--draft-length",
-        metavar="K",
-        type=DraftLength(),
-        cls=Open,
-        default=default,
-        show_default=True,
-        help="Tokens drafted per round, or a draft-length policy; auto: {adaptive draft length}, but "
-        f"{FIXED_LENGTH} under rules whose tokens depend on it.",
+    meaning = (
+        "Tokens drafted per round, or a draft-length policy; auto: {adaptive draft length}, but "
+        f"{FIXED_LENGTH} under rules whose tokens depend on it."
     )
-
-
-def choice_option(name: str, metavar: str, kind: Kind, meaning: str) -> Callable[..., Any]:
-    """Return an option with a default word."""
-    default = getattr(DEFAULTS, name.removeprefix("--"))
-    return click.option(name, metavar=metavar, type=kind, cls=Open, default=default, show_default=True, help=meaning)
+    return choice_option("--draft-length", "K", DraftLength(), meaning, default)
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
@@ -187,13 +169,13 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 PLACE = (
     choice_option("--device", "D", Device(), "cpu, cuda or cuda:N."),
     choice_option("--dtype", "T", OneOf(*DTYPES), "float32, bfloat16 or float16."),
-    click.option(
+    choice_option(
         "--load-options",
-        metavar="Q",
-        type=LoadOptions(),
-        show_default="weights as they are stored",
-        help="Quantisation of the models' weights, by name with options, as torchao-int8-weight-only; none,key=value: "
+        "Q",
+        LoadOptions(),
+        "Quantisation of the models' weights, by name with options, as torchao-int8-weight-only; none,key=value: "
         "other options of from_pretrained.",
+        shown="weights as they are stored",
     ),
 )
 """Options for device and precision, and others of loading."""
@@ -220,12 +202,12 @@ EXECUTOR = choice_option(
     "Executor: the process or processes that the models run in; workers,count=N: N of them; auto: {executor}.",
 )
 
-MEMORY = click.option(
+MEMORY = choice_option(
     "--memory",
-    metavar="BYTES",
-    type=Bytes(),
-    show_default="no bound",
-    help="The most bytes of weights, caches and all else, as 22GB: shorter drafts, then fewer rows, then no drafter keep to it.",
+    "BYTES",
+    Bytes(),
+    "The most bytes of weights, caches and all else, as 22GB: shorter drafts, then fewer rows, then no drafter keep to it.",
+    shown="no bound",
 )
 
 SEED = whole("--seed", "Seed of every random choice.", DEFAULTS.seed, least=0, most=LARGEST_SEED)
