@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner, Result
@@ -124,14 +125,34 @@ def test_wrong_options_are_sentences(role: str, option: str, installed: Path) ->
         registry().make(TEMPLATES[role].role, f"my-{role},{option}")
 
 
+class Imports:
+    """Has what a run of pytest within a test imports of libraries stay: classes of models that are kept look for their modules."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, ModuleType] = {}
+
+    def pytest_unconfigure(self) -> None:
+        """Note the modules before pytester takes them out."""
+        self.kept = {name: one for name, one in sys.modules.items() if name.startswith(("torch", "transformers"))}
+
+
+@pytest.fixture
+def imports() -> Iterator[Imports]:
+    """Notes modules, and puts them back when pytester has ended."""
+    noted = Imports()
+    yield noted
+    sys.modules.update(noted.kept)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("role", TEMPLATES)
 def test_the_suite_that_is_written_passes(
-    role: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    role: str, imports: Imports, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All tests of a package that was just written pass, and there are some."""
     folder = write(f"new-{role}", role, pytester.path)
     monkeypatch.syspath_prepend(folder / "src")
-    outcomes = pytester.runpytest_inprocess("-q", "-p", "no:xdist", str(folder / "tests")).parseoutcomes()
+    arguments = "-q", "-p", "no:xdist", str(folder / "tests")
+    outcomes = pytester.runpytest_inprocess(*arguments, plugins=[imports]).parseoutcomes()
     assert outcomes["passed"] > 20
     assert set(outcomes) <= {"passed", "skipped"}
