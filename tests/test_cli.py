@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 import re
@@ -264,20 +263,6 @@ def test_models_add_and_show(folder: Path) -> None:
 
 
 @pytest.mark.wide
-def test_models_show_layers_that_keep_a_state(tmp_path: Path) -> None:
-    """The layers of a hybrid are counted by their types, and what cannot be had with them is named."""
-    kinds = ["linear_attention"] * 3 + ["full_attention"]
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_next", "layer_types": kinds}))
-    shown = invoke("models", "show", str(tmp_path)).stdout
-    assert "3 linear_attention, 1 full_attention" in shown
-    assert "not offered" in shown
-    (tmp_path / "config.json").write_text(json.dumps({"layer_types": ["full_attention", "sliding_attention"]}))
-    shown = invoke("models", "show", str(tmp_path)).stdout
-    assert "1 full_attention, 1 sliding_attention" in shown
-    assert "not offered" not in shown
-
-
-@pytest.mark.wide
 def test_models_remove(folder: Path) -> None:
     """A name of one's own is taken back; one that a plugin offers, and one that nobody does, are refused."""
     invoke("models", "add", "mine", str(folder))
@@ -301,17 +286,6 @@ def test_a_group_alone_lists(group: str, folder: Path) -> None:
     assert alone.exit_code == 0
     assert alone.stdout == invoke(group, "list").stdout
     assert "specframe-tiny" in alone.stdout or "specframe-std" in alone.stdout
-
-
-@pytest.mark.wide
-def test_models_show_of_what_is_not_there(folder: Path) -> None:
-    """A model that is not on disk is shown without its shape, with what drafts for it; an unknown name is refused."""
-    shown = invoke("models", "show", "vicuna-7b").stdout
-    assert "lmsys/vicuna-7b-v1.3" in shown
-    assert "vicuna-68m" in shown
-    refused = invoke("models", "show", "vicuna-7")
-    assert refused.exit_code == 2
-    assert refused.stderr.endswith("did you mean 'vicuna-7b'?\n")
 
 
 @pytest.mark.wide

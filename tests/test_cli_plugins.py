@@ -1,4 +1,4 @@
-"""``specframe plugins``: list, show, matrix, new."""
+"""``specframe plugins``: list, show, new."""
 
 from __future__ import annotations
 
@@ -114,24 +114,6 @@ def test_show_unknown() -> None:
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: unknown plugin 'ragd': ")
     assert result.stderr.endswith("did you mean 'ragged'?\n")
-
-
-@pytest.mark.quick
-def test_matrix() -> None:
-    """The matrix says which alignment runs on which KV backend, and marks what it asks for itself."""
-    header, *lines = rows(invoke("matrix").stdout)
-    table = {line[0]: dict(zip(header, line, strict=True)) for line in lines if len(line) == len(header)}
-    assert set(table) == set(registry().names("alignment"))
-    assert table["ragged"] == {
-        "alignment": "ragged",
-        "lossless": "yes",
-        "scheduler": "continuous",
-        "kv dynamic": "no, lacks scatter",
-        "kv paged": "yes",
-        "kv pool": "yes",
-        "kv slab": "default",
-    }
-    assert (table["exspec"]["kv dynamic"], table["exspec"]["kv slab"]) == ("default", "yes")
 
 
 @pytest.mark.wide

@@ -1,4 +1,4 @@
-"""``specframe plugins``: list plugins, and show which combine."""
+"""``specframe plugins``: list and show plugins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import click
 from specframe.cli import Extended
 from specframe.cli.tables import show_table
 from specframe.errors import PluginError, UnknownNameError
-from specframe.plugins.compose import VIEWS, reads
 from specframe.plugins.entries import Entry
 from specframe.plugins.registry import registry
 from specframe.plugins.traits import REQUIRED, Traits
@@ -46,55 +45,12 @@ def show(name: str) -> None:
     click.echo("\n\n".join(map(description, found)))
 
 
-@plugins.command()
-def matrix() -> None:
-    """Show which alignments and attention backends run on which KV backends, and what each alignment asks for by default."""
-    backends = readable("KV backend", ("offers",))
-    rows = []
-    for entry, alignment in readable("alignment", ("needs", "kv", "scheduler")):
-        cells = [fit(alignment, backend, one.name) for one, backend in backends]
-        rows.append((entry.name, lossless(entry), str(alignment.scheduler), *cells))
-    show_table(("alignment", "lossless", "scheduler", *(f"kv {one.name}" for one, _ in backends)), rows)
-    click.echo("\nThe scheduler named, and the KV backend marked default, are used unless others are asked for.\n")
-    reads = [
-        (entry.name, *("yes" if reads_views(attention, backend) else "no" for _, backend in backends))
-        for entry, attention in readable("attention backend", ("offers",))
-    ]
-    show_table(("attention backend", *(f"kv {one.name}" for one, _ in backends)), reads)
-
-
-def reads_views(attention: Traits, backend: Traits) -> bool:
-    """Return whether an attention backend reads what a KV backend hands out, as far as their classes say."""
-    return reads(attention.able("offers"), backend.able("offers") & VIEWS or {"dense"})
-
-
-def readable(kind: str, asked: tuple[str, ...]) -> list[tuple[Entry, Traits]]:
-    """Return the entries of a kind whose classes tell all traits ``asked``; name other entries on standard error."""
-    found = []
-    for entry in registry().of(kind):
-        traits = known_traits(entry)
-        missing = [name for name in asked if getattr(traits, name, None) is None]
-        if isinstance(traits, Traits) and not missing:
-            found.append((entry, traits))
-            continue
-        why = traits if isinstance(traits, str) else f"its class does not tell its {' and its '.join(missing)}"
-        click.echo(f"specframe: {entry} is left out: {why}", err=True)
-    return found
-
-
 def known_traits(entry: Entry) -> Traits | str:
     """Return an entry's traits, or the reason why they are not known."""
     try:
         return entry.traits
     except PluginError as fault:
         return str(fault)
-
-
-def fit(alignment: Traits, backend: Traits, name: str) -> str:
-    """Return "yes", "default", or the features that the backend lacks for the alignment."""
-    if missing := sorted(alignment.able("needs") - backend.able("offers")):
-        return f"no, lacks {' and '.join(missing)}"
-    return "default" if name == alignment.kv else "yes"
 
 
 def lossless(entry: Entry) -> str:

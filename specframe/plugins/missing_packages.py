@@ -10,7 +10,10 @@ from collections.abc import Mapping
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "command": {
-        **dict.fromkeys(("compare", "verify", "reproduce", "trace", "predict", "plan", "laws"), "specframe-lab"),
+        **dict.fromkeys(
+            ("compare", "verify", "reproduce", "trace", "predict", "plan", "laws", "plugins matrix", "models show"),
+            "specframe-lab",
+        ),
         "serve": "specframe-serve",
         **dict.fromkeys(("heads", "models check"), "specframe-heads"),
         "plugins new": "specframe-testing",

@@ -42,3 +42,13 @@ def specframe_register_commands(register: Register) -> None:
         "specframe_lab.commands.laws:laws",
         summary="Fit how acceptance grows with a draft's training and depth, and the best budget by batch size.",
     )
+    register(
+        "plugins matrix",
+        "specframe_lab.commands.matrix:matrix",
+        summary="Show which alignments and attention backends run on which KV backends, and what each alignment asks for by default.",
+    )
+    register(
+        "models show",
+        "specframe_lab.commands.show_model:show",
+        summary="Show a model's location, its paired models, and its sizes if it is on disk.",
+    )
