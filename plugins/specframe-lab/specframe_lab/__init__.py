@@ -45,7 +45,8 @@ def specframe_register_commands(register: Register) -> None:
     register(
         "plugins matrix",
         "specframe_lab.commands.matrix:matrix",
-        summary="Show which alignments and attention backends run on which KV backends, and what alignments ask for by default.",
+        summary="Show which alignments and attention backends run on which KV backends, "
+        "and what each alignment asks for by default.",
     )
     register(
         "models show",

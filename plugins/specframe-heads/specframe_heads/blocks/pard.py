@@ -20,7 +20,7 @@ from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.devices import kinds
-from specframe.errors import CompositionError, ModelError
+from specframe.errors import CompositionError, ModelError, sentence
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.models.loading import load_model, load_tokenizer, read_config, silent
@@ -60,8 +60,13 @@ def model_for(folder: str, target: Target) -> PreTrainedModel:
     """Return the model in a folder, without weights where the target has none."""
     if kinds.of(target.device).values:
         return load_model(folder, "draft", target.device, target.dtype)
-    with target.device, silent():
-        return AutoModelForCausalLM.from_config(read_config(folder, "draft"), dtype=target.dtype).eval()
+    config = read_config(folder, "draft")
+    try:
+        with target.device, silent():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+    except Exception as error:  # whatever transformers raises on sizes that do not fit
+        raise ModelError(f"no model can be made of the configuration in {folder}: {sentence(error)}") from error
+    return model.eval()
 
 
 class Pard(HeadDrafter):
