@@ -99,7 +99,6 @@ def test_wrong_options_are_told_before_a_model_is_loaded(
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.wide
 def test_everything_is_declared_as_its_class_is() -> None:
     """Every name that comes with specframe is declared, and what is declared is what its class says."""
     assert {entry.kind for entry in registry()} >= set(ROLES)

@@ -30,5 +30,5 @@ def specframe_register_options(register: Register) -> None:
     register(
         "check",
         "specframe_testing.probes.invariants:Checks",
-        summary="The invariant checks of one run; a violation raises `specframe.errors.InvariantError`.",
+        summary="The invariant checks of one run; a violation raises :class:`specframe.errors.InvariantError`.",
     )
