@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from specframe_heads.blocks import pard
 from specframe_heads.blocks.block_drafter import DFlash, DSpark
 from specframe_heads.blocks.pard import Pard
 from specframe_heads.blocks.peagle import PEagle
@@ -32,6 +33,8 @@ from specframe_testing.heads import mtp as mtp_heads
 from specframe_testing.heads.scripted import Seen, scripted
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpLayer
+
+from specframe.errors import ModelError
 
 STATES = {"speculators": 0, "z_lab": 1, "deepspec": 1}
 """What an id of a layer is short of the number of a hidden state."""
@@ -438,3 +441,17 @@ def test_every_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
 def test_every_draft_is_the_formulas_under_every_alignment(name: str, align: str, tmp_path: Path) -> None:
     """The same, for every kind of head under every alignment."""
     judged(name, align, tmp_path)
+
+
+def test_a_pard_head_that_cannot_be_made_without_weights_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of memory makes the model of its configuration; what transformers raises there names the folder."""
+    zoo.build("qwen3").config.save_pretrained(tmp_path)
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise ValueError("heads of no size")
+
+    monkeypatch.setattr(pard.AutoModelForCausalLM, "from_config", refuses)
+    with pytest.raises(ModelError, match=r"no model can be made of the configuration in .*: heads of no size"):
+        pard.model_for(str(tmp_path), Target(zoo.build("qwen3").to("meta")))
