@@ -263,6 +263,7 @@ def test_p99_is_told_of_a_hundred_sequences(count: int, told: str) -> None:
     ]
 
 
+@pytest.mark.slow  # reproduces the paper on small models
 def test_the_page_as_html(whole: Path) -> None:
     """It has every table and every figure of the Markdown in itself, named for who does not see it, and fetches nothing."""
     markdown = (whole / reproduction.PAGE).read_text(encoding="utf-8")

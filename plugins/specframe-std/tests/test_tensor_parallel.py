@@ -133,7 +133,8 @@ def test_equals_one_process(found: Found, case: str) -> None:
     assert found(case) == [expected()] * 2
 
 
-@pytest.mark.parametrize("case", [*HEADS, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_HEADS)])
+@pytest.mark.slow  # begins two ranks
+@pytest.mark.parametrize("case", [*HEADS, *SLOW_HEADS])
 def test_heads_that_borrow_of_the_target_equal_one_process(request: pytest.FixtureRequest, case: str) -> None:
     """A head that borrows parts of a target whose weights the ranks share has the tokens of one process on both ranks."""
     tiny = load_model("tiny", "target", torch.device("cpu"), torch.float32)

@@ -171,6 +171,7 @@ def test_observers_are_told_of_every_round(local: Workers) -> None:
     assert pipe.report.filler_share == pytest.approx(seen.filler / pipe.report.tokens_computed)
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:.*called for one row alone")
 def test_an_error_is_that_of_its_request(pipes: tuple[Pipeline, Pipeline]) -> None:
     """A processor that raises ends its own prompt with an error, and so does one that no worker can be sent; the others go on."""
@@ -530,7 +531,6 @@ def test_a_strategys_error_in_a_worker_comes_once_and_loses_no_result(local: Wor
     harness.check(harness.pipeline(TARGET, Twigs(), executor=local, batch_size=2), asked)
 
 
-@pytest.mark.wide
 def test_workers_decode_with_constraints(local: Workers) -> None:
     """Worker processes keep states of their own, and the error of a row comes back with its sentence."""
     wanted, options = constraints.expected("digit-sum"), {"batch_size": 2, "draft_length": 3, "constraint": DigitSum()}
