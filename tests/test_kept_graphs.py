@@ -165,10 +165,10 @@ def test_settings_of_a_model(change: str) -> None:
 
 
 def test_weights_elsewhere() -> None:
-    """A buffer in new memory has the forwards that read it recorded anew; the old memory may be given back."""
+    """A buffer whose data is in new memory has the forwards that read it recorded anew; the old memory may be given back."""
     pipe = piped()
     settled(pipe)
-    pipe.target_model.shifts_V = pipe.target_model.shifts_V.clone()
+    pipe.target_model.shifts_V.data = pipe.target_model.shifts_V.clone()
     gc.collect()
     assert recorded(lambda: [harness.check(pipe, ASKED) for _ in range(2)])
 
