@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from transformers import PreTrainedModel
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.model import PLAIN
 from specframe.contracts.round import Batch
 from specframe.devices.held import UNCOLLECTED
 from specframe.errors import ContractError, SpecframeWarning
 from specframe.forward import recorded_forwards, recording_cache
+from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.model_state import settings
 from specframe.forward.run import Run
 from specframe.text.sampling import Sampling
@@ -165,20 +168,24 @@ def test_settings_of_a_model(change: str) -> None:
 
 
 def test_weights_elsewhere() -> None:
-    """A buffer whose data is in new memory has the forwards that read it recorded anew; the old memory may be given back."""
+    """A buffer in new memory has the forwards that read it recorded anew; the old memory may be given back."""
     pipe = piped()
     settled(pipe)
-    pipe.target_model.shifts_V.data = pipe.target_model.shifts_V.clone()
+    pipe.target_model.shifts_V = pipe.target_model.shifts_V.clone()
     gc.collect()
     assert recorded(lambda: [harness.check(pipe, ASKED) for _ in range(2)])
 
 
-def test_weights_replaced_through_data() -> None:
-    """A recording reads a parameter's memory, which is another one where its data was replaced."""
-    module = torch.nn.Linear(2, 2)
-    before, held = settings(module), module.weight.data
-    module.weight.data = held.clone()
-    assert settings(module) != before
+@pytest.mark.parametrize("name", ["weight", "running_mean"])
+def test_weights_replaced_through_data(name: str) -> None:
+    """A recording reads the memory of parameters and buffers, which is another one where their data was replaced."""
+    module = torch.nn.BatchNorm1d(2)
+    model: Any = SimpleNamespace(module=module)
+    kept = ModelGraphs(model, PLAIN, lambda *_: None, ())  # type: ignore[arg-type]
+    assert kept.suits(model, PLAIN, ())
+    held = getattr(module, name)
+    held.data = held.data.clone()
+    assert not kept.suits(model, PLAIN, ())
 
 
 @pytest.mark.wide(but=["register_forward_pre_hook"])
