@@ -19,6 +19,7 @@ from specframe.contracts.requests import GREEDY, Request
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ContractError, OptionError
+from specframe.forward.model_state import ModelState
 from specframe.forward.open_stores import OpenStore, Stores
 from specframe.pipeline import Pipeline
 from specframe.reference import reference_decode
@@ -346,3 +347,12 @@ def test_whoever_knows_of_a_change_says_so() -> None:
     pipe.weights_changed()
     assert [one.token_ids for one in pipe.generate([COMMON], 8)] == [reference_decode(target, COMMON, 8, {zoo.EOS})]
     assert pipe.report.prefix_hit_tokens == 0
+
+
+def test_a_setting_is_part_of_a_models_state() -> None:
+    """A model whose module computes with another number is another one, though no weight was written to: workers get it again."""
+    model = zoo.build("llama")
+    before = ModelState.of(model)
+    assert before.equals(ModelState.of(model))
+    setting(model)
+    assert not before.equals(ModelState.of(model))
