@@ -78,7 +78,7 @@ class Unequal:
 
 def test_drafts_of_unequal_lengths_take_no_more_than_is_told() -> None:
     """Where forwards leave out filler, logits are there twice for a moment: as the model returned them, and by rows."""
-    case = Case("llama", "draft", Workload(6, 12, 24), {"draft_length": Unequal(), "kv": "slab"})
+    case = Case("llama", "draft", Workload(12, 4, 30), {"draft_length": Unequal(), "kv": "slab"})
     counter = Allocations()
     told = case.planned()
     report = case.counted(counter).report
