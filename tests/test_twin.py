@@ -10,9 +10,12 @@ from typing import Any
 import architectures
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
 from specframe.forward.runner import ModelRunner
 from specframe.forward.twin import NAME, made_of, twin
 from specframe.reference import reference_decode
@@ -66,6 +69,20 @@ def bind_forward(model: Any) -> None:
     layer.usual, layer.forward = layer.forward, functools.partial(forward, layer)
 
 
+class Halving(ModelHook):
+    """A hook of accelerate that changes what a module returns."""
+
+    def post_forward(self, module: torch.nn.Module, output: Any) -> Any:
+        """Return the output, turned."""
+        return output * -0.5 if isinstance(output, torch.Tensor) else output
+
+
+def hook_in(model: Any) -> None:
+    """Put hooks in that take the place of a forward and tell its signature, around a part and around the whole."""
+    for module in (model.model.layers[0].mlp, model):
+        add_hook_to_module(module, Halving())
+
+
 def replace_weight(model: Any) -> None:
     """Put another parameter in the place of one."""
     head = model.lm_head
@@ -98,8 +115,8 @@ def replace_module(model: Any) -> None:
 
 
 CHANGES: list[tuple[Callable[[Any], None], ...]] = [
-    (wrap, switch), (wrap_forward,), (bind_forward,), (replace_weight,), (write,), (replace_buffer,), (hook,), (narrow,),
-    (replace_module,),
+    (wrap, switch), (wrap_forward,), (bind_forward,), (replace_weight,), (write,), (replace_buffer,), (hook,), (hook_in,),
+    (narrow,), (replace_module,),
 ]  # fmt: skip
 
 
@@ -120,6 +137,32 @@ def test_a_change_between_two_runs_is_seen(changes: tuple[Callable[[Any], None],
             change(model)
             assert reference(model) != before, "the change is one of the output"
         assert [one.token_ids for one in harness.decode(pipe, asked)] == reference(model)
+
+
+def attention(model: Any) -> None:
+    """Write to a weight that keys and values depend on."""
+    model.model.layers[0].self_attn.v_proj.weight.data.mul_(-1)
+
+
+@pytest.mark.parametrize(
+    ("change", "kv"),
+    [(wrap_forward, "slab"), (narrow, "slab"), (attention, "paged,block=4,share=on")],
+    ids=["function", "window", "weight"],
+)
+def test_a_change_is_seen_by_an_engine_that_stays_open(change: Callable[[Any], None], kv: str) -> None:
+    """An engine that had nothing left to decode has the tokens of the model as it is, and nothing kept of prompts before."""
+    model = zoo.build("mistral")
+    pipe = harness.pipeline(model, zoo.good_draft(model), batch_size=2, draft_length=3, kv=kv)
+    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    for turn in range(2):
+        if turn:
+            change(model)
+        for request in harness.requests(PROMPTS, 9, {zoo.EOS}):
+            engine.add(request)
+        found = dict[int, list[int]]()
+        while not engine.idle:
+            found |= {one.request.index: one.token_ids for one in getattr(engine.step(), "finished", ())}
+        assert [found[index] for index in range(len(PROMPTS))] == reference(model)
 
 
 def test_the_users_model_stays_as_it_is() -> None:
@@ -156,9 +199,11 @@ def test_a_twin_has_the_models_memory() -> None:
     replace_weight(model)
     assert made.lm_head.weight is model.lm_head.weight
     write(model)
+    assert made_of(model) == before, "weights of either are those of both"
     hook(model)
     assert made.model.layers[0]._forward_hooks is model.model.layers[0]._forward_hooks
-    assert made_of(model) != before, "a parameter and a hook are others"
+    model.lm_head = torch.nn.Identity()
+    assert made_of(model) != before
 
 
 def test_functions_around_a_forward_call_the_twins_modules() -> None:

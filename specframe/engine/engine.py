@@ -143,13 +143,11 @@ class Engine:
             raise PromptError(duplicate_key(request))
         joined = self._joined or self._opened is not None
         counted = self._bound is None or self._bound.take(request, self._groups.of(group), joined)
-        few = self.idle and self._opened is not None and self._too_few_rows(self._opened, request)
+        past = self.idle and self._opened is not None and self._is_past(self._opened, request)
         self._groups.add(group, request)
         self._joined = joined
-        if (
-            self._opened
-            and group == self._groups.current
-            and (few or not counted or not self._fits(self._opened, request))
+        if self._opened and (
+            past or (group == self._groups.current and (not counted or not self._fits(self._opened, request)))
         ):
             self._shut(keep=True)
 
@@ -307,6 +305,10 @@ class Engine:
         longest = pool.capacity - opened.use.policy.maximum.nodes - 1
         short = pool.limit(request) <= longest and (opened.prompt is None or len(request.prompt_ids) <= opened.prompt)
         return ruled and short and pool.rows >= min(pool.unfinished, opened.most)
+
+    def _is_past(self, opened: Opened, request: Request) -> bool:
+        """Return whether a run that nobody decodes in is not to go on with a request."""
+        return not opened.run.current or self._too_few_rows(opened, request)
 
     def _too_few_rows(self, opened: Opened, request: Request) -> bool:
         """Return whether a bound of memory has left few rows, for the sake of sequences longer than those that there are now."""

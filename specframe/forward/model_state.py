@@ -110,8 +110,7 @@ def plain_settings(module: torch.nn.Module) -> list[Any]:
                 found += (name, value)
             elif is_plain(value):
                 found += (name, repr(value))  # it may change in its place
-        called = (*one._forward_hooks.values(), *one._forward_pre_hooks.values(), values.get("forward"))
-        found.append([*map(id, called)])
+        found.append([*one._forward_hooks.values(), *one._forward_pre_hooks.values(), values.get("forward")])
     return found
 
 

@@ -24,6 +24,7 @@ from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.open_stores import OpenStore, Stores, keeps_prefixes
 from specframe.forward.recording_cache import RECORDINGS
 from specframe.forward.states import RowStates
+from specframe.forward.transformers_model import TransformersModel
 from specframe.observe.watch import Watch
 from specframe.value_checks import unwrap_guards
 
@@ -232,6 +233,16 @@ class Run:
             one.graphs.end()
         if self.stores:
             self.stores.keep(left, group)
+
+    @property
+    def current(self) -> bool:
+        """Whether all models are known to be what they were when their caches were opened.
+
+        Where something of prompts is kept they are not: their weights are compared when the run's stores are used again.
+        """
+        models = [cached.runner for cached in (*self.caches, *self._sharing)]
+        changed = (isinstance(one, TransformersModel) and not one.serves(one.module) for one in models)
+        return not any(changed) and not any(one.keeps_prompts for one in self._stores.values())
 
     @property
     def new_shapes(self) -> int:

@@ -104,17 +104,14 @@ def own(owner: Any, name: str = "forward") -> Any:
 def made_of(model: torch.nn.Module) -> list[Any]:
     """Return what a twin is made of; where that has changed a new twin is needed.
 
-    It is the model's modules, their settings and the configuration's, the first weight's device and type, and all buffers but those
-    of rotary factors, which a model changes by itself.
+    It is the model's modules with their classes, their settings and the configuration's, and the first weight's device and type.
+    Parameters and buffers are the twin's own, whatever is put in their place. Modules are held: another one at the same address
+    would look like the one before.
     """
-    first = next(model.parameters(), None)
-    found: list[Any] = [None if first is None else (first.device, first.dtype)]
-    for one in model.modules():
-        found += [id(one), *map(id, one._parameters.values())]
-        if not sets_own_buffers(one):
-            found += map(id, one._buffers.values())
+    modules, first = [*model.modules()], next(model.parameters(), None)
+    found = [modules, [*map(type, modules)], plain_settings(model), first is not None and (first.device, first.dtype)]
     config = getattr(model, "config", None)
-    return [found, plain_settings(model), None if config is None else (attention_of(config), config.to_dict())]
+    return found if config is None else [*found, attention_of(config), config.to_dict()]
 
 
 def attention_of(config: Any) -> str | None:
@@ -158,7 +155,9 @@ class _Twins:
             vars(made)["_buffers"] = {
                 name: None if one is None else one.clone() for name, one in module._buffers.items()
             }
-        vars(made)["_modules"] = {name: part and self.of(part) for name, part in module._modules.items()}
+        vars(made)["_modules"] = {
+            name: None if part is None else self.of(part) for name, part in module._modules.items()
+        }
         for name, value in held.items():
             if name not in KEPT:
                 vars(made)[name] = self._own(value)
@@ -174,7 +173,8 @@ class _Twins:
             whose = self._own(value.__self__)
             return value if whose is value.__self__ else types.MethodType(value.__func__, whose)
         if isinstance(value, functools.partial):
-            return functools.partial(self._own(value.func), *map(self._own, value.args), **self._own(value.keywords))
+            part = functools.partial(self._own(value.func), *map(self._own, value.args), **self._own(value.keywords))
+            return self._told(part, value)
         return self._function(value) if isinstance(value, types.FunctionType) else self._held(value)
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
@@ -190,8 +190,12 @@ class _Twins:
             function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(found)
         )
         made.__kwdefaults__ = function.__kwdefaults__
-        vars(made).update({name: self._own(value) for name, value in vars(function).items()})
         self._functions[id(function)] = made
+        return self._told(made, function)
+
+    def _told(self, made: Any, value: Any) -> Any:
+        """Return a function with what another one tells of itself: a wrapper's signature is that of the function inside."""
+        vars(made).update({name: self._own(one) for name, one in vars(value).items()})
         return made
 
     def _cell(self, cell: types.CellType) -> types.CellType:
