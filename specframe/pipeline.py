@@ -71,7 +71,7 @@ class Pipeline:
             precision; slower. Without it this holds up to rounding.
         load_options: a quantisation that target and draft model are loaded with where they are given by name, and options of
             ``from_pretrained``: "torchao-int8-weight-only", "bitsandbytes-4bit,bnb-4bit-quant-type=nf4", "none,variant=fp16", or a
-            mapping such as ``{"quantization_config": made}``. A head stays as it is. See :mod:`specframe.models.load_options`.
+            mapping such as ``{"quantization_config": made}``. A head stays as it is. See :mod:`specframe_std.load_options`.
         constraint: what all continuations have to keep to: a constraint by name, ``name,key=value`` or as an object; None: nothing.
         memory: the most bytes that weights, caches and everything else take together while prompts are decoded, as "22GB" or
             "512MiB": drafts become shorter, then rows fewer, then nothing is drafted. None: no bound. See docs/memory.md.

@@ -16,7 +16,6 @@ from specframe.forward.open_stores import Stores
 from specframe.forward.positions import context_length
 from specframe.forward.runner import ModelRunner
 from specframe.models import loading, vocabulary
-from specframe.models.load_options import keywords
 from specframe.models.pairs import check_location, choose, is_model
 from specframe.plugins.compose import Composition, compose, strategy
 from specframe.plugins.registry import parse_specification, registry
@@ -80,7 +79,7 @@ def compose_recipe(recipe: Recipe) -> tuple[Any, Any, Any, Composition]:
 def check_strategies(recipe: Recipe) -> None:
     """Raise a :class:`SpecframeError` where a recipe's names cannot be found or combined; no model is loaded."""
     target, _, draft, _ = compose_recipe(recipe)
-    keywords(recipe.load_options)
+    loading.keywords(recipe.load_options)
     for role, model in (("target", target), ("draft", draft)):
         if isinstance(model, str):
             check_location(role, model)
@@ -98,7 +97,7 @@ def parts_of(recipe: Recipe, executor: Executor | None = None) -> Parts:
     """
     target, drafter, draft, use = compose_recipe(recipe)
     device, load = device_and_loader(recipe, executor)
-    dtype, options = loading.pick_dtype(recipe.dtype, device), keywords(recipe.load_options)
+    dtype, options = loading.pick_dtype(recipe.dtype, device), loading.keywords(recipe.load_options)
 
     def loaded(model: Any, role: str) -> PreTrainedModel:
         return loading.load_model(model, role, device, dtype, load, options)

@@ -30,6 +30,7 @@ from specframe.models.local import (
     require_model_folder,
     require_sizes,
 )
+from specframe.plugins.registry import registry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,6 +62,11 @@ def whole(role: str, config: Any, read: Callable[..., PreTrainedModel]) -> PreTr
     return read()
 
 
+def keywords(given: Any) -> dict[str, Any]:
+    """Return load options as keyword arguments of ``from_pretrained``, as the plugin of the option ``load_options`` reads them."""
+    return {} if given is None else registry().entry("option", "load_options").factory(given)
+
+
 def load_model(
     name_or_model: str | os.PathLike[str] | PreTrainedModel,
     role: str,
@@ -79,7 +85,7 @@ def load_model(
         role: "target" or "draft", for errors.
         device, dtype: device and dtype to load a named model with.
         load: decides how it is loaded.
-        options: keyword arguments of ``from_pretrained`` for a named model, see :mod:`specframe.models.load_options`.
+        options: keyword arguments of ``from_pretrained`` for a named model, see :func:`keywords`.
 
     Raises:
         ModelError: the model cannot be found or read, or is not a causal language model.

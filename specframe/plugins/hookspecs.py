@@ -212,13 +212,13 @@ def specframe_register_position_kinds(register: Register) -> None:
 
 @hookspec
 def specframe_register_options(register: Register) -> None:
-    """Offer what an option of a run asks for that the core does not have: ``bitwise``, ``check``, ``memory``.
+    """Offer what an option of a run asks for that the core does not have, by the option's name.
 
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``, with the name of the option. For "bitwise" the factory makes a
     :class:`specframe.contracts.numerics.Numerics`, for "check" a :class:`specframe.contracts.roles.Checks`, which is made anew
     for every engine. That of "memory" is given the options and the parts of a run, and makes a
-    :class:`specframe.contracts.engine.MemoryBound`.
+    :class:`specframe.contracts.engine.MemoryBound`. That of "load_options" makes what was given keyword arguments of ``from_pretrained``.
     Must: refuse a model for which it does not work before anything is decoded with it.
     Must not: change a model, or the tokens that a greedy run gives.
     """

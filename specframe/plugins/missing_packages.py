@@ -23,7 +23,12 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "specframe-heads",
     ),
     "executor": {"ray": "specframe-ray"},
-    "option": {"bitwise": "specframe-bitwise", "check": "specframe-testing", "memory": "specframe-memory"},
+    "option": {
+        "bitwise": "specframe-bitwise",
+        "check": "specframe-testing",
+        "load_options": "specframe-std",
+        "memory": "specframe-memory",
+    },
     "model": dict.fromkeys(
         ("tiny", "tiny-draft", "tiny-eagle3", "tiny-medusa", "tiny-clover2", "tiny-dflash"), "specframe-tiny"
     ),

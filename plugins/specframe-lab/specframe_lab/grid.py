@@ -97,7 +97,6 @@ def check_cell(cell: Cell) -> None:
     """Compose one cell's strategies and look its models up, without loading them."""
     from specframe.models import aliases
     from specframe.models import loading as models
-    from specframe.models.load_options import keywords
     from specframe.models.pairs import choose
     from specframe.plugins.compose import compose
     from specframe.plugins.recipe import Recipe
@@ -112,7 +111,7 @@ def check_cell(cell: Cell) -> None:
     compose(registry(), recipe, drafter)
     whole("batch_size", recipe.batch_size, 1)
     models.pick_dtype(recipe.dtype, models.pick_device(recipe.device))
-    keywords(recipe.load_options)
+    models.keywords(recipe.load_options)
 
 
 def varying(cells: Iterable[Cell]) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from specframe.models import loading as models
-from specframe.models.load_options import keywords
 from specframe.models.pairs import by_model, choose, chosen_name
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
@@ -50,5 +49,5 @@ class LoadedModels:
         given = cell.get("load_options")
         key = name, device, dtype, repr(given)
         if key not in self._models:
-            self._models[key] = models.load_model(name, role, device, dtype, options=keywords(given))
+            self._models[key] = models.load_model(name, role, device, dtype, options=models.keywords(given))
         return self._models[key]

@@ -384,6 +384,15 @@ def specframe_register_executors(register: Register) -> None:
 
 
 @hookimpl
+def specframe_register_options(register: Register) -> None:
+    register(
+        "load_options",
+        "specframe_std.load_options:keywords",
+        summary="Quantisations by name, and options of from_pretrained.",
+    )
+
+
+@hookimpl
 def specframe_register_defaults(register: RegisterDefaults) -> None:
     register("worker processes", "workers")
     register("plain decoding", "none")

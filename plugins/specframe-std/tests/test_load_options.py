@@ -18,8 +18,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from specframe import Pipeline
 from specframe.cli import cli
 from specframe.errors import SpecframeError
-from specframe.models import load_options, loading
-from specframe.models.load_options import config, configs, keywords
+from specframe.models import loading
+from specframe_std import load_options
+from specframe_std.load_options import config, configs, keywords
 
 NAME = "coarse"
 PROMPTS = harness.random_prompts((5, 9), 300, seed=1)
