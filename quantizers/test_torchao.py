@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from specframe_std.load_options import configs
 from specframe_testing import harness
 from specframe_testing.probes.ties import Scales
 from torchao.quantization import Int8WeightOnlyConfig
@@ -17,7 +18,6 @@ from transformers import TorchAoConfig
 
 from specframe import Pipeline
 from specframe.errors import SpecframeError
-from specframe.models.load_options import configs
 from specframe.models.precision import STEP, eps, quantised_weights
 
 PROMPTS = harness.random_prompts((5, 9, 3, 14), 300, seed=1)

@@ -15,11 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from specframe_std import prompt_tables
 
 from specframe.engine.encoding import LONGEST, encode_prompt
 from specframe.errors import OptionError, PromptError, SpecframeWarning
 from specframe.text import prompts
-from specframe.text.prompts import Prompt, from_file, tables
+from specframe.text.prompts import Prompt, from_file
 from specframe.text.prompts.entries import load
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
@@ -321,7 +322,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     Path("p.parquet").write_bytes(b"PAR1")
     for path in ("p.parquet", "hf:some/set"):
-        with pytest.raises(OptionError, match=r"takes the package datasets, .*: pip install 'specframe\[data\]'"):
+        with pytest.raises(OptionError, match=r"takes the package datasets, .*: pip install 'specframe-std\[data\]'"):
             from_file(path)
 
 
@@ -518,10 +519,10 @@ def test_an_id_that_is_given_twice_is_told_of(second: int | str, recwarn: pytest
 @pytest.mark.wide
 def test_every_ending_is_documented() -> None:
     """The page of formats names each ending that is read in a way of its own, and each key."""
-    from specframe.text.prompts.files import READERS
+    from specframe.text.prompts.files import READERS, TABLES
 
     page = (Path(__file__).parents[1] / "docs/prompts.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in page for name in [*READERS, ".parquet", *prompts.KEYS])
+    assert all(f"`{name}`" in page for name in [*READERS, *TABLES, *prompts.KEYS])
 
 
 # ---- a limit ---------------------------------------------------------------------------------------------------------
@@ -557,7 +558,7 @@ def test_a_limit_reaches_into_data_sets(monkeypatch: pytest.MonkeyPatch) -> None
         return ({"text": "abc"[row]} for row in range(3 if streaming else 4))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(tables, "within_reach", lambda name: True)
+    monkeypatch.setattr(prompt_tables, "within_reach", lambda name: True)
     assert [prompt.given for prompt in from_file("hf:some/set:train", 3)] == ["a", "b", "c"]
     assert [prompt.given for prompt in from_file("hf:some/set:train[:9]", 2)] == ["a", "b"]
     with pytest.raises(OptionError, match="cannot be read"):

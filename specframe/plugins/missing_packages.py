@@ -28,6 +28,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "check": "specframe-testing",
         "load_options": "specframe-std",
         "memory": "specframe-memory",
+        "prompts": "specframe-std",
     },
     "model": dict.fromkeys(
         ("tiny", "tiny-draft", "tiny-eagle3", "tiny-medusa", "tiny-clover2", "tiny-dflash"), "specframe-tiny"

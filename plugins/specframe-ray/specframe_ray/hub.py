@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from specframe_std.prompt_tables import dataset_name, faults, load, one_split, require_column
 
 from specframe.errors import OptionError
 from specframe.files import Output
 from specframe.text.prompts import KEYS
-from specframe.text.prompts.tables import PREFIX, dataset_name, faults, load, one_split, require_column
+from specframe.text.prompts.files import HUB
 from specframe_ray.rows import Input, found
 
 KEPT = "_prompts.parquet"
@@ -30,7 +31,7 @@ def rows_of(prompts: str, folder: Path, size: int) -> Input:
     Raises:
         OptionError: they cannot be read.
     """
-    if prompts.startswith(PREFIX):
+    if prompts.startswith(HUB):
         return found(kept_rows(prompts, folder), size, prompts)
     return found(prompts, size)
 

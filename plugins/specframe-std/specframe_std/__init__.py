@@ -390,6 +390,11 @@ def specframe_register_options(register: Register) -> None:
         "specframe_std.load_options:keywords",
         summary="Quantisations by name, and options of from_pretrained.",
     )
+    register(
+        "prompts",
+        "specframe_std.prompt_tables:open_table",
+        summary="Prompts of tables: CSV, Parquet, data sets of the hub and on disk.",
+    )
 
 
 @hookimpl

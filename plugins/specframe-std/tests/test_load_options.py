@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from specframe_std import load_options
+from specframe_std.load_options import config, configs, keywords
 from specframe_testing import harness
 from transformers import PreTrainedModel
 from transformers.quantizers import auto
@@ -19,8 +21,6 @@ from specframe import Pipeline
 from specframe.cli import cli
 from specframe.errors import SpecframeError
 from specframe.models import loading
-from specframe_std import load_options
-from specframe_std.load_options import config, configs, keywords
 
 NAME = "coarse"
 PROMPTS = harness.random_prompts((5, 9), 300, seed=1)

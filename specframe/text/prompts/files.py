@@ -1,28 +1,28 @@
-"""Prompts from arguments, text files, JSON, token ids, CSV and standard input."""
+"""Prompts from arguments, text files, JSON, token ids and standard input."""
 
 from __future__ import annotations
 
-import csv
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from specframe.errors import OptionError, PromptError
-from specframe.text.prompts import tables
+from specframe.plugins.registry import registry
 from specframe.text.prompts.entries import KEYS, from_entry, load
 from specframe.text.prompts.lazy import GZIP, Prompts, Text, some
 from specframe.text.prompts.prompt import Prompt, checked_prompt
-from specframe.value_checks import parse_value
 
 Reader = Callable[[Text, str, int | None], Prompts]
 """Returns the prompts of a text, of the source of that name, the first so many."""
-JSON_TEXTS = frozenset({"turns", "messages", "conversations", "prompt_token_ids"})
-"""Columns of a CSV file that hold JSON."""
+HUB = "hf:"
+"""Prefix of a data set's name, which tells the name from a file's."""
+TABLES = frozenset({".csv", ".tsv", ".parquet"})
+"""Endings of files that hold a table."""
 
 
 def from_arguments(texts: tuple[str, ...]) -> list[Prompt]:
@@ -42,26 +42,27 @@ def open_prompts(path: str, limit: int | None = None) -> Prompts:
     is held as a whole.
 
     A text file has one prompt per line; blank lines are skipped. JSON lines and JSON arrays are recognised by the endings
-    ``.jsonl``, ``.ndjson`` and ``.json`` or by their content. ``.ids`` (token ids, one prompt per line), ``.csv``, ``.tsv`` and
-    ``.parquet`` are recognised by their endings; all but the last may be packed with gzip, as ``.jsonl.gz``.
+    ``.jsonl``, ``.ndjson`` and ``.json`` or by their content, ``.ids`` (token ids, one prompt per line) by its ending; all may be
+    packed with gzip, as ``.jsonl.gz``. Tables and data sets are read by the plugin of the option ``prompts``.
 
     Raises:
         OptionError: the file cannot be read or holds no prompt.
     """
-    if path.startswith(tables.PREFIX):
-        return tables.from_hub(path, limit)
-    if re.match(r"[a-z][a-z0-9+.-]+://", path):
-        raise OptionError(
-            f"--prompts: {path} is an address: expected a file, or {tables.PREFIX}NAME for a data set of the hub"
-        )
     suffix = kind(path)
-    if suffix == ".parquet" or os.path.isdir(path):
-        return tables.from_path(path, limit)
+    if path.startswith(HUB) or suffix in TABLES or os.path.isdir(path):
+        return registry().entry("option", "prompts").factory(path, limit)
+    if re.match(r"[a-z][a-z0-9+.-]+://", path):
+        raise OptionError(f"--prompts: {path} is an address: expected a file, or {HUB}NAME for a data set of the hub")
     name = "standard input" if path == "-" else path
+    return READERS.get(suffix, from_text)(text_of(path, name), name, limit)
+
+
+def text_of(path: str, name: str) -> Text:
+    """Return the text of a file; raise :class:`OptionError` where it cannot be read, or all of it is blank."""
     text = Text(path, name)
     if next(text.lines(), None) is None:
         raise OptionError(f"--prompts: {name} holds no prompts: expected one per line")
-    return READERS.get(suffix, from_text)(text, name, limit)
+    return text
 
 
 def kind(path: str) -> str:
@@ -170,65 +171,10 @@ def from_ids(line: str, place: str) -> Prompt:
     return from_entry([int(part) for part in parts], place)
 
 
-# Parquet files are read by the library `datasets` (tables.py), and CSV and JSON here, for it changes what they say: of CSV it makes
-# numbers of texts ("007" becomes 7) and nothing of "NA", and one line that is no JSON fails the file, not the line's prompt.
-def from_csv(text: Text, name: str, limit: int | None) -> Prompts:
-    """Return the prompts of a table whose first line names the columns, one of them a key of prompts."""
-    csv.field_size_limit(2**31 - 1)  # the default refuses a cell of more than 128 KiB
-    columns = next(table(text, name))
-    tables.require_key(name, columns)
-    if twice := next((column for column in columns if columns.count(column) > 1), None):
-        raise OptionError(f"--prompts: {name} has two columns {twice!r}: expected a name for each")
-
-    def read() -> Iterator[Prompt]:
-        for number, row in enumerate(itertools.islice(table(text, name), 1, limit and limit + 1), start=1):
-            yield from_cells(row, f"{name} row {number}")
-
-    if next(read(), None) is None:
-        raise OptionError(f"--prompts: {name} holds no prompts: expected at least one row below the names")
-    return some(name, Prompts(read))
-
-
-def table(text: Text, name: str) -> Iterator[Any]:
-    """Yield the names of a table's columns, then its rows as mappings; raise :class:`OptionError` for what is no CSV."""
-    with text.characters(newline="") as file:
-        # strict: an open quote would swallow the rest
-        reader = csv.DictReader(file, delimiter="\t" if kind(name) == ".tsv" else ",", strict=True)
-        try:
-            yield [*(reader.fieldnames or ())]
-            yield from reader
-        except csv.Error as error:
-            unclosed = "unexpected end" in str(error)
-            where = (
-                f"the row after line {reader.line_num}: a quote is not closed"
-                if unclosed
-                else f"line {reader.line_num}: {error}"
-            )
-            raise OptionError(f"--prompts: {name} is not CSV: {where}") from error
-
-
-def from_cells(row: dict[str, str], place: str) -> Prompt:
-    """Return the prompt of one row. Its other cells are parsed like option values."""
-    if None in row:
-        return Prompt("", f"{place}: expected a cell for each column, got more", place)
-    entry = {key: cell(key, value) for key, value in row.items() if value}
-    return from_entry(entry, place)
-
-
-def cell(key: str, value: str) -> Any:
-    """Return the value of a cell."""
-    if key in JSON_TEXTS:
-        found = parse_json(value)
-        return value if found is None else found
-    return value if key in KEYS or key == "input" else parse_value(value)
-
-
 READERS: dict[str, Reader] = {
     ".jsonl": by_line(from_json),
     ".ndjson": by_line(from_json),
     ".json": from_document,
     ".ids": by_line(from_ids),
-    ".csv": from_csv,
-    ".tsv": from_csv,
 }
 """Readers of files, by the ending of the file name."""

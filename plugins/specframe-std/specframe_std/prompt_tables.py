@@ -1,8 +1,9 @@
-"""Prompts from Parquet files and data sets, through the library ``datasets``."""
+"""Prompts from tables: CSV files, and Parquet files and data sets through the library ``datasets``."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import importlib.util
 import itertools
 import os
@@ -15,15 +16,30 @@ from typing import Any
 from specframe import hub
 from specframe.errors import OptionError, sentence
 from specframe.text.prompts.entries import KEYS, from_entry
-from specframe.text.prompts.lazy import Prompts, some
+from specframe.text.prompts.files import HUB, kind, parse_json, text_of
+from specframe.text.prompts.lazy import Prompts, Text, some
 from specframe.text.prompts.prompt import Prompt
+from specframe.value_checks import parse_value
 
-PREFIX = "hf:"
-"""Prefix of a data set's name, which tells the name from a file's."""
 COLON = re.compile(r":(?![^\[]*\])")
 """A colon outside of brackets: a split may be named with a range, as in ``train[:100]``."""
 BUILDERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 """Builders of ``load_dataset``, by the ending of a file name."""
+JSON_TEXTS = frozenset({"turns", "messages", "conversations", "prompt_token_ids"})
+"""Columns of a CSV file that hold JSON."""
+
+
+def open_table(path: str, limit: int | None = None) -> Prompts:
+    """Return the first ``limit`` prompts of a CSV or Parquet file, of a data set's folder, or of ``hf:NAME[:SPLIT[:COLUMN]]``.
+
+    Raises:
+        OptionError: it cannot be read, or holds no prompt.
+    """
+    if path.startswith(HUB):
+        return prompts(path, *dataset_name(path), limit)
+    if kind(path) == ".parquet" or os.path.isdir(path):
+        return from_path(path, limit)
+    return from_csv(text_of(path, path), path, limit)
 
 
 def from_path(path: str, limit: int | None = None) -> Prompts:
@@ -32,26 +48,17 @@ def from_path(path: str, limit: int | None = None) -> Prompts:
         raise OptionError(f"--prompts: {path} cannot be read: No such file or directory")
     if os.path.isdir(path) and not is_saved_dataset(path):
         raise OptionError(
-            f"--prompts: {path} is a folder: expected a file, a data set that save_to_disk wrote, or {PREFIX}{path} for a "
+            f"--prompts: {path} is a folder: expected a file, a data set that save_to_disk wrote, or {HUB}{path} for a "
             "folder of files"
         )
     return prompts(path, path, None, None, limit)
 
 
-def from_hub(given: str, limit: int | None = None) -> Prompts:
-    """Return the prompts of ``hf:NAME[:SPLIT[:COLUMN]]``, the first ``limit``; NAME is a data set, or a folder or file on disk.
-
-    Raises:
-        OptionError: there is no such data set, split or column, or the library is not installed.
-    """
-    return prompts(given, *dataset_name(given), limit)
-
-
 def dataset_name(given: str) -> tuple[str, str | None, str | None]:
     """Return the name, the split and the column of ``hf:NAME[:SPLIT[:COLUMN]]``; raise :class:`OptionError` for anything else."""
-    name, split, column, *more = [*COLON.split(given.removeprefix(PREFIX)), "", ""]
+    name, split, column, *more = [*COLON.split(given.removeprefix(HUB)), "", ""]
     if not name or any(more):
-        raise OptionError(f"--prompts: expected {PREFIX}NAME[:SPLIT[:COLUMN]], got {given!r}")
+        raise OptionError(f"--prompts: expected {HUB}NAME[:SPLIT[:COLUMN]], got {given!r}")
     return name, split or None, column or None
 
 
@@ -113,7 +120,7 @@ def load(shown: str, name: str, split: str | None, stream: bool = False) -> Any:
     """
     if importlib.util.find_spec("datasets") is None:
         raise OptionError(
-            f"--prompts: {shown} takes the package datasets, which is not installed: pip install 'specframe[data]'"
+            f"--prompts: {shown} takes the package datasets, which is not installed: pip install 'specframe-std[data]'"
         )
     import datasets
 
@@ -166,5 +173,58 @@ def require_key(shown: str, columns: Iterable[str]) -> None:
     if not set(columns) & set(KEYS):
         raise OptionError(
             f"--prompts: {shown} has the columns {', '.join(columns) or 'none'}: expected one of {', '.join(KEYS)}; another "
-            f"is named as in {PREFIX}{shown.removeprefix(PREFIX).split(':')[0]}:train:COLUMN"
+            f"is named as in {HUB}{shown.removeprefix(HUB).split(':')[0]}:train:COLUMN"
         )
+
+
+# CSV is not read by the library `datasets`, for it changes what they say: of CSV it makes
+# numbers of texts ("007" becomes 7) and nothing of "NA", and one line that is no JSON fails the file, not the line's prompt.
+def from_csv(text: Text, name: str, limit: int | None) -> Prompts:
+    """Return the prompts of a table whose first line names the columns, one of them a key of prompts."""
+    csv.field_size_limit(2**31 - 1)  # the default refuses a cell of more than 128 KiB
+    columns = next(table(text, name))
+    require_key(name, columns)
+    if twice := next((column for column in columns if columns.count(column) > 1), None):
+        raise OptionError(f"--prompts: {name} has two columns {twice!r}: expected a name for each")
+
+    def read() -> Iterator[Prompt]:
+        for number, row in enumerate(itertools.islice(table(text, name), 1, limit and limit + 1), start=1):
+            yield from_cells(row, f"{name} row {number}")
+
+    if next(read(), None) is None:
+        raise OptionError(f"--prompts: {name} holds no prompts: expected at least one row below the names")
+    return some(name, Prompts(read))
+
+
+def table(text: Text, name: str) -> Iterator[Any]:
+    """Yield the names of a table's columns, then its rows as mappings; raise :class:`OptionError` for what is no CSV."""
+    with text.characters(newline="") as file:
+        # strict: an open quote would swallow the rest
+        reader = csv.DictReader(file, delimiter="\t" if kind(name) == ".tsv" else ",", strict=True)
+        try:
+            yield [*(reader.fieldnames or ())]
+            yield from reader
+        except csv.Error as error:
+            unclosed = "unexpected end" in str(error)
+            where = (
+                f"the row after line {reader.line_num}: a quote is not closed"
+                if unclosed
+                else f"line {reader.line_num}: {error}"
+            )
+            raise OptionError(f"--prompts: {name} is not CSV: {where}") from error
+
+
+def from_cells(row: dict[str, str], place: str) -> Prompt:
+    """Return the prompt of one row. Its other cells are parsed like option values."""
+    if None in row:
+        return Prompt("", f"{place}: expected a cell for each column, got more", place)
+    entry = {key: cell(key, value) for key, value in row.items() if value}
+    return from_entry(entry, place)
+
+
+def cell(key: str, value: str) -> Any:
+    """Return the value of a cell."""
+    if key in JSON_TEXTS:
+        found = parse_json(value)
+        return value if found is None else found
+    return value if key in KEYS or key == "input" else parse_value(value)
