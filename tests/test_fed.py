@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from specframe_std import result_file
 from specframe_testing import fakes, harness, zoo
 
-from specframe.cli import cli, results
+from specframe.cli import cli
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
@@ -111,14 +112,14 @@ def test_a_run_holds_what_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     prompts.write_text("".join(json.dumps({"prompt": f"a{place % 7}"}) + "\n" for place in range(count)))
     lines: weakref.WeakSet[Line] = weakref.WeakSet()
     most: Counter[str] = Counter()
-    write = results.ResultFile.write
+    write = result_file.ResultFile.write
 
     def dumps(*given: Any, **more: Any) -> Line:
         line = Line(json.dumps(*given, **more))
         lines.add(line)
         return line
 
-    def watched(self: results.ResultFile, kept: dict[str, Any]) -> None:
+    def watched(self: result_file.ResultFile, kept: dict[str, Any]) -> None:
         write(self, kept)
         if kept["index"] % 40 == 39:
             held = Counter(type(one).__name__ for one in objects() if id(one) not in known)
@@ -128,8 +129,8 @@ def test_a_run_holds_what_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def objects() -> list[Any]:
         return [one for one in gc.get_objects() if isinstance(one, Prompt | Request | Result | Sequence)]
 
-    monkeypatch.setattr(results.ResultFile, "write", watched)
-    monkeypatch.setattr(results, "json", type("json", (), {"dumps": dumps, "loads": json.loads}))
+    monkeypatch.setattr(result_file.ResultFile, "write", watched)
+    monkeypatch.setattr(result_file, "json", type("json", (), {"dumps": dumps, "loads": json.loads}))
     pair = zoo.save_pair(tmp_path / "pair")
     command = ["run", *pair[:2], "--drafter", "none", "--max-new-tokens", "1", "--batch-size", "4", "--quiet"]
     command += ["--prompts", str(prompts), "--output", str(out)]

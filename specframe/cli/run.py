@@ -18,7 +18,7 @@ from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf, Strategy, WholeNumber
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe.cli.ranks import Ranks, ranks_of
-from specframe.cli.results import Record, ResultFile, Results, ResultStream
+from specframe.cli.results import Record, Results, ResultStream
 from specframe.cli.run_report import Outcome, as_json, combination, summary, verdict, workers_offer
 from specframe.cli.sampling import Parameters, sampling_options, take_options
 from specframe.cli.signals import Screen, uninterrupted
@@ -173,7 +173,9 @@ def destination(output: str | None, resume: bool, asked: Iterable[Prompt], setti
     """Return the storage of results."""
     if output is None:
         return Results()
-    return ResultStream(settings) if output == "-" else ResultFile(output, asked, settings, resume)
+    if output == "-":
+        return ResultStream(settings)
+    return registry().entry("option", "output").factory(output, asked, settings, resume)
 
 
 def write_report(report: str | None, text: str, held: str = "") -> None:

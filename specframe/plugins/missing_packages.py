@@ -28,6 +28,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "check": "specframe-testing",
         "load_options": "specframe-std",
         "memory": "specframe-memory",
+        "output": "specframe-std",
         "prompts": "specframe-std",
     },
     "model": dict.fromkeys(

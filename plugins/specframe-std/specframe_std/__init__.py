@@ -391,6 +391,11 @@ def specframe_register_options(register: Register) -> None:
         summary="Quantisations by name, and options of from_pretrained.",
     )
     register(
+        "output",
+        "specframe_std.result_file:ResultFile",
+        summary="A file of results, which an interrupted run leaves and a later one completes.",
+    )
+    register(
         "prompts",
         "specframe_std.prompt_tables:open_table",
         summary="Prompts of tables: CSV, Parquet, data sets of the hub and on disk.",

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specframe_std.result_file import ResultFile
 
 from specframe import files
-from specframe.cli.results import ResultFile
 from specframe.errors import OptionError
 from specframe.text.prompts import Prompt
 
