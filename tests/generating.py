@@ -19,6 +19,20 @@ for _prompt in PROMPTS[1::2]:
 PROMPTS[3][0] = PROMPTS[2][0] = zoo.EOS
 
 
+class Notes:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self):
+        self.puts, self.ended = [], 0
+
+    def put(self, value):
+        assert not self.ended
+        self.puts.append(value)
+
+    def end(self):
+        self.ended += 1
+
+
 def padded(prompts: Sequence[Sequence[int]] = PROMPTS) -> dict[str, torch.Tensor]:
     """Return ids padded on the left with the eos id, and their mask."""
     width = max(map(len, prompts))

@@ -9,12 +9,12 @@ from specframe_std.acceptance.block import Block
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drop_in.pipeline_cache import check
 from specframe_std.kv.dynamic import Dynamic
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Budget
-from specframe.drop_in.pipeline_cache import check
 from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
 from specframe.plugins.compose import Composition, compose, draft_length_policy
 from specframe.plugins.recipe import Recipe

@@ -20,7 +20,6 @@ from specframe.plugins.compose import able
 from specframe.plugins.recipe import MAX_NEW_TOKENS, Recipe, is_auto
 from specframe.plugins.registry import registry
 from specframe.text.generation import Settings, not_done, of_checkpoint
-from specframe.text.processor_trial import warn_of_unfit
 from specframe.text.sampling import Parameters, Sampling
 from specframe.text.stopping import Criteria, StopStrings
 from specframe.value_checks import entries, flag, whole
@@ -81,8 +80,8 @@ class Requests:
             made = self.of(index, prompts[index], max_new_tokens, how, moments[index])
             requests += [one for one in made if isinstance(one, Request)]
             failed += [one for one in made if isinstance(one, Result)]
-        if requests:
-            runner = self._parts.runner
+        if requests and any(one.processors or one.criteria for one in asked):
+            runner, warn_of_unfit = self._parts.runner, registry().entry("option", "processors").factory
             warn_of_unfit(asked, requests[0].prompt_ids, runner.vocabulary, runner.device)
         if flag("sort", sort):
             requests.sort(key=lambda request: len(request.prompt_ids))

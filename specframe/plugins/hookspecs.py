@@ -220,6 +220,8 @@ def specframe_register_options(register: Register) -> None:
     for every engine. That of "memory" is given the options and the parts of a run, and makes a
     :class:`specframe.contracts.engine.MemoryBound`. Those of "load_options" and "prompts" are given the option's value, and return
     keyword arguments of ``from_pretrained``, and the prompts; that of "output" makes a :class:`specframe.cli.results.Results`.
+    That of "assisted" is called as :func:`specframe.drop_in.assisted` is; that of "processors" warns of a user's own that cannot be
+    called for one row alone.
     Must: refuse a model for which it does not work before anything is decoded with it.
     Must not: change a model, or the tokens that a greedy run gives.
     """

@@ -24,12 +24,10 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     ),
     "executor": {"ray": "specframe-ray"},
     "option": {
+        **dict.fromkeys(("assisted", "load_options", "output", "processors", "prompts"), "specframe-std"),
         "bitwise": "specframe-bitwise",
         "check": "specframe-testing",
-        "load_options": "specframe-std",
         "memory": "specframe-memory",
-        "output": "specframe-std",
-        "prompts": "specframe-std",
     },
     "model": dict.fromkeys(
         ("tiny", "tiny-draft", "tiny-eagle3", "tiny-medusa", "tiny-clover2", "tiny-dflash"), "specframe-tiny"

@@ -386,6 +386,11 @@ def specframe_register_executors(register: Register) -> None:
 @hookimpl
 def specframe_register_options(register: Register) -> None:
     register(
+        "assisted",
+        "specframe_std.drop_in:assisted",
+        summary="Batched speculative decoding inside transformers' own generate.",
+    )
+    register(
         "load_options",
         "specframe_std.load_options:keywords",
         summary="Quantisations by name, and options of from_pretrained.",
@@ -394,6 +399,11 @@ def specframe_register_options(register: Register) -> None:
         "output",
         "specframe_std.result_file:ResultFile",
         summary="A file of results, which an interrupted run leaves and a later one completes.",
+    )
+    register(
+        "processors",
+        "specframe_std.processor_trial:warn_of_unfit",
+        summary="The trial of a user's own processors and criteria.",
     )
     register(
         "prompts",

@@ -9,12 +9,12 @@ import torch
 from transformers import generation as hf
 
 from specframe.contracts.requests import Request, StopCheck
-from specframe.drop_in.call import Call
-from specframe.drop_in.step_criteria import StepCriteria
 from specframe.pipeline import Pipeline
 from specframe.text.processor_formulas import plan_of
-from specframe.text.processor_trial import split
 from specframe.text.stopping import Criteria
+from specframe_std.drop_in.call import Call
+from specframe_std.drop_in.step_criteria import StepCriteria
+from specframe_std.processor_trial import split
 
 
 def for_row(processor: Any, row: int, rows: int) -> Any:

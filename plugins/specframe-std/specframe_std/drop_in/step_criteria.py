@@ -10,12 +10,12 @@ import torch
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Result
-from specframe.drop_in.call import Call
-from specframe.drop_in.outputs import StepOutputs
 from specframe.observe.watch import Watcher
+from specframe_std.drop_in.call import Call
+from specframe_std.drop_in.outputs import StepOutputs
 
 if TYPE_CHECKING:
-    from specframe.drop_in.streams import Sink
+    from specframe_std.drop_in.streams import Sink
 
 
 class StepCriteria(Watcher):

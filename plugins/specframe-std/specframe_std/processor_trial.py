@@ -80,8 +80,6 @@ def warn_of_unfit(
     distinct = {id(one): one for one in asked}.values()
     processors = {id(one): one for sampling in distinct for one in sampling.processors}.values()
     criteria = {id(one): one for sampling in distinct for one in sampling.criteria}.values()
-    if not (processors or criteria):
-        return
     for found in unfit(processors, criteria, torch.tensor([prompt_ids], device=device), vocabulary):
         warnings.warn(
             f"{found}: it is called for drafted tokens, too, so its tokens may be others than one token at a time gives",

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 import torch
+from specframe_std.processor_trial import State, unfit
 from specframe_testing import fakes
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from specframe import Pipeline, Sampling
 from specframe.errors import SpecframeWarning
-from specframe.text.processor_trial import State, unfit
 
 IDS = torch.tensor([[5, 6, 7], [8, 9, 10], [5, 6, 11]])
 
@@ -48,7 +48,7 @@ def test_what_remembers_its_calls_is_found_out(what):
     held, change = REMEMBERING[what]
     processor = Holding(held, change)
     before = State(vars(processor)).written
-    assert unfit([processor], [], IDS, 20) == ["tests.Holding, which changes from call to call"]
+    assert unfit([processor], [], IDS, 20) == ["plugins.Holding, which changes from call to call"]
     assert State(vars(processor)).written == before
 
 
@@ -63,7 +63,7 @@ def test_what_goes_by_the_call_before_is_found_out():
             before, self.seen = self.seen, input_ids.shape[1]
             return scores.roll(before, 1)
 
-    assert unfit([Following()], [], IDS, 20) == ["tests.Following, which changes from call to call"]
+    assert unfit([Following()], [], IDS, 20) == ["plugins.Following, which changes from call to call"]
 
 
 CONSTANT = {

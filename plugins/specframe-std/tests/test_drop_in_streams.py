@@ -7,7 +7,7 @@ import threading
 import generating
 import pytest
 import torch
-from generating import NEW, PROMPTS, padded
+from generating import NEW, PROMPTS, Notes, padded
 from specframe_testing import zoo
 from transformers import TextIteratorStreamer
 
@@ -19,20 +19,6 @@ MODEL = zoo.build("qwen3")
 DRAFT = zoo.good_draft(MODEL)
 TOKENIZER = models.load_tokenizer("tiny")
 """Knows the ids of the small models, if not what they mean by them."""
-
-
-class Notes:
-    """A streamer that keeps what it is given."""
-
-    def __init__(self):
-        self.puts, self.ended = [], 0
-
-    def put(self, value):
-        assert not self.ended
-        self.puts.append(value)
-
-    def end(self):
-        self.ended += 1
 
 
 def both(**asked):

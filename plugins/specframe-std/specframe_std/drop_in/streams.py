@@ -12,9 +12,9 @@ from transformers import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
 from specframe.contracts.reports import RoundReport
-from specframe.drop_in.call import Call
 from specframe.errors import OptionError
 from specframe.observe.watch import Watcher
+from specframe_std.drop_in.call import Call
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

@@ -11,15 +11,15 @@ import torch
 from transformers import generation as hf
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMixin
 
-from specframe.drop_in.call import Call
 from specframe.errors import SpecframeWarning
 from specframe.forward.positions import context_length, counted_positions
-from specframe.text.processor_trial import unfit
+from specframe_std.drop_in.call import Call
+from specframe_std.processor_trial import unfit
 
 if TYPE_CHECKING:
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-    from specframe.drop_in.streams import Sink
+    from specframe_std.drop_in.streams import Sink
 
 PER_TOKEN = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
 """Inputs of a decoder that give its tokens and their places."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from generating import PROMPTS, padded
+from generating import PROMPTS, Notes, padded
+from specframe_std import drop_in
 from specframe_testing import zoo
-from test_drop_in_streams import Notes
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 import specframe
-from specframe import drop_in
 from specframe.models import loading as models
 
 MODEL = zoo.build("qwen3")

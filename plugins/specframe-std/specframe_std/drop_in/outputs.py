@@ -12,10 +12,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Result
 from specframe.devices.memory import with_room
-from specframe.drop_in.call import Call
-from specframe.drop_in.model_outputs import asks_outputs, read_outputs
 from specframe.observe.logprobs import concatenate
 from specframe.observe.watch import Watcher
+from specframe_std.drop_in.call import Call
+from specframe_std.drop_in.model_outputs import asks_outputs, read_outputs
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from generating import NEW, PROMPTS, padded
+from specframe_std.drop_in import pipeline_cache
 from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, zoo
@@ -30,7 +31,6 @@ from transformers import (
 )
 
 import specframe
-from specframe.drop_in import pipeline_cache
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.models import loading as models
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specframe.drop_in.call import Call
+from specframe_std.drop_in.call import Call
 
 
 def asks_outputs(call: Call) -> bool:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from specframe.drop_in.call import Call
-from specframe.drop_in.call_rows import requests_of
-from specframe.drop_in.outputs import StepOutputs, output
-from specframe.drop_in.pipeline_cache import Kept, check
-from specframe.drop_in.step_criteria import StepCriteria
-from specframe.drop_in.streams import Sink, sink_of
-from specframe.drop_in.undrafted_calls import decode_plainly, obstacles
+from specframe.drop_in import Assisted
 from specframe.pipeline import Pipeline
-from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
 from specframe.value_checks import flag
+from specframe_std.drop_in.call import Call
+from specframe_std.drop_in.call_rows import requests_of
+from specframe_std.drop_in.outputs import StepOutputs, output
+from specframe_std.drop_in.pipeline_cache import Kept, check
+from specframe_std.drop_in.step_criteria import StepCriteria
+from specframe_std.drop_in.streams import Sink, sink_of
+from specframe_std.drop_in.undrafted_calls import decode_plainly, obstacles
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -29,47 +29,17 @@ TURN = threading.RLock()
 """Lock held while a call decodes, since the attention backend and train/eval mode are set on the model itself."""
 
 
-class Assisted(Protocol):
-    """The function that :func:`assisted` returns."""
-
-    def __call__(self, *given: Any, **asked: Any) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        """Decode a call of ``generate``, which calls this."""
-
-    def close(self) -> None:
-        """Release the models and caches of the latest call, which are kept for the next one; it may be used further."""
-
-
 def assisted(
     draft: Any,
-    draft_length: Any = DEFAULTS.draft_length,
+    draft_length: Any,
     *,
-    align: Any = DEFAULTS.align,
-    accept: Any = DEFAULTS.accept,
-    kv: Any = DEFAULTS.kv,
-    streamer: BaseStreamer | list[BaseStreamer] | None = None,
-    keep_cache: bool = False,
+    align: Any,
+    accept: Any,
+    kv: Any,
+    streamer: BaseStreamer | list[BaseStreamer] | None,
+    keep_cache: bool,
 ) -> Assisted:
-    """Return a function for ``model.generate(**batch, custom_generate=...)``: assisted generation for batches of any size.
-
-    Greedy output equals the output of ``generate`` without an assistant, token for token. Sampled output has the same distribution;
-    its random numbers follow ``torch.manual_seed``. Rows that have ended are padded on the right, as in ``generate``, with scores
-    and logits of 0. A call that cannot be decoded with drafts is decoded by transformers' own loop, and a
-    :class:`specframe.errors.SpecframeWarning` gives the reason. Calls from several threads run one after the other. The models of
-    the latest call are kept for the next one until the function's ``close`` is called.
-
-    Args:
-        draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options.
-        draft_length: tokens drafted per round, a draft-length policy's name or "auto", as :class:`specframe.Pipeline` takes it.
-        align, accept, kv: strategies, as :class:`specframe.Pipeline` takes them.
-        streamer: a streamer for one row, or a list with one for each row. It gets the prompt's ids, then the ids of every round.
-            A streamer given to ``generate`` itself gets steps instead: one token of every row.
-        keep_cache: keep the caches for the next call, and what is recorded over them as CUDA graphs, instead of giving their memory
-            back at the end of each.
-
-    Raises:
-        SpecframeError: at once, for a draft, draft length or strategy that does not exist or does not fit; at the call, before any
-            work, for an option of ``generate`` that is not supported; the error names the option.
-    """
+    """Return the function that :func:`specframe.drop_in.assisted` returns."""
     check(draft, draft_length, align, accept, kv)
     flag("keep_cache", keep_cache)
 

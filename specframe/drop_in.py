@@ -1,0 +1,58 @@
+"""Batched speculative decoding inside transformers' own ``generate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specframe.plugins.recipe import DEFAULTS
+from specframe.plugins.registry import registry
+
+if TYPE_CHECKING:
+    import torch
+    from transformers.generation.streamers import BaseStreamer
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+
+class Assisted(Protocol):
+    """The function that :func:`assisted` returns."""
+
+    def __call__(self, *given: Any, **asked: Any) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """Decode a call of ``generate``, which calls this."""
+
+    def close(self) -> None:
+        """Release the models and caches of the latest call, which are kept for the next one; it may be used further."""
+
+
+def assisted(
+    draft: Any,
+    draft_length: Any = DEFAULTS.draft_length,
+    *,
+    align: Any = DEFAULTS.align,
+    accept: Any = DEFAULTS.accept,
+    kv: Any = DEFAULTS.kv,
+    streamer: BaseStreamer | list[BaseStreamer] | None = None,
+    keep_cache: bool = False,
+) -> Assisted:
+    """Return a function for ``model.generate(**batch, custom_generate=...)``: assisted generation for batches of any size.
+
+    Greedy output equals the output of ``generate`` without an assistant, token for token. Sampled output has the same distribution;
+    its random numbers follow ``torch.manual_seed``. Rows that have ended are padded on the right, as in ``generate``, with scores
+    and logits of 0. A call that cannot be decoded with drafts is decoded by transformers' own loop, and a
+    :class:`specframe.errors.SpecframeWarning` gives the reason. Calls from several threads run one after the other. The models of
+    the latest call are kept for the next one until the function's ``close`` is called.
+
+    Args:
+        draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options.
+        draft_length: tokens drafted per round, a draft-length policy's name or "auto", as :class:`specframe.Pipeline` takes it.
+        align, accept, kv: strategies, as :class:`specframe.Pipeline` takes them.
+        streamer: a streamer for one row, or a list with one for each row. It gets the prompt's ids, then the ids of every round.
+            A streamer given to ``generate`` itself gets steps instead: one token of every row.
+        keep_cache: keep the caches for the next call, and what is recorded over them as CUDA graphs, instead of giving their memory
+            back at the end of each.
+
+    Raises:
+        SpecframeError: at once, for a draft, draft length or strategy that does not exist or does not fit; at the call, before any
+            work, for an option of ``generate`` that is not supported; the error names the option.
+    """
+    make = registry().entry("option", "assisted").factory
+    return make(draft, draft_length, align=align, accept=accept, kv=kv, streamer=streamer, keep_cache=keep_cache)
