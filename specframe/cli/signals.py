@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from specframe.errors import OptionError, SpecframeError
+from specframe.errors import OptionError
 
 UNREAD = 141
 """Exit status when the reader of standard output has left: 128 + SIGPIPE, as shells report it for other programs."""
@@ -79,19 +79,6 @@ def uninterrupted() -> Iterator[None]:
         _whole.pop()
         if came:
             raise ENDINGS[signal.Signals(came[0])][0]
-
-
-def status_of(error: BaseException) -> int:
-    """Return the exit status of a command that an error ends."""
-    if isinstance(error, KeyboardInterrupt):
-        return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
-    if isinstance(error, click.exceptions.Exit | click.ClickException):
-        return error.exit_code
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    if isinstance(error, BrokenPipeError):
-        return UNREAD
-    return 2 if isinstance(error, SpecframeError) else 1
 
 
 @contextlib.contextmanager

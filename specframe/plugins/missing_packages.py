@@ -24,7 +24,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     ),
     "executor": {"ray": "specframe-ray"},
     "option": {
-        **dict.fromkeys(("assisted", "load_options", "output", "processors", "prompts"), "specframe-std"),
+        **dict.fromkeys(("assisted", "load_options", "output", "processors", "prompts", "ranks"), "specframe-std"),
         "bitwise": "specframe-bitwise",
         "check": "specframe-testing",
         "memory": "specframe-memory",

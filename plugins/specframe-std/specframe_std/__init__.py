@@ -410,6 +410,11 @@ def specframe_register_options(register: Register) -> None:
         "specframe_std.prompt_tables:open_table",
         summary="Prompts of tables: CSV, Parquet, data sets of the hub and on disk.",
     )
+    register(
+        "ranks",
+        "specframe_std.executors.command_ranks:SeveralRanks",
+        summary="Commands of several processes that decode the same prompts.",
+    )
 
 
 @hookimpl

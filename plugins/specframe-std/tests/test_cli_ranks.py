@@ -13,10 +13,11 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from specframe_std.executors.command_ranks import SeveralRanks, status_of
 
 from specframe.cli import cli
-from specframe.cli.ranks import Ranks, ranks_of
-from specframe.cli.signals import Signals, Terminated, status_of
+from specframe.cli.ranks import ranks_of
+from specframe.cli.signals import Signals, Terminated
 from specframe.engine.engine import Engine
 from specframe.errors import ModelError
 from specframe.plugins.hookspecs import hookimpl
@@ -112,7 +113,7 @@ def test_other_ranks_end_with_the_status_of_rank_zero(error: Exception | None, c
         if error:
             raise error
 
-    with pytest.raises(SystemExit) as ended, Ranks(executor).one_end():
+    with pytest.raises(SystemExit) as ended, SeveralRanks(executor).one_end():
         work()
     assert (ended.value.code, executor.ends) == (141, [(2, "no layers") if error else (0, "")])
     assert capsys.readouterr() == ("", "")
@@ -123,7 +124,7 @@ def test_rank_zero_tells_its_own_error() -> None:
     """Rank 0 tells the others its status, and raises what it would have raised alone."""
     executor: Any = types.SimpleNamespace(rank=0, ends=[])
     executor.end = lambda *given: executor.ends.append(given) or 2
-    with pytest.raises(ModelError, match="no layers"), Ranks(executor).one_end():
+    with pytest.raises(ModelError, match="no layers"), SeveralRanks(executor).one_end():
         raise ModelError("no layers")
     assert executor.ends == [(2, "no layers")]
 
