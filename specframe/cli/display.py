@@ -22,7 +22,7 @@ from specframe.observe.watch import Watcher
 from specframe.text.prompts import Prompt
 
 if TYPE_CHECKING:
-    from specframe.cli.display_settings import DisplaySettings
+    from specframe.cli.run_report import DisplaySettings
 
 
 class Display(Watcher):

@@ -27,7 +27,7 @@ def check_names(options: Mapping[str, Any], anywhere: bool = False) -> None:
         SpecframeError: a name is unknown, a strategy lacks an option, or no given alignment can run on any given KV backend.
     """
     known = registry()
-    given = {option: several(value) for option, value in options.items()}
+    given = {option: value if isinstance(value, list) else [value] for option, value in options.items()}
     named = [
         (kind, text)
         for kind, option in OPTIONS.items()
@@ -52,20 +52,13 @@ def check_names(options: Mapping[str, Any], anywhere: bool = False) -> None:
     check_storage(
         known, given["align"] if "align" in given else [known.default("alignment")], given.get("kv", [DEFAULTS.kv])
     )
-    for kind, text in named:
-        check_given(known, kind, text)
-
-
-def several(value: Any) -> list[Any]:
-    """Return the values of an option."""
-    return value if isinstance(value, list) else [value]
-
-
-def check_given(known: Registry, kind: str, specification: str) -> None:
-    """Check the names of a strategy's options, where some are given: its class, and torch with it, is imported for them."""
-    name, options = parse_specification(specification)
-    if options:
-        check_options(known.entry(kind, name), options)
+    for (
+        kind,
+        text,
+    ) in named:  # last, for a strategy's class, and torch with it, is imported for the names of its options
+        name, own = parse_specification(text)
+        if own:
+            check_options(known.entry(kind, name), own)
 
 
 def require_steps(known: Registry, executor: str) -> None:

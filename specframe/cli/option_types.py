@@ -13,7 +13,9 @@ from click.shell_completion import CompletionItem
 
 from specframe.devices import names
 from specframe.errors import OptionError, SpecframeError, UnknownNameError, literal
+from specframe.plugins.entries import PURPOSES
 from specframe.plugins.recipe import PLAIN
+from specframe.plugins.registry import parse_specification, registry
 from specframe.value_checks import a_number, bound, byte_count, number_within, read_number, whole_within
 
 CONFIG = "specframe.config"
@@ -55,22 +57,6 @@ class Kind(click.ParamType):
             return []
 
 
-class WholeNumber(Kind):
-    """A whole number from ``least`` to ``most``."""
-
-    name = "number"
-
-    def __init__(self, least: int, most: float = math.inf) -> None:
-        self.least, self.most = least, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; raise :class:`OptionError` when ``value`` is none."""
-        number = number_of(value, int)
-        if not whole_within(number, self.least, self.most):
-            self.refuse(f"a whole number{bound(self.least, self.most)}", value, param, ctx)
-        return number
-
-
 def number_of(value: Any, kind: type[int] | type[float]) -> Any:
     """Return the number that a text stands for; a value that is no text, or a text of no number, as it is."""
     try:
@@ -93,6 +79,22 @@ class Number(Kind):
         if not number_within(number, self.least, self.most, self.above):
             self.refuse(a_number(number, self.least, self.most, self.above), value, param, ctx)
         return float(number)
+
+
+class WholeNumber(Kind):
+    """A whole number from ``least`` to ``most``."""
+
+    name = "number"
+
+    def __init__(self, least: int, most: float = math.inf) -> None:
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; raise :class:`OptionError` when ``value`` is none."""
+        number = number_of(value, int)
+        if not whole_within(number, self.least, self.most):
+            self.refuse(f"a whole number{bound(self.least, self.most)}", value, param, ctx)
+        return number
 
 
 class Bytes(Kind):
@@ -177,8 +179,6 @@ class Strategy(Text):
 
     def known(self) -> Iterable[str]:
         """Return the registered names, and words such as "auto" that choose one of them."""
-        from specframe.plugins.registry import registry
-
         return (*self.also, *registry().names(self.role))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -187,9 +187,6 @@ class Strategy(Text):
         Raises:
             OptionError: no strategy has the name, or a key is given twice.
         """
-        from specframe.plugins.entries import PURPOSES
-        from specframe.plugins.registry import parse_specification, registry
-
         text = super().convert(value, param, ctx)
         if text == "auto" and self.role in PURPOSES:
             return registry().default(self.role)
@@ -200,24 +197,6 @@ class Strategy(Text):
         except UnknownNameError:
             fault = UnknownNameError(self.role, name, [*self.known()])
             raise OptionError(f"{source_of(param, ctx, self.name)}: {fault}") from None
-        except OptionError as fault:
-            raise OptionError(f"{source_of(param, ctx, self.name)}: {fault}") from None
-        return text
-
-
-class LoadOptions(Text):
-    """Options that models are loaded with: ``name,key=value``. The names are looked up later, since that needs transformers."""
-
-    name = "load options"
-    meant = "a quantisation as name,key=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; raise :class:`OptionError` where it is no name with options."""
-        from specframe.plugins.registry import parse_specification
-
-        text = super().convert(value, param, ctx)
-        try:
-            parse_specification(text)
         except OptionError as fault:
             raise OptionError(f"{source_of(param, ctx, self.name)}: {fault}") from None
         return text
@@ -253,7 +232,6 @@ class Model(Text):
     def known(self) -> Iterable[str]:
         """Return the aliases, and the names of drafters."""
         from specframe.models.aliases import user_aliases
-        from specframe.plugins.registry import registry
 
         drafters = ["auto", *registry().names("drafter")] if self.drafters else []
         return [*drafters, *sorted({*registry().models, *user_aliases()})]

@@ -17,10 +17,10 @@ from specframe.cli.option_types import (
     DraftLength,
     File,
     Kind,
-    LoadOptions,
     Model,
     OneOf,
     Strategy,
+    Text,
     WholeNumber,
 )
 from specframe.errors import OptionError, PluginError
@@ -172,7 +172,7 @@ PLACE = (
     choice_option(
         "--load-options",
         "Q",
-        LoadOptions(),
+        Text(),
         "Quantisation of the models' weights, by name with options, as torchao-int8-weight-only; none,key=value: "
         "other options of from_pretrained.",
         shown="weights as they are stored",

@@ -26,7 +26,7 @@ class Ranks:
     """Whether this process reads prompts, and writes results."""
 
     def shared(self, make: Callable[[], Value]) -> Value:
-        """Return what rank 0 makes, on every rank."""
+        """Return what rank 0 makes, on every rank; of prompts, a list where there are several ranks."""
         return make()
 
     def one_end(self) -> contextlib.AbstractContextManager[None]:

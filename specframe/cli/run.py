@@ -13,13 +13,12 @@ import attrs
 import click
 
 from specframe.cli.decoding import Decoding, Work
-from specframe.cli.display_settings import DisplaySettings
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf, Strategy, WholeNumber
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
-from specframe.cli.ranks import Ranks, ranks_of
+from specframe.cli.ranks import ranks_of
 from specframe.cli.results import Record, Results, ResultStream
-from specframe.cli.run_report import Outcome, as_json, combination, summary, verdict, workers_offer
+from specframe.cli.run_report import DisplaySettings, Outcome, as_json, combination, summary, verdict, workers_offer
 from specframe.cli.sampling import Parameters, sampling_options, take_options
 from specframe.cli.signals import Screen, uninterrupted
 from specframe.errors import OptionError, SpecframeWarning
@@ -126,7 +125,7 @@ def run(
             failed, figures = executor.run_files(ctx.params, settings)
             write_report(report, figures)
             ctx.exit(int(failed > 0))
-        asked = ranks.shared(lambda: collect_prompts(ranks, prompt, prompts, limit))
+        asked = ranks.shared(lambda: gather(prompt, prompts, limit))
         screen = Screen(needed=output in (None, "-"))
         with destination(output, resume, asked, settings) as results:
             parameters = Parameters(given)
@@ -198,12 +197,6 @@ def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = Non
     left = None if limit is None else limit - len(asked)
     first = Prompts(lambda: iter(asked))
     return first if path is None or left == 0 else first.then(prompt_sources.open_prompts(path, left))
-
-
-def collect_prompts(ranks: Ranks, arguments: tuple[str, ...], path: str | None, limit: int | None) -> Iterable[Prompt]:
-    """Return the prompts of a run: a list where there are several ranks, which share it."""
-    asked = gather(arguments, path, limit)
-    return [*asked] if ranks.several else asked
 
 
 def decode_all(work: Work, results: Results, options: Record, manner: DisplaySettings, screen: Screen) -> Outcome:

@@ -30,6 +30,22 @@ TIES = "in {dtype} two logits may tie, and a tie may fall otherwise than one seq
 
 
 @attrs.frozen
+class DisplaySettings:
+    """Display settings: which parts a run shows, and on which stream."""
+
+    stream: bool = False
+    """Show texts while they are generated."""
+    quiet: bool = False
+    """Show no progress and no figures."""
+    verbose: bool = False
+    """Show more of each completion, and the environment."""
+    completions: bool = True
+    """Show texts when they are complete."""
+    err: bool = False
+    """Show everything on standard error, since standard output is for JSON."""
+
+
+@attrs.frozen
 class Outcome:
     """The outcome of a run.
 

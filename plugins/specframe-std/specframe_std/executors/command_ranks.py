@@ -14,6 +14,7 @@ import click
 from specframe.cli.ranks import Ranks, Value
 from specframe.cli.signals import UNREAD, Terminated
 from specframe.errors import SpecframeError, sentence
+from specframe.text.prompts.lazy import Prompts
 
 
 class SeveralRanks(Ranks):
@@ -31,7 +32,8 @@ class SeveralRanks(Ranks):
 
     def shared(self, make: Callable[[], Value]) -> Value:
         """Return what rank 0 makes, on every rank."""
-        return self._executor.agree(make() if self.writes else None)
+        made: Any = make() if self.writes else None
+        return self._executor.agree([*made] if isinstance(made, Prompts) else made)  # an open file cannot be sent
 
     @contextlib.contextmanager
     def one_end(self) -> Iterator[None]:
