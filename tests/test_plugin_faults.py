@@ -6,6 +6,7 @@ by the suite of its role, which must all say the same: what the contract asks fo
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import types
@@ -18,9 +19,10 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from specframe_std import watchdog
 from specframe_testing import conformance, fakes, harness
 
-from specframe.cli import cli, watchdog
+from specframe.cli import cli
 from specframe.contracts.cache import Dense
 from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
 from specframe.contracts.round import Batch
@@ -657,6 +659,23 @@ def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) ->
     assert [dog.look(), dog.look()] == [said, None]
     monkeypatch.setitem(RUNNING, 0, (running, "propose", now))
     assert dog.look() is None
+
+
+def test_commands_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command runs inside the block of the watchdog."""
+    seen = []
+
+    @contextlib.contextmanager
+    def watch() -> Iterator[None]:
+        seen.append("begun")
+        yield
+        seen.append("over")
+
+    monkeypatch.setattr(watchdog, "watch_calls", watch)
+    registry.cache_clear()
+    assert CliRunner().invoke(cli, ["models", "list"]).exit_code == 0
+    registry.cache_clear()
+    assert seen == ["begun", "over"]
 
 
 @pytest.mark.wide

@@ -17,7 +17,6 @@ from specframe.cli.option_types import source_of
 from specframe.cli.quiet_libraries import quiet_libraries
 from specframe.cli.signals import exit_on_signals
 from specframe.cli.variables import PREFIX, warn_of_misspelt
-from specframe.cli.watchdog import watch_calls
 from specframe.errors import (
     OptionError,
     PluginError,
@@ -64,7 +63,7 @@ class CommandLine(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an interrupted command ends with one sentence and its own exit status."""
         try:
-            with exit_on_signals(), watch_calls():
+            with exit_on_signals(), watched():
                 warn_of_misspelt(ctx)
                 return super().invoke(ctx)
         except click.BadParameter as fault:
@@ -90,6 +89,14 @@ class CommandLine(click.Group):
         except SpecframeError as fault:
             click.echo(f"Error: {fault}", err=True)
             sys.exit(2)
+
+
+def watched() -> contextlib.AbstractContextManager[None]:
+    """Watch the calls of strategies inside the block, where a plugin does."""
+    known = registry()
+    return (
+        known.entry("option", "watchdog").factory() if "watchdog" in known.names("option") else contextlib.nullcontext()
+    )
 
 
 def refused_flag(fault: click.BadParameter) -> OptionError | None:

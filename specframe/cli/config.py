@@ -18,10 +18,16 @@ def read_config(ctx: click.Context, param: click.Parameter, paths: tuple[str, ..
         return
     if len(paths) > 1:
         raise OptionError(f"--config: expected one file, got {' and '.join(paths)}")
-    path = paths[0]
+    path, held = paths[0], load_toml(paths[0])
     known = {option.name: option for option in options_of(ctx.command)}
+    group = ctx.parent.command if ctx.parent else None
+    commands = group.list_commands(ctx) if isinstance(group, click.Group) else [str(ctx.command.name)]
+    sections = {name: value for name, value in held.items() if isinstance(value, dict)}
+    if wrong := next((name for name in sections if name not in commands), None):
+        raise UnknownNameError(f"section in {path}", wrong, commands)
+    common = {key: value for key, value in held.items() if key not in sections}
     taken: dict[str, Any] = {}
-    for entries in (common(ctx, path), section_of(ctx, path)):
+    for entries in (common, sections.get(str(ctx.command.name), {})):
         found: dict[str, Any] = {}
         for key, value in entries.items():
             name = key.replace("-", "_")
@@ -38,28 +44,6 @@ def read_config(ctx: click.Context, param: click.Parameter, paths: tuple[str, ..
 def options_of(command: click.Command) -> list[click.Option]:
     """Return the options of a command that a file may hold."""
     return [one for one in command.params if isinstance(one, click.Option) and one.name not in ("config", "help")]
-
-
-def common(ctx: click.Context, path: str) -> dict[str, Any]:
-    """Return the entries before all sections, after checking the sections' names."""
-    entries = load_toml(path)
-    commands = commands_beside(ctx)
-    for name, section in entries.items():
-        if isinstance(section, dict) and name not in commands:
-            raise UnknownNameError(f"section in {path}", name, commands)
-    return {key: value for key, value in entries.items() if not isinstance(value, dict)}
-
-
-def section_of(ctx: click.Context, path: str) -> dict[str, Any]:
-    """Return the command's own section."""
-    section: dict[str, Any] = load_toml(path).get(str(ctx.command.name), {})
-    return section
-
-
-def commands_beside(ctx: click.Context) -> list[str]:
-    """Return the names of all commands in the command's group."""
-    group = ctx.parent.command if ctx.parent else None
-    return group.list_commands(ctx) if isinstance(group, click.Group) else [str(ctx.command.name)]
 
 
 def unknown_key(ctx: click.Context, path: str, key: str, known: list[str]) -> OptionError | UnknownNameError:

@@ -221,7 +221,7 @@ def specframe_register_options(register: Register) -> None:
     :class:`specframe.contracts.engine.MemoryBound`. "load_options" and "prompts" are functions of the option's value, which return
     keyword arguments of ``from_pretrained``, and prompts; "output" makes a :class:`specframe.cli.results.Results`, "ranks" a
     :class:`specframe.cli.ranks.Ranks` of an executor. "assisted" is called as :func:`specframe.drop_in.assisted` is; "processors"
-    warns of a user's own that cannot be called for one row alone.
+    warns of a user's own that cannot be called for one row alone, "watchdog" watches calls while a command runs.
     Must: refuse a model for which it does not work before anything is decoded with it.
     Must not: change a model, or the tokens that a greedy run gives.
     """

@@ -24,7 +24,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     ),
     "executor": {"ray": "specframe-ray"},
     "option": {
-        **dict.fromkeys(("assisted", "load_options", "output", "processors", "prompts", "ranks"), "specframe-std"),
+        **dict.fromkeys(
+            ("assisted", "load_options", "output", "processors", "prompts", "ranks", "watchdog"), "specframe-std"
+        ),
         "bitwise": "specframe-bitwise",
         "check": "specframe-testing",
         "memory": "specframe-memory",

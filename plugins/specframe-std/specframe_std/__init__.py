@@ -415,6 +415,11 @@ def specframe_register_options(register: Register) -> None:
         "specframe_std.executors.command_ranks:SeveralRanks",
         summary="Commands of several processes that decode the same prompts.",
     )
+    register(
+        "watchdog",
+        "specframe_std.watchdog:watch_calls",
+        summary="A line on standard error that names the strategy whose call takes long.",
+    )
 
 
 @hookimpl

@@ -8,7 +8,7 @@ import pytest
 import torch
 from specframe_std.processor_trial import State, unfit
 from specframe_testing import fakes
-from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
 from specframe import Pipeline, Sampling
 from specframe.errors import SpecframeWarning
@@ -135,3 +135,18 @@ def test_a_pipeline_warns_of_what_remembers_its_calls():
     with pytest.warns(SpecframeWarning, match="Holding, which changes from call to call") as said:
         list(pipe.generate([[5, 6], [7, 8]], 3, sampling=Sampling(processors=(free, counting))))
     assert len([one for one in said if issubclass(one.category, SpecframeWarning)]) == 1
+
+
+def test_a_pipeline_warns_of_criteria_alone():
+    """Criteria are tried where no processor is given."""
+
+    class Counting(StoppingCriteria):
+        seen = 0
+
+        def __call__(self, input_ids, scores):
+            self.seen += 1
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    pipe = Pipeline(target=fakes.fake_target(), drafter=None)
+    with pytest.warns(SpecframeWarning, match="Counting, which changes from call to call"):
+        list(pipe.generate([[5, 6]], 3, sampling=Sampling(criteria=(Counting(),))))
