@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import errno
 import os
@@ -187,41 +186,6 @@ def acquire_lock(path: Path) -> int | str:
     return descriptor
 
 
-def write_page(path: Path, content: str | bytes, mark: str = MARK) -> None:
-    """Write a page or a figure with the mark; raise :class:`OptionError` if a foreign file would be replaced."""
-    output = Output(path)
-    output.refuse_foreign(mark)
-    output.replace(content)
-
-
-@contextlib.contextmanager
-def claim_folder(folder: str, results: str, pages: Iterable[str]) -> Iterator[None]:
-    """Create a folder if it is missing, and lock it for this process.
-
-    Args:
-        folder: path as given by the user.
-        results: name of the results file, which the lock protects.
-        pages: names of files written at the end. A foreign file of such a name is refused now.
-    """
-    there = make_folder(folder)
-    for page in pages:
-        Output(there / page).refuse_foreign()
-    with Output(there / results).locked():
-        yield
-
-
-def make_folder(folder: str | os.PathLike[str], option: str = "--output") -> Path:
-    """Return a folder, which is created if it is missing."""
-    if not os.fspath(folder) or "\0" in os.fspath(folder):
-        raise OptionError(f"{option}: expected the name of a folder, got {os.fspath(folder)!r}")
-    place = Output(folder, option)
-    if os.path.isfile(place.path):
-        raise OptionError(f"{option}: expected a folder, got {os.fspath(folder)!r}, which is a file")
-    with place.faults():
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    return Path(folder)
-
-
 def ends(path: Path) -> bytes:
     """Return the first and the last bytes of a file."""
     with path.open("rb") as file:
@@ -230,41 +194,17 @@ def ends(path: Path) -> bytes:
         return first + file.read()
 
 
-class Utf8:
-    """Checks that bytes, given a piece at a time, are UTF-8 text."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self._bytes = self._characters = 0
-        """How many of each are text."""
-
-    def take(self, data: bytes, last: bool = False) -> str:
-        """Return the text of the next piece, as far as its characters are whole; a byte-order mark is left out.
-
-        Raises:
-            ValueError: it is no text; the message says what is none, and where.
-        """
-        held = len(self._decoder.getstate()[0])
-        try:
-            text = self._decoder.decode(data, last)
-        except UnicodeDecodeError as error:
-            byte, place = error.object[error.start], self._bytes - held + error.start
-            raise ValueError(f"expected UTF-8, got byte 0x{byte:02x} at place {place}") from error
-        if (place := text.find("\0")) >= 0:
-            place += self._characters
-            raise ValueError(f"expected UTF-8, got a NUL character at place {place}, as UTF-16 has them")
-        mark = 0 if self._bytes else len(data) - len(data.removeprefix(codecs.BOM_UTF8))
-        self._bytes, self._characters = self._bytes + len(data) - mark, self._characters + len(text)
-        return text
-
-    def end(self) -> None:
-        """Raise :class:`ValueError` where the last character is not whole."""
-        self.take(b"", last=True)
-
-
 def decode_text(data: bytes) -> str:
-    """Return the text of UTF-8 bytes, a byte-order mark left out; raise :class:`ValueError` with what is no text in them."""
-    return Utf8().take(data, last=True)
+    """Return the text of UTF-8 bytes without a byte-order mark; raise :class:`ValueError` with what is no text, and where."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"expected UTF-8, got byte 0x{error.object[error.start]:02x} at place {error.start}"
+        ) from error
+    if (place := text.find("\0")) >= 0:
+        raise ValueError(f"expected UTF-8, got a NUL character at place {place}, as UTF-16 has them")
+    return text
 
 
 def encode_text(content: str | bytes) -> bytes:

@@ -20,11 +20,12 @@ import pytest
 from click.testing import CliRunner, Result
 from specframe_lab.comparison.figures import Table
 from specframe_lab.report import page as report_page
+from specframe_std.output_folders import claim_folder, write_page
 
 from specframe import files
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.files import ENDS, MARK, Output, claim_folder, decode_text, write_page
+from specframe.files import ENDS, MARK, Output, decode_text
 from specframe.models import loading as models
 
 HOLDER = """

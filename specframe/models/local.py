@@ -13,15 +13,6 @@ from specframe.errors import ModelError, literal
 
 CONFIG, WEIGHTS = ("config.json",), ("*.safetensors", "*.bin")
 GENERATION = "generation_config.json"
-SIZES = (
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "max_position_embeddings",
-    "n_positions",
-)
-"""Sizes that a configuration may have, each at least 1."""
 VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
 
 
@@ -55,9 +46,9 @@ def configuration(location: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def broken(folder: Path | None) -> str | None:
+def broken(folder: Path | None, files: str = "*.json") -> str | None:
     """Return the sentence about the first JSON file in a folder that holds no JSON object; None: each that can be read does."""
-    for path in sorted(folder.glob("*.json")) if folder else ():
+    for path in sorted(folder.glob(files)) if folder else ():
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except OSError:
@@ -67,30 +58,6 @@ def broken(folder: Path | None) -> str | None:
         if path.name == CONFIG[0] and not isinstance(found, dict):
             return f"{path.name} holds {literal(found)}: expected a JSON object"
     return None
-
-
-def require_sizes(called: str, location: str) -> None:
-    """Raise :class:`ModelError` for a configuration on disk with a size that no model has, or a precision that torch has not."""
-    config = configuration(location)
-    nested = [part for name in ("text_config", "llm_config") if isinstance(part := config.get(name), dict)]
-    for part in (config, *nested):
-        for name in SIZES:
-            if isinstance(size := part.get(name), int) and size < 1:
-                raise ModelError(
-                    f"the configuration of {called} has {name} {literal(size)}: expected a whole number of at least 1"
-                )
-        for name in ("dtype", "torch_dtype"):
-            if isinstance(kind := part.get(name), str) and kind != "auto" and not is_dtype(kind):
-                raise ModelError(
-                    f"the configuration of {called} has {name} {literal(kind)}: expected one that torch has, such as float32"
-                )
-
-
-def is_dtype(name: str) -> bool:
-    """Return whether torch has a precision of a name."""
-    import torch
-
-    return isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
 
 
 def require_model_folder(called: str, location: str) -> None:

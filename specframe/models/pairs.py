@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from specframe.errors import (
     ModelError,
     OptionError,
     PluginError,
-    SpecframeError,
     UnknownNameError,
     literal,
     sentence,
@@ -69,7 +67,9 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
         try:
             location = aliases.resolve(name)
         except UnknownNameError as fault:
-            raise unknown_name(name, [*drafters, *fault.known]) from None
+            why = registry().lack("drafter", name)
+            known = [*drafters, *fault.known]
+            raise (PluginError(why) if why else UnknownNameError("drafter or model", name, known)) from None
         head = recognise(location)
         return (target, by_model() + options, name) if head is None else (target, head + options, None)
     return (target, by_model(), drafter) if is_module(drafter) else (target, drafter, None)
@@ -160,12 +160,6 @@ def recognise(location: str) -> str | None:
     if why and any(sign in configuration(location) for sign in SIGNS):
         raise PluginError(why)
     return None
-
-
-def unknown_name(name: str, known: Iterable[str]) -> SpecframeError:
-    """Return the error of a drafter's or model's name that nothing offers."""
-    why = registry().lack("drafter", name)
-    return PluginError(why) if why else UnknownNameError("drafter or model", name, known)
 
 
 def as_text(given: Any) -> Any:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specframe.errors import OptionError, sentence
-from specframe.files import Utf8
+from specframe.files import decode_text
 
 LINES = (".jsonl", ".ndjson", ".txt")
 ID, NUMBER, ENTRY = "id", "_number", "_entry"
@@ -167,14 +167,11 @@ def entries(path: str, start: int = 0, offset: int = 0) -> Iterator[tuple[int, A
     """
     if Path(path).suffix in LINES:
         plain = path.endswith(".txt")
-        checked = Utf8()
-        if offset:
-            checked.take(b" ")  # a byte-order mark is one only at the start of a file
         with open(path, "rb") as file:
             file.seek(offset)
             for line in file:
                 try:
-                    text = checked.take(line, last=not line.endswith(b"\n"))
+                    text = decode_text(line)
                 except ValueError as error:
                     raise UnicodeError(str(error)) from error
                 if text.strip():

@@ -28,11 +28,11 @@ from specframe_ray.hub import kept_rows
 from specframe_ray.machine_versions import difference
 from specframe_ray.retries import forget_failures
 from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
+from specframe_std.output_folders import claim_folder
 
 from specframe.cli import cli
 from specframe.cli.name_checks import check_names
 from specframe.errors import OptionError, PluginError
-from specframe.files import claim_folder
 from specframe.observe.counts import RunReport
 from specframe.text.prompts import open_prompts
 from specframe.text.prompts.entries import from_entry
@@ -156,7 +156,7 @@ def test_failures_are_forgotten(tmp_path: Path) -> None:
         ("p.csv", "a,b\n", "expected a file or a folder of .jsonl"),
         ("p.jsonl", "\n", r"p\.jsonl holds no prompts: expected at least one row"),
         ("p.parquet", "PAR1", r"p\.parquet cannot be read: "),
-        ("p.txt", b"one\n\xff\n", r"p\.txt is not text: expected UTF-8, got byte 0xff at place 4"),
+        ("p.txt", b"one\n\xff\n", r"p\.txt is not text: expected UTF-8, got byte 0xff at place 0"),
         ("p.txt", b"one\n\xc3", r"p\.txt is not text: expected UTF-8"),
         (
             "p.jsonl",

@@ -19,13 +19,11 @@ from typing import BinaryIO, TextIO, cast
 import attrs
 
 from specframe.errors import OptionError, sentence
-from specframe.files import Utf8, open_file
+from specframe.files import decode_text, open_file
 from specframe.text.prompts.prompt import Prompt
 
 GZIP = ".gz"
 """The ending of files that gzip has packed. What they hold is copied to a temporary file, as that of a pipe."""
-PIECE = 1 << 20
-"""Bytes of a file that are looked at together."""
 
 
 @attrs.frozen(eq=False)
@@ -89,13 +87,11 @@ class Text:
 
     def _fault(self) -> str:
         """Return why the file is not text; "" if all of it is."""
-        checked = Utf8()
-        try:
-            while data := self._file.read(PIECE):
-                checked.take(data)
-            checked.end()
-        except ValueError as error:
-            return str(error)
+        for number, line in enumerate(self._file, start=1):
+            try:
+                decode_text(line)
+            except ValueError as error:
+                return f"line {number}: {error}"
         return ""
 
     def lines(self) -> Iterator[tuple[int, str]]:

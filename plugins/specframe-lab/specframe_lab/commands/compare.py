@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from specframe_std.output_folders import claim_folder
 
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf
 from specframe.cli.options import CUT, PROMPTS, names, refuse_idle, whole, with_options
 from specframe.cli.tables import per_second
-from specframe.files import claim_folder
 from specframe.value_checks import LARGEST_SEED
 from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast

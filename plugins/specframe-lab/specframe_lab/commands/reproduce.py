@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+from specframe_std.output_folders import claim_folder
 
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf, WholeNumber
 from specframe.cli.options import LIMIT, MODELS, PLACE, draft_length, names, whole, with_options
 from specframe.errors import OptionError
-from specframe.files import claim_folder
 from specframe.text.prompts import BUILT_IN
 from specframe_lab.commands.compare import telling
 from specframe_lab.commands.display import SHOWN, prepare

@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 import numpy as np
+from specframe_std.output_folders import write_page
 
-from specframe.files import write_page
 from specframe_lab.comparison.results import Comparison, Line
 from specframe_lab.comparison.schemes import Case
 from specframe_lab.serving.metrics import PERCENTILES, metrics, rates, summary

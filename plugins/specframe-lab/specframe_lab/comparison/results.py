@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from specframe_std.output_folders import make_folder
 
 from specframe.errors import OptionError
-from specframe.files import Output, make_folder
+from specframe.files import Output
 from specframe_lab.comparison.schemes import Case
 
 ABOUT, RESULTS = "comparison.json", "results.jsonl"

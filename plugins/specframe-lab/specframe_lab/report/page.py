@@ -7,7 +7,9 @@ import string
 from html import escape
 from pathlib import Path
 
-from specframe.files import MARK, ends, make_folder, write_page
+from specframe_std.output_folders import make_folder, write_page
+
+from specframe.files import MARK, ends
 from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Comparison

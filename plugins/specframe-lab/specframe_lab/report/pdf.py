@@ -12,8 +12,9 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
+from specframe_std.output_folders import write_page
 
-from specframe.files import MARK, write_page
+from specframe.files import MARK
 from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.summary import categories, columns, filled, findings, summary

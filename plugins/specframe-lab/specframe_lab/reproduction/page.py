@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from specframe_std.output_folders import write_page
 
 from specframe.cli.tables import per_second
-from specframe.files import write_page
 from specframe_lab.comparison import figures as f
 from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.figures import SPREAD, Table
