@@ -35,7 +35,7 @@ from rich.table import Table
 from roofline import copy_bandwidth
 
 from specframe.models import loading
-from specframe.text.prompts import from_file
+from specframe.text.prompts.files import from_file
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = {

@@ -35,7 +35,7 @@ from specframe_testing.logits import Kept, Logits, parted
 
 from specframe.models import loading
 from specframe.pipeline import Pipeline
-from specframe.text.prompts import from_file
+from specframe.text.prompts.files import from_file
 
 
 @attrs.frozen

@@ -41,7 +41,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from specframe.errors import ModelError, UnknownNameError
 from specframe.models import loading as models
 from specframe.reference import reference_decode
-from specframe.text.prompts import BUILT_IN
+from specframe.text.prompts.builtin import BUILT_IN
 
 WHISPER = 2.0**-40
 

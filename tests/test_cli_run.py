@@ -29,7 +29,7 @@ from specframe.cli import cli, run_report
 from specframe.cli.display import Display
 from specframe.observe.counts import RunReport
 from specframe.plugins.registry import registry
-from specframe.text import prompts
+from specframe.text.prompts.builtin import BUILT_IN
 
 TEST_AND_RUN = """
 import sys, pytest
@@ -161,9 +161,9 @@ def test_worker_processes_are_offered_where_they_pay(pair: list[str], monkeypatc
 def test_built_in_prompts(pair: list[str]) -> None:
     """Without prompts, starts of Python code are completed: all different, none blank, each ending its line."""
     result = run(*pair, "--drafter", "none", "--max-new-tokens", "1")
-    assert len(set(prompts.BUILT_IN)) == 8
-    assert all(prompt == prompt.strip() for prompt in prompts.BUILT_IN)
-    assert all(prompt in result.stdout for prompt in prompts.BUILT_IN if len(prompt) < zoo.CONTEXT)
+    assert len(set(BUILT_IN)) == 8
+    assert all(prompt == prompt.strip() for prompt in BUILT_IN)
+    assert all(prompt in result.stdout for prompt in BUILT_IN if len(prompt) < zoo.CONTEXT)
 
 
 @pytest.mark.wide

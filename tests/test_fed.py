@@ -25,7 +25,8 @@ from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
 from specframe.engine.engine import Engine
 from specframe.pipeline import Pipeline
-from specframe.text.prompts import Prompt, open_prompts
+from specframe.text.prompts.files import open_prompts
+from specframe.text.prompts.prompt import Prompt
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()

@@ -14,7 +14,7 @@ from specframe import Pipeline
 from specframe.errors import ModelError, UnknownNameError
 from specframe.models import loading as models
 from specframe.reference import reference_decode
-from specframe.text.prompts import BUILT_IN
+from specframe.text.prompts.builtin import BUILT_IN
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

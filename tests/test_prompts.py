@@ -19,9 +19,9 @@ from specframe_std import prompt_tables
 
 from specframe.engine.encoding import LONGEST, encode_prompt
 from specframe.errors import OptionError, PromptError, SpecframeWarning
-from specframe.text import prompts
-from specframe.text.prompts import Prompt, from_file
-from specframe.text.prompts.entries import load
+from specframe.text.prompts.entries import KEYS, load
+from specframe.text.prompts.files import from_file, open_prompts
+from specframe.text.prompts.prompt import Prompt
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 ANSWERED = [*ASKED, {"role": "assistant", "content": "Because."}]
@@ -235,7 +235,7 @@ def test_csv(name: str, joint: str) -> None:
     found = written("\n".join(joint.join(row) for row in rows) + "\n", name)
     assert [prompt.given for prompt in found] == ['a "b"\nc', "null", "", "5"]
     assert [prompt.parameters.get("temperature") for prompt in found] == [0.5, None, None, "hot"]
-    assert found[2].fault == f"{name} row 3: expected one of {', '.join(prompts.KEYS)}, got id, temperature"
+    assert found[2].fault == f"{name} row 3: expected one of {', '.join(KEYS)}, got id, temperature"
     assert given("prompt\n007\nNA\n1e3\nTrue\n", name) == ["007", "NA", "1e3", "True"]
     assert given(f"turns{joint}x\n" + f'"[""a"", ""b""]"{joint}1\n', name) == ["a"]
     assert (
@@ -522,7 +522,7 @@ def test_every_ending_is_documented() -> None:
     from specframe.text.prompts.files import READERS, TABLES
 
     page = (Path(__file__).parents[1] / "docs/prompts.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in page for name in [*READERS, *TABLES, *prompts.KEYS])
+    assert all(f"`{name}`" in page for name in [*READERS, *TABLES, *KEYS])
 
 
 # ---- a limit ---------------------------------------------------------------------------------------------------------
@@ -607,7 +607,7 @@ def test_packed_files(name: str) -> None:
     table = "prompt,id\na\u00e9,1\nb,2\n"
     text = content.get(name, table.replace(",", "\t") if name == "p.TSV.GZ" else table)
     Path(name).write_bytes(gzip.compress(text.encode()))
-    asked = prompts.open_prompts(name)
+    asked = open_prompts(name)
     for _ in range(2):
         assert [prompt.text for prompt in asked] == ["a\u00e9", "b"]
 
@@ -622,7 +622,7 @@ def test_packed_files_that_are_broken(content: bytes, said: str) -> None:
     """A file that gzip did not write, or not to its end, is one sentence."""
     Path("p.jsonl.gz").write_bytes(content)
     with pytest.raises(OptionError, match=rf"^--prompts: p.jsonl.gz cannot be read: .*{said}.*$"):
-        prompts.open_prompts("p.jsonl.gz")
+        open_prompts("p.jsonl.gz")
 
 
 @pytest.mark.wide(
@@ -638,7 +638,7 @@ def test_packed_files_that_are_broken(content: bytes, said: str) -> None:
 def test_places_that_hold_no_file(given: str, said: str) -> None:
     """An address and a folder that is not there are told as such, and no hub is asked."""
     with pytest.raises(OptionError, match=rf"^--prompts: {re.escape(given)} {re.escape(said)}$"):
-        prompts.open_prompts(given)
+        open_prompts(given)
 
 
 def test_a_text_far_too_long_is_refused_by_its_beginning() -> None:

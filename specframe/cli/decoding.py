@@ -12,7 +12,7 @@ from specframe.cli.results import Key, Record, record
 from specframe.cli.sampling import Parameters
 from specframe.errors import OptionError
 from specframe.text.chat import as_chat, require_template
-from specframe.text.prompts import Prompt
+from specframe.text.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
     from specframe.cli.display import Display

@@ -19,7 +19,7 @@ from specframe.cli.tables import per_second, show_table
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk
 from specframe.observe.watch import Watcher
-from specframe.text.prompts import Prompt
+from specframe.text.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
     from specframe.cli.run_report import DisplaySettings

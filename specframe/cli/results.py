@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 import click
 
-from specframe.text.prompts import Prompt
+from specframe.text.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
     from specframe.contracts.requests import Result

@@ -25,8 +25,10 @@ from specframe.errors import OptionError, SpecframeWarning
 from specframe.files import Output
 from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
 from specframe.plugins.registry import parse_specification, registry
-from specframe.text import prompts as prompt_sources
-from specframe.text.prompts import Prompt, Prompts
+from specframe.text.prompts.builtin import BUILT_IN
+from specframe.text.prompts.files import from_arguments, open_prompts
+from specframe.text.prompts.lazy import Prompts
+from specframe.text.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
     from specframe.cli.display import Display
@@ -192,11 +194,11 @@ def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = Non
 
     No more of the file is read than that asks for.
     """
-    texts = arguments if arguments or path is not None else prompt_sources.BUILT_IN
-    asked = prompt_sources.from_arguments(texts[:limit])
+    texts = arguments if arguments or path is not None else BUILT_IN
+    asked = from_arguments(texts[:limit])
     left = None if limit is None else limit - len(asked)
     first = Prompts(lambda: iter(asked))
-    return first if path is None or left == 0 else first.then(prompt_sources.open_prompts(path, left))
+    return first if path is None or left == 0 else first.then(open_prompts(path, left))
 
 
 def decode_all(work: Work, results: Results, options: Record, manner: DisplaySettings, screen: Screen) -> Outcome:

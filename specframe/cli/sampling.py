@@ -13,7 +13,7 @@ import click
 from specframe.cli.option_types import Number, Text
 from specframe.cli.options import refuse_idle, whole, with_options
 from specframe.errors import SpecframeError, SpecframeWarning, literal
-from specframe.text.prompts import Prompt
+from specframe.text.prompts.prompt import Prompt
 from specframe.value_checks import MOST_SAMPLES
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from specframe.contracts.model import Model
 from specframe.contracts.requests import Request
 from specframe.errors import ModelError, OptionError, PromptError, literal, sentence
 from specframe.text.chat import is_chat, render
-from specframe.text.prompts import text_fault
+from specframe.text.prompts.prompt import text_fault
 from specframe.value_checks import entries
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM
 from specframe import Pipeline
 from specframe.cli import cli
 from specframe.models import loading as models
-from specframe.text.prompts import Prompt
+from specframe.text.prompts.prompt import Prompt
 
 GRID = {"align": "ragged,exspec", "schedule": ["continuous"], "kv": ["slab"], "batch_size": [2]}
 PROMPTS = ["ab", "def f(x):", "x = 1"]

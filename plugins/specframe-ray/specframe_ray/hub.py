@@ -10,7 +10,7 @@ from specframe_std.prompt_tables import dataset_name, faults, load, one_split, r
 
 from specframe.errors import OptionError
 from specframe.files import Output
-from specframe.text.prompts import KEYS
+from specframe.text.prompts.entries import KEYS
 from specframe.text.prompts.files import HUB
 from specframe_ray.rows import Input, found
 

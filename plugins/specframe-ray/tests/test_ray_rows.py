@@ -34,8 +34,8 @@ from specframe.cli import cli
 from specframe.cli.name_checks import check_names
 from specframe.errors import OptionError, PluginError
 from specframe.observe.counts import RunReport
-from specframe.text.prompts import open_prompts
 from specframe.text.prompts.entries import from_entry
+from specframe.text.prompts.files import open_prompts
 
 
 def rows(given: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Self
 from specframe.cli.results import Key, Record, Results
 from specframe.errors import OptionError, SpecframeError
 from specframe.files import Output
-from specframe.text.prompts import Prompt
+from specframe.text.prompts.prompt import Prompt
 
 START = b'{"index": '
 """First bytes of a results file."""

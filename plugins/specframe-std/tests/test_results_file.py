@@ -13,7 +13,7 @@ from specframe_std.result_file import ResultFile
 
 from specframe import files
 from specframe.errors import OptionError
-from specframe.text.prompts import Prompt
+from specframe.text.prompts.prompt import Prompt
 
 PROMPTS = [Prompt(text) for text in ("a", "b", "c")]
 

@@ -15,7 +15,7 @@ from specframe import Pipeline
 from specframe.contracts.requests import Result
 from specframe.errors import OptionError, sentence
 from specframe.models import pairs
-from specframe.text.prompts import from_file
+from specframe.text.prompts.files import from_file
 from specframe_heads.target import Target
 from specframe_heads.training.continuations import Text, texts
 from specframe_heads.training.kinds import learner, require

@@ -12,7 +12,7 @@ from specframe.cli.option_types import Number
 from specframe.cli.options import pipeline_options
 from specframe.cli.run import gather
 from specframe.errors import OptionError, SpecframeWarning
-from specframe.text.prompts import Given, Prompt
+from specframe.text.prompts.prompt import Given, Prompt
 from specframe_lab.commands.option_types import ListOf
 from specframe_lab.grid import COMPARABLE_RULE
 

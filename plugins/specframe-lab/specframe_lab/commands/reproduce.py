@@ -13,7 +13,7 @@ from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf, WholeNumber
 from specframe.cli.options import LIMIT, MODELS, PLACE, draft_length, names, whole, with_options
 from specframe.errors import OptionError
-from specframe.text.prompts import BUILT_IN
+from specframe.text.prompts.builtin import BUILT_IN
 from specframe_lab.commands.compare import telling
 from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast

@@ -12,7 +12,7 @@ from specframe.cli.name_checks import check_names
 from specframe.cli.options import LIMIT, PROMPTS, names, whole, with_options
 from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.files import Output
-from specframe.text.prompts import Given
+from specframe.text.prompts.prompt import Given
 from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.grids import Remembered, grid_options, readable
 from specframe_lab.commands.leaving_out import tell_left_out

@@ -17,7 +17,7 @@ from specframe.cli.options import CUT, PROMPTS, names, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import CompositionError, OptionError, SpecframeError
 from specframe.files import Output
-from specframe.text.prompts import Given
+from specframe.text.prompts.prompt import Given
 from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN
 from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, readable, sampled

@@ -23,7 +23,7 @@ from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
-from specframe.text.prompts import BUILT_IN
+from specframe.text.prompts.builtin import BUILT_IN
 from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison.compare import Progress, Settings, Step
 from specframe_lab.comparison.results import Comparison, Folder, Line
