@@ -18,6 +18,7 @@ import torch
 import transformers
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
+from specframe_std import model_names
 from specframe_testing import harness, zoo
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -123,7 +124,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "small": [ModelAlias("small", "org/small", "big", "some-models")],
     }
     drafters = {"drafter": {"none": [Entry("drafter", "none", object, "some-drafters")]}}
-    monkeypatch.setattr(aliases, "registry", lambda: Registry(entries=drafters, models=offered))
+    for module in (aliases, model_names):
+        monkeypatch.setattr(module, "registry", lambda: Registry(entries=drafters, models=offered))
     monkeypatch.setattr(hub, "fault", lambda *_: ConnectionError("Name or service not known"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path / "home"))
@@ -606,7 +608,7 @@ def test_names_are_resolved(llama: Path, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.wide
 def test_an_unknown_name_lists_the_known(llama: Path) -> None:
     """The error lists aliases of plugins and of the user, and the nearest."""
-    aliases.add_alias("mine", llama)
+    model_names.add_alias("mine", llama)
     with pytest.raises(
         UnknownNameError, match="unknown model 'bigg': expected one of big, mine, small; did you mean 'big'"
     ):
@@ -623,7 +625,7 @@ def test_a_pair_is_found_by_every_name_of_its_target(target: str) -> None:
 @pytest.mark.wide
 def test_a_pair_is_found_by_the_users_directory(llama: Path) -> None:
     """A local copy that the user named after the target has the target's drafter; other models have none."""
-    aliases.add_alias("big", llama)
+    model_names.add_alias("big", llama)
     assert [pairs.paired_drafter(name) for name in ("big", str(llama))] == ["small", "small"]
     assert [pairs.paired_drafter(name) for name in ("small", "org/small", "org/other", "nowhere")] == [None] * 4
 
@@ -653,8 +655,8 @@ def test_drafters_without_a_model_are_offered(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.wide
 def test_added_aliases_are_kept(llama: Path, home: Path) -> None:
     """Aliases are added one by one to a file that is made on first use and reads back."""
-    aliases.add_alias("one", llama)
-    aliases.add_alias("two.b-c_d", str(llama))
+    model_names.add_alias("one", llama)
+    model_names.add_alias("two.b-c_d", str(llama))
     assert aliases.user_aliases() == {"one": str(llama), "two.b-c_d": str(llama)}
     assert (home / "models.toml").read_text() == f'[models]\n"one" = "{llama}"\n"two.b-c_d" = "{llama}"\n'
 
@@ -664,7 +666,7 @@ def test_added_aliases_are_kept(llama: Path, home: Path) -> None:
 def test_bad_alias_names(alias: str, llama: Path, home: Path) -> None:
     """A name that could be read as a path, an option or a list is refused and nothing is written."""
     with pytest.raises(ModelError, match="expected letters, digits"):
-        aliases.add_alias(alias, llama)
+        model_names.add_alias(alias, llama)
     assert not home.exists()
 
 
@@ -673,7 +675,7 @@ def test_bad_alias_names(alias: str, llama: Path, home: Path) -> None:
 def test_an_alias_does_not_hide_a_drafter(alias: str, llama: Path) -> None:
     """A name that ``drafter`` already understands is refused."""
     with pytest.raises(ModelError, match=f"alias '{alias}' already means a drafter"):
-        aliases.add_alias(alias, llama)
+        model_names.add_alias(alias, llama)
 
 
 @pytest.mark.wide
@@ -681,7 +683,7 @@ def test_an_alias_needs_a_model(tmp_path: Path, home: Path) -> None:
     """A path that is missing or holds no config.json is refused."""
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ModelError, match=r"expected a model's directory, with a config\.json"):
-            aliases.add_alias("mine", path)
+            model_names.add_alias("mine", path)
     assert not home.exists()
 
 
@@ -702,7 +704,7 @@ def test_aliases_are_listed_with_their_state(llama: Path, tmp_path: Path, home: 
     home.mkdir()
     gone = tmp_path / "gone"
     (home / "models.toml").write_text(f"[models]\nmine = {json.dumps(str(llama))}\ngone = {json.dumps(str(gone))}\n")
-    assert aliases.known_aliases() == [
+    assert model_names.known_aliases() == [
         ("big", "org/big", None, "some-models", "cached"),
         ("gone", str(gone), None, "you", "not on disk"),
         ("mine", str(llama), None, "you", "local"),
@@ -786,7 +788,7 @@ def test_an_alias_of_a_folder_that_was_deleted_is_told_as_such(tmp_path: Path, h
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    aliases.add_alias("other", folder)
+    model_names.add_alias("other", folder)
     shutil.rmtree(folder)
     with pytest.raises(ModelError, match=rf"^target 'other' \({folder}\) is not there: "):
         choose("other", "auto")
@@ -798,13 +800,13 @@ def test_a_name_of_your_own_is_removed(tmp_path: Path, home: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
     for alias in ("big", "other"):
-        aliases.add_alias(alias, tmp_path / "mine")
-    assert aliases.remove_alias("big") == str(tmp_path / "mine")
+        model_names.add_alias(alias, tmp_path / "mine")
+    assert model_names.remove_alias("big") == str(tmp_path / "mine")
     assert (aliases.resolve("big"), aliases.resolve("other")) == ("org/big", str(tmp_path / "mine"))
     with pytest.raises(ModelError, match=r"^alias 'big' is offered by some-models: expected one of your own"):
-        aliases.remove_alias("big")
+        model_names.remove_alias("big")
     with pytest.raises(UnknownNameError, match=r"^unknown alias of your own 'othr': .*did you mean 'other'\?$"):
-        aliases.remove_alias("othr")
+        model_names.remove_alias("othr")
 
 
 CONFIGURATIONS = {

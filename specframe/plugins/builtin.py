@@ -34,11 +34,6 @@ def specframe_register_commands(register: Register) -> None:
         "specframe.cli.plugins:plugins",
         summary="List plugins, show one, see which combine, start a new one. Without a subcommand, list them.",
     )
-    register(
-        "models",
-        "specframe.cli.models:models",
-        summary="List, add, remove or show names of models. Without a subcommand, list them.",
-    )
 
 
 @hookimpl

@@ -17,6 +17,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "serve": "specframe-serve",
         **dict.fromkeys(("heads", "models check"), "specframe-heads"),
         "plugins new": "specframe-testing",
+        "models": "specframe-std",
     },
     "drafter": dict.fromkeys(
         ("clover", "clover2", "dflash", "dspark", "eagle", "hydra", "medusa", "mtp", "pard", "peagle"),

@@ -384,6 +384,15 @@ def specframe_register_executors(register: Register) -> None:
 
 
 @hookimpl
+def specframe_register_commands(register: Register) -> None:
+    register(
+        "models",
+        "specframe_std.models_command:models",
+        summary="List, add, remove or show names of models. Without a subcommand, list them.",
+    )
+
+
+@hookimpl
 def specframe_register_options(register: Register) -> None:
     register(
         "assisted",

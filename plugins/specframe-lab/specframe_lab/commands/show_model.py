@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from specframe_std.model_names import known_aliases
 
 from specframe.cli.tables import show_table
-from specframe.models.aliases import known_aliases, resolve
+from specframe.models.aliases import resolve
 from specframe.models.local import CONFIG, on_disk, require_model_folder
 
 

@@ -19,7 +19,7 @@ def models(ctx: click.Context) -> None:
 @models.command("list")
 def list_() -> None:
     """List every alias: its location, the target it drafts for, and whether it is on disk."""
-    from specframe.models.aliases import known_aliases
+    from specframe_std.model_names import known_aliases
 
     rows = [(row.alias, row.state, row.target or "", row.distribution, row.location) for row in known_aliases()]
     show_table(("alias", "state", "drafts for", "offered by", "location"), rows)
@@ -30,7 +30,8 @@ def list_() -> None:
 @click.argument("path")
 def add(alias: str, path: str) -> None:
     """Name the model in directory PATH; the name then works for --target and --drafter."""
-    from specframe.models.aliases import add_alias, offered_location, resolve
+    from specframe.models.aliases import resolve
+    from specframe_std.model_names import add_alias, offered_location
 
     add_alias(alias, path)
     hidden = offered_location(alias)
@@ -42,6 +43,6 @@ def add(alias: str, path: str) -> None:
 @click.argument("alias")
 def remove(alias: str) -> None:
     """Remove one of your own names; the model itself is not deleted."""
-    from specframe.models.aliases import remove_alias
+    from specframe_std.model_names import remove_alias
 
     click.echo(f"{alias} no longer stands for {remove_alias(alias)}")
