@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import warnings
 from collections import Counter
@@ -197,8 +198,8 @@ def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = Non
     texts = arguments if arguments or path is not None else BUILT_IN
     asked = from_arguments(texts[:limit])
     left = None if limit is None else limit - len(asked)
-    first = Prompts(lambda: iter(asked))
-    return first if path is None or left == 0 else first.then(open_prompts(path, left))
+    read: Iterable[Prompt] = () if path is None or left == 0 else open_prompts(path, left)
+    return Prompts(lambda: itertools.chain(asked, read))
 
 
 def decode_all(work: Work, results: Results, options: Record, manner: DisplaySettings, screen: Screen) -> Outcome:

@@ -34,7 +34,11 @@ def constrain(
         scores_BTV: the scores at the last T places of each row.
         parents_BN: the draft token that each draft token follows, -1: the row's last token; (B, N) or (1, N); None: a chain.
     """
-    for held in by_constraint(batch).values():
+    guided: dict[int, dict[int, Guide]] = {}  # by constraint and row
+    for row, sequence in enumerate(batch.sequences):
+        if (guide := sequence.guide) is not None:
+            guided.setdefault(id(guide.constraint), {})[row] = guide
+    for held in guided.values():
         bits_ATW = masks_of(batch, held, drafted_BN, parents_BN, scores_BTV.shape[1])
         allowed_ATV = unpack_masks(bits_ATW, scores_BTV.device)[..., : scores_BTV.shape[2]]
         if len(held) == len(batch):
@@ -42,15 +46,6 @@ def constrain(
         else:
             rows_A = constant(tuple(held), scores_BTV.device)
             scores_BTV[rows_A] = scores_BTV[rows_A].masked_fill(~allowed_ATV, float("-inf"))
-
-
-def by_constraint(batch: Batch) -> dict[int, dict[int, Guide]]:
-    """Return the guides of each constraint's rows."""
-    found: dict[int, dict[int, Guide]] = {}
-    for row, sequence in enumerate(batch.sequences):
-        if (guide := sequence.guide) is not None:
-            found.setdefault(id(guide.constraint), {})[row] = guide
-    return found
 
 
 def masks_of(

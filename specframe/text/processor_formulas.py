@@ -26,14 +26,11 @@ class PresencePenalty(hf.LogitsProcessor):
         return scores - seen
 
 
-class FrequencyPenalty(hf.LogitsProcessor):
+class FrequencyPenalty(PresencePenalty):
     """Logits processor that subtracts a constant from a token's score as often as the token was generated before.
 
     It counts, so it is none of the formulas below, and is called for one place at a time.
     """
-
-    def __init__(self, penalty: float, prompt_length: int) -> None:
-        self.penalty, self.prompt_length = penalty, prompt_length
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
         """Return the penalised scores."""
@@ -79,18 +76,16 @@ class Formula:
     """Whether a processor is this formula as it was made."""
 
 
-def longest(processor: Any) -> int:
-    """Return the length of the longest sequence of tokens that has a bias."""
-    return max(map(len, processor.sequence_bias), default=1)
-
-
 def ignored_length(processor: Any) -> Any:
     """Return the number of first tokens that a repetition penalty leaves out, None: none; for several rows a tensor."""
     return getattr(processor, "prompt_ignore_length", None)
 
 
 STOPS = ("eos_token_id",)
-BIASED = Formula(Reads.TAIL, ("sequence_bias",), lambda one, length: min(length, longest(one)))
+BIASED = Formula(
+    Reads.TAIL, ("sequence_bias",), lambda one, length: min(length, max(map(len, one.sequence_bias), default=1))
+)
+"""It reads as many of the last tokens as the longest sequence that has a bias."""
 
 FORMULAS: Mapping[type, Formula] = {
     hf.TemperatureLogitsWarper: Formula(),

@@ -85,18 +85,14 @@ class Part:
         """Put the part back, and take out that of other places."""
         if places is self._places or np.array_equal(places, self._places):
             return
+        device = self._scores_RV.device
         if len(self._places) == len(self._all):
             self._scores_RV = self._part_RV
         else:
-            self._scores_RV.index_copy_(0, on(self._places, self._scores_RV.device), self._part_RV)
-        self._places = places
-        whole = len(places) == len(self._all)
-        self._part_RV = self._scores_RV if whole else self._scores_RV[on(places, self._scores_RV.device)]
-
-
-def on(places: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return numbers of places on a device."""
-    return constant(tuple(places.tolist()), device)
+            self._scores_RV.index_copy_(0, constant(tuple(self._places.tolist()), device), self._part_RV)
+        self._places, self._part_RV = places, self._scores_RV
+        if len(places) < len(self._all):
+            self._part_RV = self._scores_RV[constant(tuple(places.tolist()), device)]
 
 
 def turns(plans: Rows[Plan]) -> Iterator[tuple[Kind | None, dict[int, Any]]]:

@@ -21,7 +21,6 @@ from specframe.text.prefixes import Prefixes
 from specframe.text.processors import process
 from specframe.value_checks import MOST_SAMPLES, flag, number, number_within, whole, whole_within
 
-COUNT = functools.partial(whole, least=1)
 SHARE = functools.partial(number, least=0, most=1, above=True)
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
@@ -39,7 +38,7 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "processors": lambda name, value: each(name, value, is_callable, "a list of LogitsProcessor objects"),
     "stop": lambda name, value: each(name, value, is_text, "a text or several, none of them empty"),
     "criteria": lambda name, value: each(name, value, is_callable, "a list of StoppingCriteria objects"),
-    "max_new_tokens": COUNT,
+    "max_new_tokens": functools.partial(whole, least=1),
     "max_time": functools.partial(number, least=0, above=True),
     "logprobs": functools.partial(whole, least=0),
     "samples": functools.partial(whole, least=1, most=MOST_SAMPLES),

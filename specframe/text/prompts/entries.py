@@ -38,14 +38,11 @@ def load(text: str) -> Any:
 
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object, marked if a key is given twice."""
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            marked = Doubled(pairs)
-            marked.twice = key
-            return marked
-        seen.add(key)
-    return dict(pairs)
+    found, keys = dict(pairs), [key for key, _ in pairs]
+    if len(found) < len(keys):
+        found = Doubled(pairs)
+        found.twice = next(key for key in found if keys.count(key) > 1)
+    return found
 
 
 def from_entry(entry: Any, place: str) -> Prompt:

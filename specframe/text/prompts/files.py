@@ -91,9 +91,7 @@ def from_text(text: Text, name: str, limit: int | None) -> Prompts:
 def from_document(text: Text, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a file named ``.json``: an array, one object, or JSON lines."""
     several = len([*itertools.islice(text.lines(), 2)]) > 1
-    if several and looks_like_objects(text):
-        return by_line(from_json)(text, name, limit)
-    return from_array(text, name, limit)
+    return (by_line(from_json) if several and looks_like_objects(text) else from_array)(text, name, limit)
 
 
 def from_array(text: Text, name: str, limit: int | None) -> Prompts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import itertools
 import os
 import shutil
 import stat
@@ -13,7 +12,7 @@ import sys
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, TextIO, cast
 
 import attrs
@@ -40,10 +39,6 @@ class Prompts:
         """Read the prompts from the first on."""
         return self._read()
 
-    def then(self, others: Iterable[Prompt]) -> Prompts:
-        """Return these prompts, and others after them."""
-        return Prompts(lambda: itertools.chain(self, others))
-
 
 def some(name: str, prompts: Prompts) -> Prompts:
     """Return the prompts; raise :class:`OptionError` with the first fault if all prompts have one: the file has another format."""
@@ -69,13 +64,11 @@ class Text:
             raise OptionError("--prompts: standard input is closed: expected prompts, one per line")
         try:
             given = sys.stdin.buffer if path == "-" else open_file(path)
-        except OSError as error:
-            raise OptionError(f"--prompts: {name} cannot be read: {error.strerror}") from error
-        except ValueError as error:  # a name with a NUL byte
-            raise OptionError(f"--prompts: {name!r} cannot be read: {error}") from error
+        except (OSError, ValueError) as error:  # of a name with a NUL byte
+            raise OptionError(f"--prompts: {name} cannot be read: {getattr(error, 'strerror', error)}") from error
         try:
             packed = path.lower().endswith(GZIP)
-            self._file = rereadable(unpacked(given) if packed else given)
+            self._file = rereadable(cast(BinaryIO, gzip.GzipFile(fileobj=given)) if packed else given)
             if self._file is not given or path != "-":
                 weakref.finalize(self, self._file.close)
             fault = self._fault()
@@ -115,11 +108,6 @@ class Text:
             yield file
         finally:
             file.detach()
-
-
-def unpacked(file: BinaryIO) -> BinaryIO:
-    """Return the content of a file that gzip has packed."""
-    return cast(BinaryIO, gzip.GzipFile(fileobj=file))
 
 
 def rereadable(file: BinaryIO) -> BinaryIO:
