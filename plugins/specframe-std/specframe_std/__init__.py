@@ -1,4 +1,4 @@
-"""The standard strategies, one module each, registered through the hooks every plugin uses."""
+"""The standard strategies, one module each, and what single options of a run ask for, registered through hooks."""
 
 from __future__ import annotations
 
