@@ -26,7 +26,6 @@ from specframe.errors import (
     literal,
     sentence,
 )
-from specframe.plugins.entries import Entry
 from specframe.plugins.missing_packages import NAMES, is_installed
 from specframe.plugins.registry import OWN, registry
 
@@ -76,7 +75,9 @@ class CommandLine(click.Group):
             entry = registry().entry("command", ctx.invoked_subcommand)
             if entry.distribution == OWN:
                 raise
-            raise PluginError(error_text(entry, error)) from error
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__}: {sentence(error)}, at {where.filename}:{where.lineno}"
+            raise PluginError(f"{entry} raised {what}") from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; a user's error is one sentence on standard error and exit status 2."""
@@ -155,13 +156,6 @@ def load(name: str) -> click.Command:
     except PluginError as error:
         return broken(name, error)
     return command
-
-
-def error_text(entry: Entry, error: Exception) -> str:
-    """Return the error of a plugin's command as text, with the distribution and the code line."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {sentence(error)}, at {where.filename}:{where.lineno}"
-    return f"{entry} raised {what}"
 
 
 def missing(name: str, distribution: str) -> click.Command:

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
-from specframe.cli.progress import progress_bar
 from specframe.cli.results import Record
 from specframe.cli.tables import per_second, show_table
 from specframe.contracts.reports import RoundReport
@@ -23,6 +31,29 @@ from specframe.text.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
     from specframe.cli.run_report import DisplaySettings
+
+
+def progress_bar(console: Console, hidden: bool) -> Progress:
+    """Return a bar: how many of how many, figures, the time that has passed, and an estimate of the time that is left.
+
+    Args:
+        console: where it is drawn; nothing is where that is no terminal.
+        hidden: whether nothing is drawn anyway.
+    """
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        disable=hidden or not console.is_terminal,
+    )
 
 
 class Display(Watcher):

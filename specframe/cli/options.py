@@ -81,16 +81,7 @@ PROMPTS_FILE = click.option(
     help="Prompts from a file, - for standard input: one per line, JSON, CSV, Parquet; or hf:NAME, a data set.",
 )
 
-PROMPTS = (click.argument("prompt", nargs=-1), PROMPTS_FILE)
-"""Options for the source of prompts."""
-
 LIMIT = whole("--limit", "Only the first N prompts.")
-
-CUT = (
-    LIMIT,
-    whole("--max-prompt-tokens", "Cut prompts to their first N tokens."),
-)
-"""Options that shorten the prompts."""
 
 
 def choice_option(

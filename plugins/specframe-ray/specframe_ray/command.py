@@ -13,7 +13,6 @@ import click
 from rich.console import Console
 
 from specframe.cli.display import show_figures
-from specframe.cli.progress import progress_bar
 from specframe.cli.run_report import summary
 from specframe.cli.sampling import take_options
 from specframe.errors import OptionError
@@ -89,6 +88,8 @@ class Rows:
     """
 
     def __init__(self, quiet: bool, console: Console | None = None) -> None:
+        from specframe.cli.display import progress_bar  # it imports torch
+
         self._bar = progress_bar(console or Console(stderr=True, highlight=False), quiet)
         self._first, self._begun = 0, 0.0
 

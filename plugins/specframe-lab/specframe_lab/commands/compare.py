@@ -12,14 +12,14 @@ from specframe_std.output_folders import claim_folder
 
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf
-from specframe.cli.options import CUT, PROMPTS, names, refuse_idle, whole, with_options
+from specframe.cli.options import names, refuse_idle, whole, with_options
 from specframe.cli.tables import per_second
 from specframe.value_checks import LARGEST_SEED
 from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
 from specframe_lab.commands.grids import TEMPERATURE, Remembered, category, grid_options, readable_prompts, sampled
 from specframe_lab.commands.leaving_out import tell_left_out
-from specframe_lab.commands.option_types import Arrivals, Slo
+from specframe_lab.commands.option_types import CUT, PROMPTS, Arrivals, Slo
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,6 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from specframe.cli.option_types import File, Kind, Text, source_of
+from specframe.cli.options import LIMIT, PROMPTS_FILE, whole
 from specframe.errors import OptionError, SpecframeError
 from specframe_lab.grid import split_list
 
@@ -130,3 +131,10 @@ class ListOf(Kind):
         before, comma, last = incomplete.rpartition(",")
         found = self.of.shell_complete(ctx, param, last)
         return [CompletionItem(f"{before}{comma}{item.value}", type=item.type, help=item.help) for item in found]
+
+
+PROMPTS = (click.argument("prompt", nargs=-1), PROMPTS_FILE)
+"""Options for the source of prompts."""
+
+CUT = (LIMIT, whole("--max-prompt-tokens", "Cut prompts to their first N tokens."))
+"""Options that shorten the prompts."""

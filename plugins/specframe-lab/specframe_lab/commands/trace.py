@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specframe.cli.name_checks import check_names
-from specframe.cli.options import LIMIT, PROMPTS, names, whole, with_options
+from specframe.cli.options import LIMIT, names, whole, with_options
 from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts.prompt import Given
 from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.grids import Remembered, grid_options, readable
 from specframe_lab.commands.leaving_out import tell_left_out
-from specframe_lab.commands.option_types import PageFile
+from specframe_lab.commands.option_types import PROMPTS, PageFile
 
 if TYPE_CHECKING:
     from specframe_lab.grid import Cell

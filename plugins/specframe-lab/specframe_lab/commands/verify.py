@@ -13,7 +13,7 @@ import click
 
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File
-from specframe.cli.options import CUT, PROMPTS, names, whole, with_options
+from specframe.cli.options import names, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import CompositionError, OptionError, SpecframeError
 from specframe.files import Output
@@ -22,7 +22,7 @@ from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN
 from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, readable, sampled
 from specframe_lab.commands.leaving_out import left_out, tell_left_out
-from specframe_lab.commands.option_types import Unusable, is_page
+from specframe_lab.commands.option_types import CUT, PROMPTS, Unusable, is_page
 
 if TYPE_CHECKING:
     from specframe_lab.grid import Cell, Grid
