@@ -5,7 +5,6 @@ Transformers' own logits processors shape the logits, at every position of a blo
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
@@ -20,32 +19,6 @@ from specframe.text.constraints import constrain
 from specframe.text.prefixes import Prefixes
 from specframe.text.processors import process
 from specframe.value_checks import MOST_SAMPLES, flag, number, number_within, whole, whole_within
-
-SHARE = functools.partial(number, least=0, most=1, above=True)
-
-CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "temperature": functools.partial(number, least=0),
-    "top_k": functools.partial(whole, least=0),
-    "top_p": SHARE,
-    "min_p": functools.partial(number, least=0, most=1),
-    "typical_p": SHARE,
-    "repetition_penalty": functools.partial(number, least=0, above=True),
-    "presence_penalty": number,
-    "min_new_tokens": functools.partial(whole, least=0),
-    "bad_words_ids": lambda name, value: each(name, value, is_word, "lists of token ids"),
-    "suppress_tokens": lambda name, value: each(name, value, is_id, "token ids"),
-    "forced_eos": flag,
-    "processors": lambda name, value: each(name, value, is_callable, "a list of LogitsProcessor objects"),
-    "stop": lambda name, value: each(name, value, is_text, "a text or several, none of them empty"),
-    "criteria": lambda name, value: each(name, value, is_callable, "a list of StoppingCriteria objects"),
-    "max_new_tokens": functools.partial(whole, least=1),
-    "max_time": functools.partial(number, least=0, above=True),
-    "logprobs": functools.partial(whole, least=0),
-    "samples": functools.partial(whole, least=1, most=MOST_SAMPLES),
-    "frequency_penalty": number,
-    "sequence_bias": lambda name, value: each(name, value, is_bias, "pairs of token ids and a number"),
-}
-"""Checks of values, by parameter. A check raises :class:`OptionError` for a value that the parameter does not accept."""
 
 NOT_LOGITS = frozenset({"processors", "criteria", "max_new_tokens", "logprobs", "samples"})
 """Parameters that a generation config does not have, or that :meth:`specframe.Pipeline.generate` handles."""
@@ -72,24 +45,28 @@ def is_bias(value: Any) -> bool:
     return isinstance(value, tuple | list) and len(value) == 2 and is_word(value[0]) and number_within(value[1])
 
 
-def is_text(value: Any) -> bool:
-    """Return whether a value is a text that is not empty."""
-    return isinstance(value, str) and value != ""
-
-
 def is_callable(value: Any) -> bool:
     """Return whether a value can be called and is not a class: a class is mostly passed by mistake for its object."""
     return callable(value) and not isinstance(value, type)
 
 
-def several(given: Any) -> Any:
-    """Return one text as a tuple; return anything else as it is, with lists as tuples."""
-    return (given,) if isinstance(given, str) else freeze(given)
-
-
 def freeze(value: Any) -> Any:
     """Return a value with its lists, nested ones included, as tuples."""
     return tuple(map(freeze, value)) if type(value) is list else value
+
+
+def checked(
+    check: Callable[..., Any], default: Any = None, convert: Callable[[Any], Any] | None = None, **bounds: Any
+) -> Any:
+    """Return a field of :class:`Sampling`, whose check raises :class:`OptionError` for a value that it does not accept."""
+    if check is each:
+        convert = convert or freeze
+
+    def validate(one: Any, field: Any, value: Any) -> None:
+        if value is not None or field.default is not None:
+            check(field.name, value, **bounds)
+
+    return attrs.field(default=default, validator=validate, converter=convert)
 
 
 @attrs.frozen
@@ -115,32 +92,33 @@ class Sampling:
         OptionError: a parameter does not accept its value.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    min_new_tokens: int | None = None
-    bad_words_ids: tuple[tuple[int, ...], ...] | None = attrs.field(default=None, converter=freeze)
-    suppress_tokens: tuple[int, ...] | None = attrs.field(default=None, converter=freeze)
-    forced_eos: bool | None = None
-    processors: tuple[Any, ...] = attrs.field(default=(), converter=freeze)
-    stop: tuple[str, ...] | None = attrs.field(default=None, converter=several)
-    criteria: tuple[Any, ...] = attrs.field(default=(), converter=freeze)
-    max_new_tokens: int | None = None
-    max_time: float | None = None
-    logprobs: int | None = None
-    samples: int = 1
-    frequency_penalty: float | None = None
-    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] | None = attrs.field(default=None, converter=freeze)
-
-    def __attrs_post_init__(self) -> None:
-        for field in attrs.fields(type(self)):
-            value = getattr(self, field.name)
-            if value is not None or field.default is not None:
-                CHECKS[field.name](field.name, value)
+    temperature: float | None = checked(number, least=0)
+    top_k: int | None = checked(whole, least=0)
+    top_p: float | None = checked(number, least=0, most=1, above=True)
+    min_p: float | None = checked(number, least=0, most=1)
+    typical_p: float | None = checked(number, least=0, most=1, above=True)
+    repetition_penalty: float | None = checked(number, least=0, above=True)
+    presence_penalty: float | None = checked(number)
+    min_new_tokens: int | None = checked(whole, least=0)
+    bad_words_ids: tuple[tuple[int, ...], ...] | None = checked(each, accepts=is_word, expected="lists of token ids")
+    suppress_tokens: tuple[int, ...] | None = checked(each, accepts=is_id, expected="token ids")
+    forced_eos: bool | None = checked(flag)
+    processors: tuple[Any, ...] = checked(each, (), accepts=is_callable, expected="a list of LogitsProcessor objects")
+    stop: tuple[str, ...] | None = checked(
+        each,
+        convert=lambda given: (given,) if isinstance(given, str) else freeze(given),
+        accepts=lambda one: isinstance(one, str) and one != "",
+        expected="a text or several, none of them empty",
+    )
+    criteria: tuple[Any, ...] = checked(each, (), accepts=is_callable, expected="a list of StoppingCriteria objects")
+    max_new_tokens: int | None = checked(whole, least=1)
+    max_time: float | None = checked(number, least=0, above=True)
+    logprobs: int | None = checked(whole, least=0)
+    samples: int = checked(whole, 1, least=1, most=MOST_SAMPLES)
+    frequency_penalty: float | None = checked(number)
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] | None = checked(
+        each, accepts=is_bias, expected="pairs of token ids and a number"
+    )
 
     @classmethod
     def parameters(cls) -> list[str]:
