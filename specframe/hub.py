@@ -1,4 +1,4 @@
-"""The question whether the hub offers something, with a time limit."""
+"""The question whether the hub offers a model, with a time limit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ SECONDS = 10
 """Seconds to wait for the hub's answer: enough for a slow network, and a user without one is told soon."""
 
 
-def fault(kind: str, repository: str) -> Exception | None:
-    """Return why the hub does not offer a "model" or a "dataset", or None if it does; waits at most :data:`SECONDS`."""
+def fault(repository: str) -> Exception | None:
+    """Return why the hub does not offer a model, or None if it does; waits at most :data:`SECONDS`."""
     from huggingface_hub import HfApi  # an HTTP library, too slow for a command's --help
 
     faults: list[Exception] = [TimeoutError(f"no answer in {SECONDS} s")]
 
     def ask() -> None:
         try:
-            getattr(HfApi(), f"{kind}_info")(repository, timeout=SECONDS)
+            HfApi().model_info(repository, timeout=SECONDS)
             faults.clear()
         except Exception as error:  # the client's error types differ between its releases
             faults[:] = [error]

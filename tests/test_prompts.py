@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from specframe_std import prompt_tables
 
 from specframe.engine.encoding import LONGEST, encode_prompt
 from specframe.errors import OptionError, PromptError, SpecframeWarning
@@ -558,7 +557,6 @@ def test_a_limit_reaches_into_data_sets(monkeypatch: pytest.MonkeyPatch) -> None
         return ({"text": "abc"[row]} for row in range(3 if streaming else 4))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(prompt_tables, "within_reach", lambda name: True)
     assert [prompt.given for prompt in from_file("hf:some/set:train", 3)] == ["a", "b", "c"]
     assert [prompt.given for prompt in from_file("hf:some/set:train[:9]", 2)] == ["a", "b"]
     with pytest.raises(OptionError, match="cannot be read"):
@@ -568,35 +566,6 @@ def test_a_limit_reaches_into_data_sets(monkeypatch: pytest.MonkeyPatch) -> None
         ("some/set", "train[:9]", False),
         ("some/set", "train", False),
     ]
-
-
-# ---- the hub ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("reached", [True, False])
-def test_a_hub_out_of_reach_is_asked_once(reached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the hub does not answer, the library looks into its cache alone, which is over at once, and is as it was afterwards."""
-    import datasets
-    import huggingface_hub
-
-    offline = []
-
-    def dataset_info(self: Any, name: str, timeout: float) -> None:
-        if not reached:
-            raise OSError("Name or service not known")
-
-    def load_dataset(name: str, split: str | None, streaming: bool = False) -> None:
-        offline.append(datasets.config.HF_HUB_OFFLINE)
-        raise FileNotFoundError(f"{name} is not there")
-
-    before = datasets.config.HF_HUB_OFFLINE
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(OptionError, match=r"^--prompts: hf:some/set cannot be read: some/set is not there$"):
-        from_file("hf:some/set")
-    assert offline == [before if reached else True]
-    assert before == datasets.config.HF_HUB_OFFLINE
 
 
 @pytest.mark.wide

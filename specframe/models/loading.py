@@ -209,7 +209,7 @@ class _Source:
 
     def _require_hub(self) -> None:
         """Raise :class:`ModelError` unless the hub confirms that it has this model."""
-        fault = hub.fault("model", self.location)
+        fault = hub.fault(self.location)
         if fault is None:
             return
         unknown = isinstance(fault, RepositoryNotFoundError | HFValidationError)

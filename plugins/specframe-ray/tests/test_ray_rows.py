@@ -275,7 +275,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> None:
         return held if split is None else held[split]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr("specframe_std.prompt_tables.within_reach", lambda name: True)
 
 
 @pytest.mark.usefixtures("hub")

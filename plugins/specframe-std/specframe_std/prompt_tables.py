@@ -9,11 +9,9 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from specframe import hub
 from specframe.errors import OptionError, sentence
 from specframe.text.prompts.entries import KEYS, from_entry
 from specframe.text.prompts.files import HUB, kind, parse_json, text_of
@@ -134,28 +132,8 @@ def load(shown: str, name: str, split: str | None, stream: bool = False) -> Any:
     if path.is_file() and (builder := BUILDERS.get(path.suffix.lower())):
         # read as a stream, nothing is written to the cache of data sets
         return datasets.load_dataset(builder, data_files=name, split=split or "train", streaming=True)
-    with nullcontext() if path.exists() or within_reach(name) else offline():
-        return datasets.load_dataset(name, split=split, streaming=stream and "[" not in (split or ""))
-
-
-def within_reach(name: str) -> bool:
-    """Return whether the hub answers in time, if only that it has no such data set: the library would try for half a minute."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    fault = hub.fault("dataset", name)
-    return fault is None or isinstance(fault, HfHubHTTPError | HFValidationError)
-
-
-@contextlib.contextmanager
-def offline() -> Iterator[None]:
-    """Have the library look into its cache alone."""
-    import datasets
-
-    before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
+    # without the hub it tries for half a minute, and then looks into its cache
+    return datasets.load_dataset(name, split=split, streaming=stream and "[" not in (split or ""))
 
 
 def one_split(shown: str, found: Any, split: str | None) -> Iterable[Any]:
