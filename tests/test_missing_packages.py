@@ -13,11 +13,13 @@ import pytest
 from click.testing import CliRunner
 from specframe_tiny import FOLDER
 
+from specframe import assisted
 from specframe.cli import cli
 from specframe.errors import PluginError
 from specframe.pipeline import Pipeline
 from specframe.plugins import missing_packages
 from specframe.plugins.registry import LIMIT_VARIABLE, Registry, offer, registry
+from specframe.text.prompts.files import open_prompts
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 
@@ -83,6 +85,19 @@ def test_an_option_says_what_to_install(option: str, part: str, monkeypatch: pyt
     assert (done.exit_code, done.stderr) == (2, f"Error: {told}\n")
     with pytest.raises(PluginError, match=f"^{told}$"):
         Pipeline(FOLDER / "target", "none", **{option: True})
+
+
+def test_what_the_standard_strategies_bring_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drop-in, tables of prompts and names of models are parts of specframe-std, which the sentence says."""
+    monkeypatch.setenv(LIMIT_VARIABLE, "tiny")
+    monkeypatch.setattr(missing_packages, "is_installed", lambda distribution: False)
+    registry.cache_clear()
+    told = "'{}' is part of specframe-std, which is not installed: pip install specframe-std$"
+    with pytest.raises(PluginError, match="^option " + told.format("assisted")):
+        assisted("tiny-draft")
+    with pytest.raises(PluginError, match="^option " + told.format("prompts")):
+        open_prompts("prompts.csv")
+    assert "command " + told.format("models")[:-1] in CliRunner().invoke(cli, ["models", "list"]).stderr
 
 
 @pytest.mark.wide
