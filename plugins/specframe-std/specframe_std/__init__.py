@@ -397,37 +397,41 @@ def specframe_register_options(register: Register) -> None:
     register(
         "assisted",
         "specframe_std.drop_in:assisted",
-        summary="Batched speculative decoding inside transformers' own generate.",
+        summary="Return a function for ``model.generate(custom_generate=...)``, as ``specframe.assisted`` does.",
     )
     register(
         "load_options",
         "specframe_std.load_options:keywords",
-        summary="Quantisations by name, and options of from_pretrained.",
+        summary=(
+            "Return load options as keyword arguments of ``from_pretrained``, with a config of their own, which loading may change."
+        ),
     )
     register(
         "output",
         "specframe_std.result_file:ResultFile",
-        summary="A file of results, which an interrupted run leaves and a later one completes.",
+        summary="A file with one JSON line per finished sequence, written at once; sorted by index when the run is complete.",
     )
     register(
         "processors",
         "specframe_std.processor_trial:warn_of_unfit",
-        summary="The trial of a user's own processors and criteria.",
+        summary="Warn of each given processor or criterion that has to be called once per token. The trial uses one prompt.",
     )
     register(
         "prompts",
         "specframe_std.prompt_tables:open_table",
-        summary="Prompts of tables: CSV, Parquet, data sets of the hub and on disk.",
+        summary=(
+            "Return the first prompts of a CSV or Parquet file, of a data set's folder, or of ``hf:NAME[:SPLIT[:COLUMN]]``."
+        ),
     )
     register(
         "ranks",
         "specframe_std.executors.command_ranks:SeveralRanks",
-        summary="Commands of several processes that decode the same prompts.",
+        summary="The ranks of a command, of which one reads and writes, seen from one of them.",
     )
     register(
         "watchdog",
         "specframe_std.watchdog:watch_calls",
-        summary="A line on standard error that names the strategy whose call takes long.",
+        summary="Name the strategy whose call takes long, on standard error, while the block runs.",
     )
 
 

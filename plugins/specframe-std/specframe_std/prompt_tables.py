@@ -28,7 +28,7 @@ JSON_TEXTS = frozenset({"turns", "messages", "conversations", "prompt_token_ids"
 
 
 def open_table(path: str, limit: int | None = None) -> Prompts:
-    """Return the first ``limit`` prompts of a CSV or Parquet file, of a data set's folder, or of ``hf:NAME[:SPLIT[:COLUMN]]``.
+    """Return the first prompts of a CSV or Parquet file, of a data set's folder, or of ``hf:NAME[:SPLIT[:COLUMN]]``.
 
     Raises:
         OptionError: it cannot be read, or holds no prompt.

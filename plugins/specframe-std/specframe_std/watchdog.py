@@ -37,7 +37,10 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watch_calls() -> Iterator[None]:
-    """Check regularly while the block runs, in a thread that ends with the block."""
+    """Name the strategy whose call takes long, on standard error, while the block runs.
+
+    A thread looks regularly, and ends with the block.
+    """
     over, dog = threading.Event(), Watchdog()
 
     def watch() -> None:

@@ -39,7 +39,7 @@ def assisted(
     streamer: BaseStreamer | list[BaseStreamer] | None,
     keep_cache: bool,
 ) -> Assisted:
-    """Return the function that :func:`specframe.drop_in.assisted` returns."""
+    """Return a function for ``model.generate(custom_generate=...)``, as ``specframe.assisted`` does."""
     check(draft, draft_length, align, accept, kv)
     flag("keep_cache", keep_cache)
 

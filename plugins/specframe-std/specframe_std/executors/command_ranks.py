@@ -18,7 +18,7 @@ from specframe.text.prompts.lazy import Prompts
 
 
 class SeveralRanks(Ranks):
-    """The ranks of a command, seen from one of them.
+    """The ranks of a command, of which one reads and writes, seen from one of them.
 
     Args:
         executor: a :class:`specframe.contracts.engine.RankedExecutor`.
