@@ -45,6 +45,11 @@ def is_bias(value: Any) -> bool:
     return isinstance(value, tuple | list) and len(value) == 2 and is_word(value[0]) and number_within(value[1])
 
 
+def is_text(value: Any) -> bool:
+    """Return whether a value is a text that is not empty."""
+    return isinstance(value, str) and value != ""
+
+
 def is_callable(value: Any) -> bool:
     """Return whether a value can be called and is not a class: a class is mostly passed by mistake for its object."""
     return callable(value) and not isinstance(value, type)
@@ -55,18 +60,19 @@ def freeze(value: Any) -> Any:
     return tuple(map(freeze, value)) if type(value) is list else value
 
 
-def checked(
-    check: Callable[..., Any], default: Any = None, convert: Callable[[Any], Any] | None = None, **bounds: Any
-) -> Any:
-    """Return a field of :class:`Sampling`, whose check raises :class:`OptionError` for a value that it does not accept."""
-    if check is each:
-        convert = convert or freeze
+def checked(check: Callable[..., Any], **bounds: Any) -> Callable[[Any, Any, Any], None]:
+    """Return a validator that raises :class:`OptionError` for a value that a check does not accept; None may be left open."""
 
     def validate(one: Any, field: Any, value: Any) -> None:
         if value is not None or field.default is not None:
             check(field.name, value, **bounds)
 
-    return attrs.field(default=default, validator=validate, converter=convert)
+    return validate
+
+
+def several(given: Any) -> Any:
+    """Return one text as a tuple; return anything else as it is, with lists as tuples."""
+    return (given,) if isinstance(given, str) else freeze(given)
 
 
 @attrs.frozen
@@ -92,32 +98,45 @@ class Sampling:
         OptionError: a parameter does not accept its value.
     """
 
-    temperature: float | None = checked(number, least=0)
-    top_k: int | None = checked(whole, least=0)
-    top_p: float | None = checked(number, least=0, most=1, above=True)
-    min_p: float | None = checked(number, least=0, most=1)
-    typical_p: float | None = checked(number, least=0, most=1, above=True)
-    repetition_penalty: float | None = checked(number, least=0, above=True)
-    presence_penalty: float | None = checked(number)
-    min_new_tokens: int | None = checked(whole, least=0)
-    bad_words_ids: tuple[tuple[int, ...], ...] | None = checked(each, accepts=is_word, expected="lists of token ids")
-    suppress_tokens: tuple[int, ...] | None = checked(each, accepts=is_id, expected="token ids")
-    forced_eos: bool | None = checked(flag)
-    processors: tuple[Any, ...] = checked(each, (), accepts=is_callable, expected="a list of LogitsProcessor objects")
-    stop: tuple[str, ...] | None = checked(
-        each,
-        convert=lambda given: (given,) if isinstance(given, str) else freeze(given),
-        accepts=lambda one: isinstance(one, str) and one != "",
-        expected="a text or several, none of them empty",
+    temperature: float | None = attrs.field(default=None, validator=checked(number, least=0))
+    top_k: int | None = attrs.field(default=None, validator=checked(whole, least=0))
+    top_p: float | None = attrs.field(default=None, validator=checked(number, least=0, most=1, above=True))
+    min_p: float | None = attrs.field(default=None, validator=checked(number, least=0, most=1))
+    typical_p: float | None = attrs.field(default=None, validator=checked(number, least=0, most=1, above=True))
+    repetition_penalty: float | None = attrs.field(default=None, validator=checked(number, least=0, above=True))
+    presence_penalty: float | None = attrs.field(default=None, validator=checked(number))
+    min_new_tokens: int | None = attrs.field(default=None, validator=checked(whole, least=0))
+    bad_words_ids: tuple[tuple[int, ...], ...] | None = attrs.field(
+        default=None, converter=freeze, validator=checked(each, accepts=is_word, expected="lists of token ids")
     )
-    criteria: tuple[Any, ...] = checked(each, (), accepts=is_callable, expected="a list of StoppingCriteria objects")
-    max_new_tokens: int | None = checked(whole, least=1)
-    max_time: float | None = checked(number, least=0, above=True)
-    logprobs: int | None = checked(whole, least=0)
-    samples: int = checked(whole, 1, least=1, most=MOST_SAMPLES)
-    frequency_penalty: float | None = checked(number)
-    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] | None = checked(
-        each, accepts=is_bias, expected="pairs of token ids and a number"
+    suppress_tokens: tuple[int, ...] | None = attrs.field(
+        default=None, converter=freeze, validator=checked(each, accepts=is_id, expected="token ids")
+    )
+    forced_eos: bool | None = attrs.field(default=None, validator=checked(flag))
+    processors: tuple[Any, ...] = attrs.field(
+        default=(),
+        converter=freeze,
+        validator=checked(each, accepts=is_callable, expected="a list of LogitsProcessor objects"),
+    )
+    stop: tuple[str, ...] | None = attrs.field(
+        default=None,
+        converter=several,
+        validator=checked(each, accepts=is_text, expected="a text or several, none of them empty"),
+    )
+    criteria: tuple[Any, ...] = attrs.field(
+        default=(),
+        converter=freeze,
+        validator=checked(each, accepts=is_callable, expected="a list of StoppingCriteria objects"),
+    )
+    max_new_tokens: int | None = attrs.field(default=None, validator=checked(whole, least=1))
+    max_time: float | None = attrs.field(default=None, validator=checked(number, least=0, above=True))
+    logprobs: int | None = attrs.field(default=None, validator=checked(whole, least=0))
+    samples: int = attrs.field(default=1, validator=checked(whole, least=1, most=MOST_SAMPLES))
+    frequency_penalty: float | None = attrs.field(default=None, validator=checked(number))
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] | None = attrs.field(
+        default=None,
+        converter=freeze,
+        validator=checked(each, accepts=is_bias, expected="pairs of token ids and a number"),
     )
 
     @classmethod
