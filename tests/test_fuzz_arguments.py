@@ -198,7 +198,7 @@ def safe(given: dict[str, Any]) -> str:
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no hub."""
-    monkeypatch.setattr("specframe.hub.fault", lambda *_: OSError("no network"))
+    monkeypatch.setattr("specframe.models.hub.fault", lambda *_: OSError("no network"))
 
 
 def outside(table: dict[str, Takes], given: dict[str, Any]) -> list[str]:

@@ -232,7 +232,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path / "home"))
     for name in ("load_model", "load_tokenizer"):
         monkeypatch.setattr(models, name, functools.partial(loaded, getattr(models, name)))
-    monkeypatch.setattr("specframe.hub.fault", lambda *_: OSError("no network"))
+    monkeypatch.setattr("specframe.models.hub.fault", lambda *_: OSError("no network"))
     before = transformers.logging.get_verbosity()
     yield folder
     transformers.logging.set_verbosity(before)

@@ -37,10 +37,10 @@ from transformers import (
     T5Config,
 )
 
-from specframe import assisted, hub
+from specframe import assisted
 from specframe.cli import cli
 from specframe.errors import ModelError, OptionError, SpecframeWarning, UnknownNameError
-from specframe.models import aliases, pairs
+from specframe.models import aliases, hub, pairs
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, share_vocabulary

@@ -14,9 +14,9 @@ import transformers
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from specframe import hub
 from specframe.devices import kinds
 from specframe.errors import ModelError, OptionError, SpecframeWarning, literal, sentence
+from specframe.models import hub
 from specframe.models.aliases import resolve
 from specframe.models.local import (
     CONFIG,
