@@ -67,8 +67,6 @@ class Entry:
     name: str
     reference: Callable[..., Any] | str
     distribution: str
-    declared: Traits | None = None
-    """What is declared beside a reference."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r} of {self.distribution}"
@@ -97,12 +95,12 @@ class Entry:
 
     @property
     def traits(self) -> Traits:
-        """What is declared of it; what its class says where nothing is.
+        """What its class says of it.
 
         Raises:
-            PluginError: the :attr:`factory` is needed, and does not import.
+            PluginError: the :attr:`factory` does not import.
         """
-        return self.declared or traits_of(self.factory)
+        return traits_of(self.factory)
 
     @property
     def signature(self) -> Signature:
@@ -112,18 +110,6 @@ class Entry:
             PluginError: the :attr:`factory` does not import.
         """
         return signature_of(self.factory)
-
-    def disagreement(self) -> str | None:
-        """Return the sentence that says where its class is not what is declared; None: it is, or nothing is declared."""
-        if self.declared is None:
-            return None
-        said, had = attrs.asdict(self.declared, recurse=False), attrs.asdict(traits_of(self.factory), recurse=False)
-        wrong = (
-            f"{name} {words(said[name])}, and its class says {words(had[name])}"
-            for name in said
-            if said[name] != had[name]
-        )
-        return next((f"{self} is registered with {one}: expected the same in both places" for one in wrong), None)
 
 
 @attrs.frozen
@@ -160,8 +146,3 @@ def the_one(offers: Sequence[Entry] | Sequence[ModelAlias]) -> Any:
         raise PluginError(f"{called} is registered {len(offers)} times by {owners[0]}, each time as something else")
     both = "both " if len(owners) == 2 else ""
     raise PluginError(f"{called} is offered by {both}{' and '.join(owners)}: uninstall all of them but one")
-
-
-def words(value: Any) -> str:
-    """Return a trait for messages: a text as it is, words in their order."""
-    return " ".join(map(repr, sorted(value))) or "none" if isinstance(value, frozenset) else repr(value)

@@ -1,17 +1,16 @@
 """Every hook a plugin can implement.
 
 Hooks only *register*: each is called once, when plugins are discovered, with a ``register`` callable. What is registered is
-a plain class, or a reference to one, ``"package.module:Name"``, imported when it is first used. Beside a reference
-stands what the class says of itself: ``summary=`` (the first line of its docstring), ``needs=`` and ``offers=``, and an alignment's
-``scheduler=`` and ``kv=``. The decoding loop calls plain objects and never dispatches a hook.
+a plain class, or a reference to one, ``"package.module:Name"``, imported when it is first used or listed. The class says what
+is known of it before it is made. The decoding loop calls plain objects and never dispatches a hook.
 
 Each docstring follows one schema: purpose, *Called*, *Argument*, *Must*, *Must not*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import pluggy
 
@@ -19,37 +18,14 @@ hookspec = pluggy.HookspecMarker("specframe")
 hookimpl = pluggy.HookimplMarker("specframe")
 
 
-class Register(Protocol):
-    """The argument of the hooks: ``register(name, factory)``, with what is declared beside a reference.
+Register = Callable[[str, Callable[..., Any] | str], None]
+"""The argument of the hooks: ``register(name, factory)``."""
 
-    Listings and early refusals go by what is declared, so that they import neither the class nor torch. All of it equals what the
-    class says: the first line of its docstring, and its attributes. None in the place of words: they follow from its options. A
-    conformance suite compares both. Without a summary nothing is declared, and the class is imported when it is listed.
-    """
+RegisterModels = Callable[..., None]
+"""The argument of the hook of models: ``register(alias, location, target=None)``."""
 
-    def __call__(  # noqa: D102 - the class says it
-        self,
-        name: str,
-        factory: Callable[..., Any] | str,
-        *,
-        summary: str | None = None,
-        needs: Collection[str] | None = (),
-        offers: Collection[str] | None = (),
-        scheduler: str | None = None,
-        kv: str | None = None,
-    ) -> None: ...
-
-
-class RegisterModels(Protocol):
-    """The argument of the hook of models: ``register(alias, location, target=None)``."""
-
-    def __call__(self, alias: str, location: str, target: str | None = None) -> None: ...  # noqa: D102
-
-
-class RegisterDefaults(Protocol):
-    """The argument of the hook of defaults: ``register(purpose, specification)``."""
-
-    def __call__(self, purpose: str, specification: str) -> None: ...  # noqa: D102
+RegisterDefaults = Callable[[str, str], None]
+"""The argument of the hook of defaults: ``register(purpose, specification)``."""
 
 
 @hookspec

@@ -27,7 +27,7 @@ from specframe.errors import (
 )
 from specframe.plugins import builtin, hookspecs, missing_packages, versions
 from specframe.plugins.entries import OTHERS, PURPOSES, ROLES, Default, Entry, ModelAlias, the_one
-from specframe.plugins.traits import REQUIRED, declare
+from specframe.plugins.traits import REQUIRED
 from specframe.value_checks import check_annotated, parse_value, unwrap_guards
 
 GROUP = OWN = "specframe"
@@ -251,27 +251,13 @@ def add_entry(
     kind: str,
     name: str,
     factory: Callable[..., Any] | str,
-    *,
-    summary: str | None = None,
-    needs: Collection[str] | None = (),
-    offers: Collection[str] | None = (),
-    scheduler: str | None = None,
-    kv: str | None = None,
 ) -> None:
-    """Put one entry into the registry. An equal entry is registered once; one that says what cannot be is a failure."""
+    """Put one entry into the registry. An equal entry is registered once; a name that is no text is a failure."""
     if not isinstance(name, str) or not name:
         registry.fail(distribution, f"{kind} {literal(name)}: expected a name, a text")
         return
-    try:
-        traits = declare(summary, needs=needs, offers=offers, scheduler=scheduler, kv=kv)
-        if traits and not isinstance(factory, str):
-            raise OptionError("expected nothing declared beside an object, which says all of it, got a summary")
-    except OptionError as error:
-        registry.fail(distribution, f"{kind} {name!r}: {error}")
-        return
     known = registry.entries.setdefault(kind, {}).setdefault(name, [])
-    entry = Entry(kind, name, factory, distribution, traits)
-    if entry not in known:
+    if (entry := Entry(kind, name, factory, distribution)) not in known:
         known.append(entry)
 
 

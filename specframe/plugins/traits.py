@@ -1,7 +1,4 @@
-"""What a registered name says of itself: what is declared beside a reference, or what its class says; and a class's options.
-
-Listings and early refusals read what is declared. They import a class, and torch with it, only where nothing is declared.
-"""
+"""What a class says of itself, for listings and early refusals: its first line, its words and its options."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ from typing import Any
 
 import attrs
 import click
-
-from specframe.errors import OptionError, literal
 
 REQUIRED = inspect.Parameter.empty
 """Marks an option without a default."""
@@ -36,33 +31,6 @@ class Traits:
     def able(self, trait: str) -> frozenset[str]:
         """Return ``needs`` or ``offers``; an empty set where they follow from options."""
         return getattr(self, trait) or frozenset()
-
-
-def declare(summary: Any, **given: Any) -> Traits | None:
-    """Return what a plugin declares beside a reference; None: nothing is declared.
-
-    Raises:
-        OptionError: something is declared without a summary, or is not of its type.
-    """
-    if summary is None:
-        if any(value for value in given.values()):
-            raise OptionError("expected a summary beside what else is declared, got none")
-        return None
-    for name, value in {"summary": summary, "scheduler": given["scheduler"], "kv": given["kv"]}.items():
-        if not isinstance(value, str | None):
-            raise OptionError(f"{name}: expected a text, got {literal(value)}")
-    return Traits(
-        summary, words("needs", given["needs"]), words("offers", given["offers"]), given["scheduler"], given["kv"]
-    )
-
-
-def words(name: str, given: Any) -> frozenset[str] | None:
-    """Return declared words as a set; raise :class:`OptionError` for what is no collection of texts."""
-    if given is None:
-        return None
-    if not isinstance(given, frozenset | set | list | tuple) or not all(isinstance(word, str) for word in given):
-        raise OptionError(f"{name}: expected a set of words, got {literal(given)}")
-    return frozenset(given)
 
 
 def traits_of(factory: Callable[..., Any]) -> Traits:

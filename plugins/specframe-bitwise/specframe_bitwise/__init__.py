@@ -11,8 +11,4 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_options(register: Register) -> None:
-    register(
-        "bitwise",
-        "specframe_bitwise.equality:Bitwise",
-        summary="Logits the same to the bit, whatever a token is computed with.",
-    )
+    register("bitwise", "specframe_bitwise.equality:Bitwise")

@@ -7,8 +7,4 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_options(register: Register) -> None:
-    register(
-        "memory",
-        "specframe_memory.memory_bound:MemoryBound",
-        summary="Plans runs within a bound, for all kinds of requests that there have been, and refuses those that fit into none.",
-    )
+    register("memory", "specframe_memory.memory_bound:MemoryBound")

@@ -7,9 +7,4 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_executors(register: Register) -> None:
-    register(
-        "ray",
-        "specframe_ray.executor:Ray",
-        summary="Decodes files of prompts and data sets in actors of a Ray cluster, each with models of its own.",
-        offers={"datasets", "files"},
-    )
+    register("ray", "specframe_ray.executor:Ray")

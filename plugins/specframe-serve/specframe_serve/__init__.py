@@ -7,8 +7,4 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_commands(register: Register) -> None:
-    register(
-        "serve",
-        "specframe_serve.command:serve",
-        summary="Answer OpenAI's requests for completions from one engine, and show live acceptance at /.",
-    )
+    register("serve", "specframe_serve.command:serve")

@@ -18,17 +18,9 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_commands(register: Register) -> None:
-    register(
-        "plugins new",
-        "specframe_testing.scaffold.command:new",
-        summary="Write a package folder NAME with a working strategy of a role, its hook and its tests.",
-    )
+    register("plugins new", "specframe_testing.scaffold.command:new")
 
 
 @hookimpl
 def specframe_register_options(register: Register) -> None:
-    register(
-        "check",
-        "specframe_testing.probes.invariants:Checks",
-        summary="The invariant checks of one run; a violation raises :class:`specframe.errors.InvariantError`.",
-    )
+    register("check", "specframe_testing.probes.invariants:Checks")

@@ -106,8 +106,7 @@ def test_what_is_written_decodes(role: str, installed: Path) -> None:
     """Installed, each strategy is chosen by its name, listed with its docstring, and decodes the reference's tokens."""
     template = TEMPLATES[role]
     entry = registry().entry(template.role, f"my-{role}")
-    assert entry.declared is not None
-    assert entry.disagreement() is None
+    assert entry.traits.summary
     options = {"drafter": DRAFT, "batch_size": 2, OPTIONS[template.role]: f"my-{role}"}
     asked = harness.requests(harness.random_prompts([5, 1, 9], 61), [9, 4, 12])
     target = TARGET

@@ -13,9 +13,7 @@ from specframe.contracts.requests import Request
 from specframe.engine.guards.roles import guard
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import OPTIONS, strategy
-from specframe.plugins.entries import Entry
-from specframe.plugins.registry import parse_specification, registry
-from specframe.value_checks import unwrap_guards
+from specframe.plugins.registry import registry
 from specframe_testing import fakes, harness
 
 
@@ -43,21 +41,6 @@ class Suite:
     def surroundings(self) -> Sequence[dict[str, Any]]:
         """Return the sets of other strategies that the equivalence tests run under."""
         return [{}]
-
-    def registered(self) -> list[Entry]:
-        """Return the names under which the strategy is registered; an unregistered class has none."""
-        given = self.make()
-        if isinstance(given, str):
-            return [registry().entry(self.role, parse_specification(given)[0])]
-        made = type(unwrap_guards(given))
-        ends = f":{made.__name__}"
-        return [one for one in registry().of(self.role) if str(one.reference).endswith(ends) and one.factory is made]
-
-    def test_the_declaration_is_what_the_class_says(self) -> None:
-        """What is declared beside the strategy's reference is what its class says."""
-        for entry in self.registered():
-            wrong = entry.disagreement()
-            assert wrong is None, wrong
 
     def pipeline(self, target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipeline:
         """Return a pipeline with the strategy under test; ``draft`` is a draft model or a scripted drafter."""

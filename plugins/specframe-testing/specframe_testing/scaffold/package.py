@@ -22,7 +22,6 @@ def files(name: str, part: str) -> dict[str, str]:
     """Return the files of a new plugin package, by path inside its folder; ``part`` is one of :data:`TEMPLATES`."""
     template, module = TEMPLATES[part], name.replace("-", "_")
     stores = storage() if part == "alignment" else {}
-    traits = "".join(f"        {trait}={value},\n" for trait, value in template.traits.items())
     words = (
         words_of(template)
         | stores
@@ -31,7 +30,6 @@ def files(name: str, part: str) -> dict[str, str]:
             "module": module,
             "title": module.title().replace("_", ""),
             "part": part,
-            "traits": string.Template(traits).substitute(stores),
             "versions": bounds(),
         }
     )
@@ -69,7 +67,6 @@ def words_of(template: Template) -> dict[str, str]:
         "does": template.does,
         "with_options": f",{template.example}" if template.example else "",
         "promise": template.promise,
-        "summary": template.summary,
     }
 
 
