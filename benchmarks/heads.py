@@ -31,8 +31,8 @@ from rich.table import Table
 
 from specframe import Pipeline
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.models.loading import pick_device, pick_dtype
-from specframe.observe.watch import Watcher
 
 DRAFTS = (
     "none", "eagle", "eagle,tree=dynamic,nodes=16", "eagle,tree=static,nodes=16", "dflash", "peagle", "dspark",
@@ -89,7 +89,7 @@ def timed(
             yield row | {"round_ms": spent, "break_even": plain and spent / plain}
 
 
-class Rounds(Watcher):
+class Rounds(Observer):
     """The time of every decoding round of the whole batch."""
 
     def __init__(self, batch: int, device: torch.device) -> None:

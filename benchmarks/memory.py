@@ -41,8 +41,8 @@ from specframe_testing import fakes, harness
 from specframe import Pipeline
 from specframe.contracts.cache import KVBackend
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.models import loading
-from specframe.observe.watch import Watcher
 from specframe.plugins.registry import registry
 
 KINDS = {"first turns": [50, 67, 42, 26, 30, 223, 53, 27], "others": [39, 747, 11, 53, 769]}
@@ -85,7 +85,7 @@ class Stores:
         return self._opened[0]
 
 
-class Slots(Watcher):
+class Slots(Observer):
     """Adds up slots over rounds."""
 
     def __init__(self, stores: Stores) -> None:
@@ -159,7 +159,7 @@ def main(
 
 
 @attrs.define(eq=False)
-class Fed(Watcher):
+class Fed(Observer):
     """Counts the tokens that the target is fed."""
 
     tokens: int = 0

@@ -31,14 +31,14 @@ from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 from specframe import Pipeline
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 
 TEXT = "def add(a, b):\n    return a + b\n\nclass Stack:\n    def __init__(self):"
 CASES: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "ragged": {"align": "ragged", "draft_length": 4}}
 BATCHES = (1, 8)
 
 
-class Clock(Watcher):
+class Clock(Observer):
     """The time of each round's end, and the time inside of the models' forwards until then."""
 
     def __init__(self) -> None:

@@ -32,8 +32,8 @@ from specframe_std.policies.goodput import Goodput
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
-from specframe.observe.watch import Watcher
 
 RUNS = 3
 """Runs of one pipeline with `goodput`: what it learnt in one serves the next."""
@@ -101,7 +101,7 @@ class Run:
     own: float = 0.0
 
 
-class Rounds(Watcher):
+class Rounds(Observer):
     """Notes the kind and the seconds of every round that reads no prompt."""
 
     def __init__(self, clock: Clock) -> None:

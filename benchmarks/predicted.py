@@ -33,13 +33,13 @@ from specframe_lab.prediction.profiles import measured
 
 from specframe import Pipeline
 from specframe.contracts.reports import RoundReport
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 
 LONGEST = 64
 """Tokens of a prompt at most: what is measured are rounds that decode."""
 
 
-class Rounds(Watcher):
+class Rounds(Observer):
     """The seconds of rounds that decode with a number of rows and a draft length."""
 
     def __init__(self, rows: int, length: int) -> None:

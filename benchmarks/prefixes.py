@@ -20,12 +20,12 @@ from grow import load_pair
 
 from specframe import Pipeline
 from specframe.contracts.requests import Request
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 
 STORES = ("slab", "paged", "paged,share=on")
 
 
-class Reading(Watcher):
+class Reading(Observer):
     """Adds up the time in which prompts are read."""
 
     def __init__(self) -> None:

@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.devices import kinds
 from specframe.observe.counts import RunReport
-from specframe.observe.watch import Watcher
 
 
-class Volume(Watcher):
+class Volume(Observer):
     """What decoding rounds read: how many there were, tokens drafted, and tokens whose keys and values were looked at."""
 
     def __init__(self) -> None:

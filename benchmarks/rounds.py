@@ -29,11 +29,11 @@ from grow import PAIRS, load_pair
 
 from specframe import Pipeline
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.models.loading import pick_device, pick_dtype
-from specframe.observe.watch import Watcher
 
 
-class Rounds(Watcher):
+class Rounds(Observer):
     """The milliseconds of each round, by its rows and the length of its draft."""
 
     def __init__(self) -> None:

@@ -29,9 +29,9 @@ from rich.table import Table
 from specframe_testing import harness, zoo
 
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.devices import kinds
 from specframe.models.loading import pick_device
-from specframe.observe.watch import Watcher
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "ragged": {},
@@ -61,7 +61,7 @@ class Round:
     """Whether its rows are those of the round before."""
 
 
-class Meter(Watcher):
+class Meter(Observer):
     """Takes the traffic of each round from a counter of events."""
 
     def __init__(self, events: Counter[Any]) -> None:

@@ -28,10 +28,10 @@ from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
 from specframe.forward import unpadded
 from specframe.models.loading import pick_device, pick_dtype
-from specframe.observe.watch import Watcher
 
 LENGTH = 5
 """Draft tokens of a row that drafts as much as it may."""
@@ -57,7 +57,7 @@ class Stairs:
         """Nothing to learn."""
 
 
-class Verifying(Watcher):
+class Verifying(Observer):
     """Adds up the time in which the target verifies drafts."""
 
     def __init__(self, device: torch.device) -> None:

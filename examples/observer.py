@@ -2,10 +2,10 @@
 
 from specframe import Pipeline
 from specframe.contracts.reports import RoundReport
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 
 
-class Printer(Watcher):
+class Printer(Observer):
     """Prints a line per round."""
 
     def round(self, report: RoundReport) -> None:

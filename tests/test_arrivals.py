@@ -13,14 +13,14 @@ from specframe_testing.fakes import fake_draft, fake_target
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
 from specframe.engine.arrivals import HandClock
 from specframe.engine.pool import Pool
 from specframe.errors import OptionError
 from specframe.observe import stopwatch
-from specframe.observe.watch import Watcher
 
 
-class Seconds(Watcher):
+class Seconds(Observer):
     """A clock on which every forward pass of the target takes one second, and a record of who was read when."""
 
     def __init__(self) -> None:

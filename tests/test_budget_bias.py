@@ -20,8 +20,8 @@ from test_distribution import DRAFT, LEAST, Cell, judged, small
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
-from specframe.observe.watch import Watcher
 
 SAMPLES = 2000
 """Sequences per prompt: with so many the p-values of budgets that look past the first drop are below 1e-10."""
@@ -81,7 +81,7 @@ def test_the_first_drop_is_where_to_stop(rule: str, peeks: bool, monkeypatch: py
     assert (value < LEAST**2) if peeks else (value > LEAST)
 
 
-class Lengths(Watcher):
+class Lengths(Observer):
     """Notes the numbers of tokens that rows drafted."""
 
     def __init__(self) -> None:

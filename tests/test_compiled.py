@@ -12,11 +12,11 @@ import pytest
 import torch
 from specframe_testing import harness, zoo
 
+from specframe.contracts.roles import Observer
 from specframe.errors import ModelError, SpecframeWarning
 from specframe.forward import compiled, runner
 from specframe.forward.model_trials import SelfTests
 from specframe.forward.runner import ModelRunner
-from specframe.observe.watch import Watcher
 
 COMPILED = pytest.mark.filterwarnings("error:.*layers are not compiled")
 """A test of layers that have to be compiled: eager ones have the same tokens."""
@@ -171,7 +171,7 @@ def test_compiling_is_no_time_of_decoding(graphs: list[Any], monkeypatch: pytest
         seen.append("compiler")
         raise RuntimeError("no compiler\nmore of it")
 
-    class Stages(Watcher):
+    class Stages(Observer):
         def enter(self, stage: str) -> None:
             seen.append(stage)
 

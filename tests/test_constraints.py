@@ -27,11 +27,11 @@ from specframe.cli import cli
 from specframe.contracts.constraints import Drafted, pack_masks
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
+from specframe.contracts.roles import Observer
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.engine.guards.roles import guard
 from specframe.errors import ContractError, OptionError, PromptError, UnknownNameError
-from specframe.observe.watch import Watcher
 from specframe.plugins.registry import add_entry, registry
 from specframe.reference import reference_decode
 from specframe.text.constraints import NONE_ALLOWED, unpack_masks
@@ -247,7 +247,7 @@ def test_samples_start_anew() -> None:
     assert len({tuple(one) for one in together}) > 1
 
 
-class Drafts(Watcher):
+class Drafts(Observer):
     """Collects the draft tokens that rows were judged by."""
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ from specframe_testing import fakes
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget
+from specframe.contracts.roles import Observer
 from specframe.errors import OptionError
-from specframe.observe.watch import Watcher
 from specframe.plugins.entries import OTHERS, ROLES
 from specframe.plugins.protocols import METHOD, PROPERTY, PROTOCOLS, fault, members, require_members
 from specframe.plugins.registry import registry
@@ -49,7 +49,7 @@ def test_members_are_those_of_the_protocol() -> None:
 def test_an_object_with_all_members_is_taken(kind: str) -> None:
     """Nothing is said of an object that has everything, nor of what the built-in plugins register and needs no option."""
     assert fault(kind, complete(kind)) is None
-    assert fault("observer", Watcher()) is None
+    assert fault("observer", type("Quiet", (Observer,), {})()) is None
     registered = registry().of(kind) if kind in {*ROLES, *OTHERS} else []
     made = [registry().make(kind, one.name) for one in registered if REQUIRED not in one.signature.options.values()]
     assert [fault(kind, one) for one in made] == [None] * len(made)
@@ -89,7 +89,7 @@ def test_what_is_no_strategy_at_all_is_shown(kind: str, given: object) -> None:
 @pytest.mark.wide
 def test_a_class_is_not_an_object_of_it() -> None:
     """A strategy's class, given where an object is expected, is named as such."""
-    assert str(fault("observer", Watcher)).endswith("got the class Watcher and not an object of it")
+    assert str(fault("observer", Observer)).endswith("got the class Observer and not an object of it")
 
 
 OLD_DRAFTER = type(

@@ -14,6 +14,7 @@ from specframe_testing import fakes, harness
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
@@ -22,7 +23,6 @@ from specframe.engine.local_executor import Local
 from specframe.engine.parts import parts_of
 from specframe.engine.results import Results
 from specframe.errors import ContractError, PromptError
-from specframe.observe.watch import Watcher
 from specframe.plugins.recipe import Recipe
 from specframe.text.generation import Settings
 from specframe.text.sampling import Sampling
@@ -247,7 +247,7 @@ def test_requests_without_speculation(align: str, accept: str) -> None:
     """Nothing is drafted for requests that ask for no speculation; they and the others are exact in one batch."""
     drafted: dict[int, int] = {}
 
-    class Drafted(Watcher):
+    class Drafted(Observer):
         def round(self, report: RoundReport) -> None:
             for sequence, count in zip(report.sequences, report.drafted.tolist(), strict=True):
                 drafted[sequence.request.index] = drafted.get(sequence.request.index, 0) + count

@@ -14,9 +14,9 @@ from planting import FAULTS, WRONG, Acting, assert_once, collected, opened, rais
 from specframe_testing import fakes, harness, paged, suite_device, zoo
 
 from specframe.contracts.requests import Result
+from specframe.contracts.roles import Observer
 from specframe.engine.results import in_order
 from specframe.errors import ContractError
-from specframe.observe.watch import Watcher
 from specframe.plugins.protocols import members
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
@@ -26,6 +26,10 @@ DRAFT = fakes.fake_draft(TARGET)
 ASKED = harness.requests(harness.random_prompts((5, 1, 3), 61), [4, 7, 3])
 PIPE = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=2)
 WANTED = wanted(TARGET, ASKED)
+
+
+class Quiet(Observer):
+    """Does nothing."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +44,13 @@ def _frozen() -> Iterator[None]:
 @pytest.mark.parametrize("member", [one for one in members("observer") if one != "spent"])  # told of other processes
 def test_an_observer_that_raises_is_heard_after_the_results(member: str) -> None:
     """Whoever gave an observer hears its own error, no strategy is blamed, and no result is lost."""
-    counting = Acting(Watcher(), member, 0, raising("error"))
+    counting = Acting(Quiet(), member, 0, raising("error"))
     stepped(opened(PIPE, ASKED, observers=[counting]))
     every = range(1, counting.calls + 1)  # stages that end a round are few among those that end
     for at in every if member == "leave" else turns(counting.calls):
         for fault in ("error", "exit"):
             engine, ended = (
-                opened(PIPE, ASKED, observers=[Acting(Watcher(), member, at, raising(fault))]),
+                opened(PIPE, ASKED, observers=[Acting(Quiet(), member, at, raising(fault))]),
                 dict[int, list[int]](),
             )
             heard = list[BaseException]()

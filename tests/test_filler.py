@@ -11,9 +11,10 @@ from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Block, Budget
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
 from specframe.observe.filler_counts import Filler
-from specframe.observe.watch import Watch, Watcher
+from specframe.observe.watch import Watch
 from specframe.pipeline import Pipeline
 
 LENGTHS = (4, 10, 7)
@@ -76,7 +77,7 @@ def test_what_a_drafter_counts_on_the_device() -> None:
     assert pipe.report.num_draft_tokens == sum(int(one.report.drafted.sum()) for one in feeds.decoding)
 
 
-class Told(Watcher):
+class Told(Observer):
     """Keeps what is told of tokens."""
 
     def __init__(self) -> None:
@@ -136,8 +137,8 @@ def test_a_recorded_bucket() -> None:
 def test_who_asks_for_nothing_is_told_nothing() -> None:
     """An observer that inherits the member is not called."""
 
-    class Asks(Watcher):
+    class Asks(Observer):
         def fed(self, model: str, real: int, computed: int) -> None: ...
 
     asks = Asks()
-    assert Watch([asks, Watcher()])._fed == [asks]
+    assert Watch([asks, type("Quiet", (Observer,), {})()])._fed == [asks]

@@ -12,11 +12,11 @@ from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, zoo
 
+from specframe.contracts.roles import Observer
 from specframe.engine import memory_limits
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ContractError, ModelError
-from specframe.observe.watch import Watcher
 from specframe.text.sampling import Sampling
 
 TARGET = zoo.build("qwen3")
@@ -128,7 +128,7 @@ def test_not_enough_for_one_row_is_one_sentence() -> None:
         list(pipe.generate(PROMPTS[:2], 4))
 
 
-class Greedy(Watcher):
+class Greedy(Observer):
     """An observer that needs more memory than there is, in one of its members and from one round on."""
 
     def __init__(self, member: str, finished: bool) -> None:

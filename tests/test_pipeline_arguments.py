@@ -13,9 +13,9 @@ import torch
 from specframe_testing import fakes, zoo
 
 import specframe
+from specframe.contracts.roles import Observer
 from specframe.engine.requests import Asked
 from specframe.errors import SpecframeError
-from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Parameters
 
@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "dtype": (5, None, Unreadable(), "float", "int8"),
     "seed": (None, 1.5, "a", -1, 2**64, 10**30, True),
     "tokenizer": (5, "tiny", object(), len),
-    "observers": (5, torch.tensor(1), None, "x", [5], [Watcher], [types.SimpleNamespace(round=len)], {}),
+    "observers": (5, torch.tensor(1), None, "x", [5], [Observer], [types.SimpleNamespace(round=len)], {}),
     "check": (1, None, "yes"),
     "attention": (None, 5, "sdpa", Unreadable()),
     "graphs": (None, True, "yes"),
@@ -157,6 +157,8 @@ def test_every_seed_in_range_draws(seed: int) -> None:
 @pytest.mark.wide
 def test_what_is_right_is_taken() -> None:
     """Arrays of moments, tokenizers, observers in a tuple and objects of a class of their own are no faults."""
-    pipe = Pipeline(TARGET, DRAFT, tokenizer=TOKENIZER, observers=(Watcher(),), draft_length="2", check=True)
+    pipe = Pipeline(
+        TARGET, DRAFT, tokenizer=TOKENIZER, observers=(type("Quiet", (Observer,), {})(),), draft_length="2", check=True
+    )
     results = list(pipe.generate(["001;", [2]], 4, arrivals=np.array([0.0, 0.5]), sort=True))
     assert [result.error for result in results] == [None, None]

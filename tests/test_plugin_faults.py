@@ -25,12 +25,12 @@ from specframe_testing import conformance, fakes, harness
 from specframe.cli import cli
 from specframe.contracts.cache import Dense
 from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
 from specframe.engine import error_words
 from specframe.engine.guards import roles
 from specframe.engine.guards.base import RUNNING, longest_running
 from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
-from specframe.observe.watch import Watcher
 from specframe.plugins.compose import OPTIONS
 from specframe.plugins.entries import OTHERS, ROLES
 from specframe.plugins.registry import Registry, add_entry, registry
@@ -401,7 +401,7 @@ def test_what_is_no_factory_is_told_when_it_is_used(role: str, known: Registry) 
 @pytest.mark.parametrize("member", ["enter", "leave", "forward", "round"])
 def test_a_broken_observer_of_a_plugin_is_dropped(member: str, known: Registry) -> None:
     """The run goes on, with one warning that names the observer and its distribution, and its tokens are right."""
-    loud = type("Loud", (Watcher,), {member: lambda self, *_: 1 / 0})
+    loud = type("Loud", (Observer,), {member: lambda self, *_: 1 / 0})
     add_entry(known, "faulty-dist", "observer", "loud", loud)
     asked = harness.requests(harness.random_prompts([5, 9], 61), 9)
     with pytest.warns(SpecframeWarning) as warned:

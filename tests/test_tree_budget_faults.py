@@ -20,7 +20,7 @@ from specframe_testing import fakes, harness
 from specframe_tiny import FOLDER
 
 from specframe.contracts.reports import RoundReport
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 from specframe.pipeline import Pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
@@ -51,7 +51,7 @@ POINTS = (
 """Members that fail: the role that is told, its field of a composition, and the name."""
 
 
-class Seconds(Watcher):
+class Seconds(Observer):
     """A clock by which forwards take what tokens take, so that what ``goodput`` measures is the same on every machine."""
 
     def __init__(self) -> None:

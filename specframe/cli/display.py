@@ -26,7 +26,7 @@ from specframe.cli.results import Record
 from specframe.cli.tables import per_second, show_table
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 from specframe.text.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def progress_bar(console: Console, hidden: bool) -> Progress:
     )
 
 
-class Display(Watcher):
+class Display(Observer):
     """Shows completions on standard output as they finish, and a progress bar on standard error if that is a terminal.
 
     The display is an observer: the bar moves with every round.

@@ -202,25 +202,33 @@ class CalibratedPolicy(BudgetPolicy, Protocol):
 
 
 class Observer(Protocol):
-    """Watches a run. Subclass :class:`specframe.observe.watch.Watcher` to implement only some of these."""
+    """Watches a run. A subclass has the methods it needs: those here do nothing, and are not called."""
+
+    # each returns: of methods without a statement, type checkers would ask a subclass for all
 
     def enter(self, stage: str) -> None:
         """Called when a stage begins."""
+        return
 
     def leave(self, stage: str) -> None:
         """Called when a stage ends."""
+        return
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
         """Called for each forward pass of ``model``, "target" or "draft"."""
+        return
 
     def fed(self, model: str, real: int, computed: int) -> None:
         """Called after forwards of ``model`` that have computed so many tokens, of which ``real`` were no filler."""
+        return
 
     def spent(self, stages: Mapping[str, float]) -> None:
         """Called with seconds of stages that passed in other processes, before the round is told that they belong to."""
+        return
 
     def round(self, report: RoundReport) -> None:
         """Called after each round."""
+        return
 
 
 class Checks(Observer, Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from specframe.contracts.reports import RoundReport
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 
 
-class Filler(Watcher):
+class Filler(Observer):
     """Counts the tokens that each model computes, and those of them that are real."""
 
     def __init__(self) -> None:

@@ -12,11 +12,11 @@ import torch
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Logprobs as Values
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import constant
 from specframe.devices.memory import with_room
-from specframe.observe.watch import Watcher
 
 
 @attrs.frozen(eq=False)
@@ -28,7 +28,7 @@ class _Part:
     top_ids_TN: torch.Tensor
 
 
-class Logprobs(Watcher):
+class Logprobs(Observer):
     """Observer that keeps log-probabilities for the sequences that ask for them.
 
     They stay on the device until their sequence ends or is streamed, so that a round needs no further synchronisation. Where the

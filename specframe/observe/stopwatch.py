@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 import torch
 
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.devices import kinds
 from specframe.devices.kinds import Event
-from specframe.observe.watch import Watcher
 
 REMOTE = "remote"
 """The stage in which other processes decode, and this one waits for them. Their own stages are told of."""
 
 
-class Stopwatch(Watcher):
+class Stopwatch(Observer):
     """Seconds per stage, and of all rounds together.
 
     On a device with events, such as CUDA, a mark is one. The time between two events is the device's own time; it is read after

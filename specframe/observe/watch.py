@@ -119,27 +119,5 @@ class Watch:
 
 
 def hears(observer: Observer, member: str) -> bool:
-    """Return whether an observer has a member of its own, and not the one of :class:`Watcher` that does nothing."""
-    return getattr(getattr(observer, member), "__func__", None) is not getattr(Watcher, member)
-
-
-class Watcher:
-    """An observer that does nothing. Subclass it and override the methods you need."""
-
-    def enter(self, stage: str) -> None:
-        """Called when a stage begins."""
-
-    def leave(self, stage: str) -> None:
-        """Called when a stage ends."""
-
-    def forward(self, model: str, rows: int, tokens: int) -> None:
-        """Called for each forward pass of ``model``, "target" or "draft"."""
-
-    def fed(self, model: str, real: int, computed: int) -> None:
-        """Called after forwards of ``model`` that have computed so many tokens, of which ``real`` were no filler."""
-
-    def spent(self, stages: Mapping[str, float]) -> None:
-        """Called with seconds of stages that passed in other processes."""
-
-    def round(self, report: RoundReport) -> None:
-        """Called after each round."""
+    """Return whether an observer has a member of its own, and not that of the protocol, which does nothing."""
+    return getattr(getattr(observer, member), "__func__", None) is not getattr(Observer, member)

@@ -20,8 +20,8 @@ from specframe_testing.heads import checkpoints
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
 from specframe.errors import CompositionError, ModelError, OptionError
-from specframe.observe.watch import Watcher
 from specframe.text.sampling import Sampling
 
 ALIGNS = ("ragged", "eqspec", "exspec", "rollback")
@@ -46,7 +46,7 @@ class Helped(Eagle):
         return token_B1, logits
 
 
-class Drafts(Watcher):
+class Drafts(Observer):
     """Keeps every draft, by the request and the row's length before it."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ def test_chains_are_drawn_where_the_rule_compares(accept: str, tmp_path: Path) -
     """Rules that compare distributions get the logits that tokens were drawn by, over the target's vocabulary."""
     target, seen = zoo.build("qwen3"), []
 
-    class Seen(Watcher):
+    class Seen(Observer):
         def round(self, report: RoundReport) -> None:
             seen.append(report.draft)
 

@@ -21,10 +21,10 @@ from specframe import Pipeline, Sampling
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk, Request, Result
+from specframe.contracts.roles import Observer
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ModelError, PromptError
-from specframe.observe.watch import Watcher
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -48,7 +48,7 @@ class Sizes:
         return Footprint(total, {"all": total}, 0)
 
 
-class Within(Watcher):
+class Within(Observer):
     """Asserts that every round is within the step that the run was last opened with."""
 
     nbytes: int

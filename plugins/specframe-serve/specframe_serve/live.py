@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from specframe.contracts.reports import RoundReport
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 from specframe.text.stopping import text_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SHOWN = ("request", "length", "accepted", "rejected", "drafted", "stood", "resti
 """What the page is told of a row."""
 
 
-class Live(Watcher):
+class Live(Observer):
     """Keeps what the page shows. Drafts are copied from the device only while somebody looks: the copy is a wait.
 
     Args:

@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import FinishReason
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 """Bounds of the buckets of latencies in seconds: from a token of a small model to a long answer of a large one."""
 
 
-class Metrics(Watcher):
+class Metrics(Observer):
     """Counts rounds, in the engine's thread, and requests, in the server's.
 
     Args:

@@ -15,8 +15,8 @@ from specframe_serve.service import STOPS, BusyError, Job, Service, StoppedError
 from specframe_testing import fakes, harness
 
 from specframe.contracts.requests import Chunk, Result
+from specframe.contracts.roles import Observer
 from specframe.engine.engine import Engine
-from specframe.observe.watch import Watcher
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -301,7 +301,7 @@ def test_more_sequences_than_may_wait_are_refused_on_an_idle_service_too(serving
     service.submit([Client(samples=4).job])
 
 
-class Loud(Watcher):
+class Loud(Observer):
     """An observer that raises in the first round that ends a sequence."""
 
     quiet = False

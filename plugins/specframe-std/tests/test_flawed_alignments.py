@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
 from specframe.errors import CompositionError, OptionError
-from specframe.observe.watch import Watcher
 from specframe.plugins.registry import registry
 
 FIXED = ("masking,positions=content", "padding,mask=content,positions=content,bonus=target")
@@ -92,7 +92,7 @@ def test_an_unknown_fix_is_refused(align: str, says: str) -> None:
         registry().make("alignment", align)
 
 
-class Gains(Watcher):
+class Gains(Observer):
     """Keeps what the rows of each round gained, and what was drafted."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 from specframe_testing import fakes, harness
 from specframe_testing.conformance import DraftLengthPolicySuite
 
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 
 
 @pytest.mark.wide(but=["test_equals_reference[default]", "test_any_acceptance[by-row]"])
@@ -311,7 +311,7 @@ def test_time_between_rounds_says_nothing() -> None:
     assert length == policy.maximum.depth
 
 
-class Drafts(Watcher):
+class Drafts(Observer):
     """An observer that keeps what was drafted for each row, with the number of the row's tokens it followed."""
 
     def __init__(self) -> None:

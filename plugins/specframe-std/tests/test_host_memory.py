@@ -17,12 +17,12 @@ from specframe_testing.device.rounds import watched_rounds
 
 from specframe.contracts.cache import KVShape
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.devices import kinds
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import SpecframeError
-from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
@@ -49,7 +49,7 @@ def stores(monkeypatch: pytest.MonkeyPatch) -> list[PagedStore]:
     return opened
 
 
-class Fed(Watcher):
+class Fed(Observer):
     """Counts the tokens that the target is fed."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ def test_layers_with_states_are_read_again() -> None:
 # ---- whose copies stay, and for how long -------------------------------------------------------------------------------
 
 
-def begun(kv: str, *observers: Watcher, steps: int = 6) -> Engine:
+def begun(kv: str, *observers: Observer, steps: int = 6) -> Engine:
     """Return an engine that decodes four sequences."""
     pipe = pipeline(kv)
     engine = Engine(pipe.recipe, pipe.parts, observers, HandClock(), pipe.executor)

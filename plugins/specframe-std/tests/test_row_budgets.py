@@ -22,8 +22,8 @@ from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
 
 from specframe.contracts.drafts import Budget
+from specframe.contracts.roles import Observer
 from specframe.errors import ContractError
-from specframe.observe.watch import Watcher
 
 
 @pytest.mark.wide(but=["test_equals_reference[default]"])
@@ -131,7 +131,7 @@ class TestImplicit(DraftLengthPolicySuite):
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 
 
-class Ended(Watcher):
+class Ended(Observer):
     """Counts drafts that were ended before the budget says, and rows of unequal drafts."""
 
     def __init__(self, most: int) -> None:
@@ -200,7 +200,7 @@ class Stopping:
         """Nothing to learn."""
 
 
-class Drafted(Watcher):
+class Drafted(Observer):
     """Keeps what every row drafted."""
 
     def __init__(self) -> None:

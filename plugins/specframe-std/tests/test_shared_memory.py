@@ -20,11 +20,11 @@ from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.cache import KVShape, rounding
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence, State
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ModelError, OptionError, SpecframeError
-from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 from specframe.value_checks import byte_count
@@ -286,7 +286,7 @@ def test_a_row_costs_what_it_uses(poison: list[PooledStore]) -> None:
     for kv, most in (("paged,block=4", 1.2), ("pool", 1.8)):
         slots = list[tuple[int, int]]()
 
-        class Noted(Watcher):
+        class Noted(Observer):
             def round(self, report: Any) -> None:
                 if not report.prefill and report.number < 8:
                     slots.append((poison[-2].reserved(), int(report.lengths.sum())))  # noqa: B023

@@ -10,15 +10,15 @@ import pytest
 from specframe_testing import fakes, harness
 
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.errors import OptionError
-from specframe.observe.watch import Watcher
 from specframe.plugins.registry import registry
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts([5, 1, 9, 3] * 8, 61)
 
 
-class Acceptance(Watcher):
+class Acceptance(Observer):
     """Keeps the accepted tokens of every row and round that could use a whole draft."""
 
     def __init__(self, draft_length: int) -> None:

@@ -17,7 +17,7 @@ from specframe_testing import fakes, harness
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 from specframe.pipeline import Pipeline
 
 TARGET = fakes.fake_target()
@@ -26,7 +26,7 @@ ASKED = harness.requests(harness.random_prompts((3, 9, 5, 7), TARGET.config.voca
 TREES = ("model,tree=dynamic,nodes=12", "model,tree=static,nodes=12", "model,branch=3/2/1")
 
 
-class Drafted(Watcher):
+class Drafted(Observer):
     """Notes the most nodes and levels of the rounds' drafts, and whether rows had unequal ones."""
 
     def __init__(self) -> None:

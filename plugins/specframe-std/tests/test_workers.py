@@ -26,11 +26,12 @@ from specframe_testing.constraints import DigitSum
 from workers_objects import After, Failing, Raising, Tiring, Twigs
 
 from specframe.contracts.requests import Request, SequenceMetrics
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
 from specframe.engine.arrivals import HandClock
 from specframe.errors import ContractError, InvariantError, OptionError, SpecframeWarning, UnknownNameError
-from specframe.observe.watch import Watch, Watcher
+from specframe.observe.watch import Watch
 from specframe.pipeline import Pipeline
 from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
@@ -144,7 +145,7 @@ def test_figures_are_those_of_all_workers(pipes: tuple[Pipeline, Pipeline]) -> N
 def test_observers_are_told_of_every_round(local: Workers) -> None:
     """An observer of this process, which could not be pickled, sees all tokens and forwards."""
 
-    class Seen(Watcher):
+    class Seen(Observer):
         def __init__(self) -> None:
             self.tokens, self.models = 0, set[str]()
             self.real = self.expected = self.filler = 0
@@ -477,7 +478,7 @@ def test_aborts_reach_the_worker_that_decodes_and_what_waits_is_never_dealt() ->
     assert [[ticket for ticket, _ in one.requests] for one in sent] == [[4]]
 
 
-class Loud(Watcher):
+class Loud(Observer):
     """An observer that raises at the end of a round, or of a stage."""
 
     def __init__(self, member: str) -> None:

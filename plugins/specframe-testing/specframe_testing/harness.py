@@ -20,11 +20,12 @@ from transformers import PreTrainedModel
 from specframe.contracts.cache import Rounding, rounding
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
+from specframe.contracts.roles import Observer
 from specframe.engine.pool import Pool
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.models.loading import pick_device
-from specframe.observe.watch import Watch, Watcher
+from specframe.observe.watch import Watch
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import Recipe
@@ -223,7 +224,7 @@ class Round:
         return len(self.report.sequences)
 
 
-class Feeds(Watcher):
+class Feeds(Observer):
     """Records what each round fed to the target and to the draft model."""
 
     def __init__(self) -> None:

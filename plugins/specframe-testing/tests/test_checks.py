@@ -24,9 +24,9 @@ from specframe.caches.slab import SlabStore
 from specframe.contracts.cache import Dense, KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch, Kept
 from specframe.errors import InvariantError
-from specframe.observe.watch import Watcher
 from specframe.plugins.hookspecs import Register
 from specframe.plugins.registry import offer, registry
 
@@ -306,7 +306,7 @@ def test_a_model_that_is_called_during_a_round_attends_as_ever(name: str) -> Non
     model, ids_BT = architectures.build(name), torch.tensor(PROMPTS[:1])
     found: list[torch.Tensor] = []
 
-    class Calling(Watcher):
+    class Calling(Observer):
         """Calls the model as it is before each of its forwards."""
 
         def forward(self, role: str, rows: int, tokens: int) -> None:

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 from specframe import Pipeline
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.models import pairs
-from specframe.observe.watch import Watcher
 from specframe.reference import reference_decode
 
 THERE = [kind for kind in HEADS if (FOLDER / "heads" / kind).is_dir()]
@@ -84,7 +84,7 @@ def test_a_head_decodes_exactly(kind: str, options: str, align: str, target: Any
     assert pipe.report.mean_acceptance_length > 1.2
 
 
-class Odd(Watcher):
+class Odd(Observer):
     """Counts the drafted tokens, and those of them that are odd."""
 
     def __init__(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from specframe.contracts.reports import RoundReport
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 
 
-class Positions(Watcher):
+class Positions(Observer):
     """Counts drafted and accepted tokens for every place in the draft."""
 
     drafted = accepted = np.zeros(0, dtype=np.int64)
@@ -28,7 +28,7 @@ class Positions(Watcher):
         self.accepted[:count] += (report.accepted[:, None] > places).sum(0)
 
 
-class Branches(Watcher):
+class Branches(Observer):
     """Counts, for every depth and branch of trees, the rows whose accepted path reached it, and those where it stood.
 
     Branch r of a depth is the r-th child, from 0, of the node that stood above. A path reaches it where that node has such a child,
@@ -68,7 +68,7 @@ class Branches(Watcher):
         return [[depth, rank + 1, *count] for (depth, rank), count in sorted(self.counts.items())]
 
 
-class Waits(Watcher):
+class Waits(Observer):
     """Records the most rounds that a sequence waited between two of its rounds."""
 
     longest = 0

@@ -14,9 +14,8 @@ from specframe_memory.hollow_parts import hollow_engine, named_parts
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
-from specframe.contracts.roles import BudgetPolicy
+from specframe.contracts.roles import BudgetPolicy, Observer
 from specframe.errors import ModelError, SpecframeError, sentence
-from specframe.observe.watch import Watcher
 from specframe.plugins.recipe import Recipe, own_budget
 from specframe_lab.prediction.counted_products import Products
 from specframe_lab.prediction.forwards import Drafting
@@ -78,7 +77,7 @@ class CountedDrafts:
         return report, counter.products
 
 
-class Counter(Watcher):
+class Counter(Observer):
     """Counts the products of drafts, while it is told to."""
 
     def __init__(self) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from specframe.contracts.roles import Observer
 from specframe.engine.arrivals import HandClock
-from specframe.observe.watch import Watcher
 
 ONE_SECOND = {"target": 1.0}
 """Seconds of a pass by model: one of the target takes a second, one of the draft model none. On a device that a pass keeps busy
 with reading weights, passes take the same time whatever they hold."""
 
 
-class PassClock(HandClock, Watcher):
+class PassClock(HandClock, Observer):
     """A clock that advances by a fixed time with every forward pass. It is an observer of the run that it times.
 
     Args:

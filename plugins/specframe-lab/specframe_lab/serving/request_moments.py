@@ -10,7 +10,7 @@ import attrs
 from specframe.contracts.engine import Clock
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 
 Key = tuple[int, int]
 
@@ -32,7 +32,7 @@ class Served:
     """Tokens of each chunk."""
 
 
-class Moments(Watcher):
+class Moments(Observer):
     """An observer that keeps the moments of a run's requests, in ``served`` by index and sample."""
 
     def __init__(self, clock: Clock) -> None:

@@ -17,7 +17,6 @@ from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.errors import OptionError
-from specframe.observe.watch import Watcher
 from specframe.value_checks import Wrapper
 from specframe_lab.serving.request_moments import Key, Moments
 
@@ -45,7 +44,7 @@ class Service(Wrapper):
     def open(self, recipe: Any, parts: Any, observers: Rows[Observer], clock: Clock) -> Engine:
         """Return an engine without requests, with a client before it."""
         clock = self._make_clock() if self._make_clock else clock
-        clocks = [clock] if isinstance(clock, Watcher) and clock not in observers else []
+        clocks = [clock] if hasattr(clock, "round") and clock not in observers else []
         self.moments = Moments(clock)
         engine = self.__wrapped__.open(recipe, parts, [*clocks, *observers, self.moments], clock)
         return Client(engine, self.moments, self._most)

@@ -20,12 +20,11 @@ from specframe.contracts.constraints import paths
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
-from specframe.contracts.roles import Alignment
+from specframe.contracts.roles import Alignment, Observer
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.cached import CachedModel
 from specframe.forward.run import Run
 from specframe.forward.transformers_model import attention_windows
-from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -68,7 +67,7 @@ class _Pass:
         return self.rows.index(prompt) if prompt in self.rows else None
 
 
-class Trace(Watcher, Listener):
+class Trace(Observer, Listener):
     """Records one run."""
 
     def __init__(self) -> None:

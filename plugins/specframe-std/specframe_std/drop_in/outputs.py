@@ -11,9 +11,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Result
+from specframe.contracts.roles import Observer
 from specframe.devices.memory import with_room
 from specframe.observe.logprobs import concatenate
-from specframe.observe.watch import Watcher
 from specframe_std.drop_in.call import Call
 from specframe_std.drop_in.model_outputs import asks_outputs, read_outputs
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig
 
 
-class StepOutputs(Watcher):
+class StepOutputs(Observer):
     """Observer that keeps the target's logits and scores of every generated token, if ``generate`` was asked for them."""
 
     def __init__(self, config: GenerationConfig) -> None:

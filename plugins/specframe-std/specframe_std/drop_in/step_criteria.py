@@ -10,7 +10,7 @@ import torch
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Result
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 from specframe_std.drop_in.call import Call
 from specframe_std.drop_in.outputs import StepOutputs
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specframe_std.drop_in.streams import Sink
 
 
-class StepCriteria(Watcher):
+class StepCriteria(Observer):
     """Observer that calls a call's criteria step by step, and passes each step on to the streamers.
 
     With drafts, some rows gain tokens faster than others. A step is complete when each row that has not ended has a token for it.

@@ -12,8 +12,8 @@ from transformers import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.errors import OptionError
-from specframe.observe.watch import Watcher
 from specframe_std.drop_in.call import Call
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def sink_of(given: BaseStreamer | list[BaseStreamer] | None, call: Call) -> Sink
     return PerRow(streamers, call.input_ids)
 
 
-class Sink(Watcher):
+class Sink(Observer):
     """Passes tokens to streamers: as an observer if tokens are drafted, as a streamer if transformers decodes."""
 
     def round(self, report: RoundReport) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import zlib
 
 from specframe.contracts.reports import RoundReport
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 from specframe_std.executors.ranks import Ranks
 
 
-class Compared(Watcher):
+class Compared(Observer):
     """Has the tokens of every round compared, and the order in which requests finish.
 
     Args:

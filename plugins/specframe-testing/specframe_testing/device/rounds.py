@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import attrs
 
 from specframe.contracts.reports import RoundReport
-from specframe.observe.watch import Watcher
+from specframe.contracts.roles import Observer
 from specframe_testing.device.counters import COPY, COUNTERS, WAIT, Event, count
 
 
@@ -37,7 +37,7 @@ class Traffic:
         return "\n".join([f"round {self.report.number}: {self.waits} waits, {self.copies} copies", *found])
 
 
-class Rounds(Watcher):
+class Rounds(Observer):
     """An observer that keeps the traffic of every round."""
 
     def __init__(self, events: Counter[Event]) -> None:

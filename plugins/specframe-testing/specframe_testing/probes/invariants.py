@@ -24,16 +24,16 @@ import numpy as np
 
 from specframe.contracts.drafts import Draft, Scores, Transfer, Verdict, along
 from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.run import Run
-from specframe.observe.watch import Watcher
 from specframe.plugins.compose import Composition
 from specframe_testing.probes.checked_run import CheckedRun
 from specframe_testing.probes.sequence_records import Accounts
 from specframe_testing.probes.tap import Listener, Tap, TappedAlignment
 
 
-class Checks(Accounts, Watcher, Listener):
+class Checks(Accounts, Observer, Listener):
     """The invariant checks of one run; a violation raises :class:`specframe.errors.InvariantError`."""
 
     def around(self, use: Composition) -> Composition:
