@@ -49,7 +49,7 @@ EXAMPLE = re.compile(r"(```\w+\n# ([\w./]+)\n).*?(```\n)", flags=re.DOTALL)
 """A code block that is a file of the example: its first line names the file."""
 PROMISING = ("acceptance rule", "alignment")
 """The roles that the output's being the target's own depends on."""
-LABEL = re.compile(r"^(Called|Argument|Must|Must not): ", flags=re.MULTILINE)
+LABEL = re.compile(r"^(Argument|Must|Must not): ", flags=re.MULTILINE)
 
 OPTIONS = """
 ## Where options come from

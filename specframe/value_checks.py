@@ -141,26 +141,16 @@ def check_annotated(function: Callable[..., Any], given: Mapping[str, Any]) -> N
     Raises:
         OptionError: an argument has another type or is nan.
     """
-    known = plain_annotations(function) if given else {}
-    for name, kinds in known.items():
-        if name in given and not any(of_type(given[name], kind) for kind in kinds):
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters if given else {}
+    except Exception:  # an annotation may name something imported only for type checkers
+        return
+    for name in (one for one in parameters if one in given):
+        asked = parameters[name].annotation
+        kinds = typing.get_args(asked) if isinstance(asked, types.UnionType) else (asked,)
+        if {*kinds} <= {*KINDS, types.NoneType} and not any(of_type(given[name], kind) for kind in kinds):
             words = " or ".join(KINDS[kind] for kind in kinds if kind in KINDS)
             raise OptionError(f"{name}: expected {words}, got {literal(given[name])}")
-
-
-def plain_annotations(function: Callable[..., Any]) -> dict[str, tuple[type, ...]]:
-    """Return the types of each parameter whose annotation names only types of options."""
-    try:
-        parameters = inspect.signature(function, eval_str=True).parameters.values()
-    except Exception:  # an annotation may name something imported only for type checkers
-        return {}
-    found = {p.name: alternatives(p.annotation) for p in parameters}
-    return {name: kinds for name, kinds in found.items() if kinds and set(kinds) <= {*KINDS, types.NoneType}}
-
-
-def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the single type of another annotation."""
-    return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
 
 
 class Wrapper:

@@ -185,7 +185,7 @@ def test_standard_input(pair: list[str]) -> None:
         ("--batch-size", "0", "--batch-size: expected a whole number of at least 1, got '0'"),
         ("--seed", "-1", "--seed: expected a whole number from 0 to 18,446,744,073,709,551,615, got '-1'"),
         ("--align", "exspek", "did you mean 'exspec'?"),
-        ("--kv", "dynamic", "alignment 'ragged' cannot run on KV backend 'dynamic'"),
+        ("--kv", "dynamic", "alignment 'ragged' needs 'scatter' to be offered, and KV backend 'dynamic' does not"),
         ("--logprobs", "99999", f"logprobs: expected at most {len(zoo.CHARACTERS)}, the target's token ids, got 99999"),
     ],
 )

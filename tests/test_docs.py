@@ -172,10 +172,10 @@ def test_every_figure_is_defined() -> None:
 
 @pytest.mark.wide
 def test_every_hook_is_documented() -> None:
-    """Every hook follows the schema: purpose, Called, Argument, Must, Must not; and is in docs/hooks.md."""
+    """Every hook follows the schema: purpose, Argument, Must, Must not; and is in docs/hooks.md."""
     text = (ROOT / "docs/hooks.md").read_text(encoding="utf-8")
     for hook in (hook for hook in vars(hookspecs) if hook.startswith("specframe_")):
         assert f"## {hook}\n" in text
         purpose, _, schema = (inspect.getdoc(getattr(hookspecs, hook)) or "").partition("\n\n")
         assert re.fullmatch(r"Offer .+\.", purpose), hook
-        assert re.fullmatch(r"(?s)Called: .+\nArgument: .+\nMust: .+\nMust not: .+", schema), hook
+        assert re.fullmatch(r"(?s)Argument: .+\nMust: .+\nMust not: .+", schema), hook

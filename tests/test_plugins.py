@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 import types
@@ -298,18 +297,6 @@ def test_every_hook_registers(hook):
         offer(found, plugin(hook, lambda register: register("mine", dict)), "dist")
         assert found.entry(KINDS[hook], "mine").factory is dict
         assert [entry.distribution for entry in found] == ["dist"]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("hook", HOOKS)
-def test_every_hook_is_documented(hook):
-    """Each hook's docstring says what it is for, when it is called, with what, and what it must and must not do."""
-    documentation = inspect.getdoc(getattr(hookspecs, hook))
-    purpose, _, schema = documentation.partition("\n\n")
-    assert purpose.startswith("Offer ")
-    assert purpose.endswith(".")
-    starts = [schema.index(section) for section in ("Called:", "Argument:", "Must:", "Must not:")]
-    assert starts == sorted(starts)
 
 
 def defaults(*given):

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from specframe.errors import CompositionError, OptionError
+from specframe.errors import OptionError
 from specframe.models.pairs import check_location, choose
-from specframe.plugins.compose import OPTIONS, check_fit, is_number
+from specframe.plugins.compose import OPTIONS, is_number
 from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import Registry, check_options, parse_specification, registry
 
@@ -24,7 +24,7 @@ def check_names(options: Mapping[str, Any], anywhere: bool = False) -> None:
         anywhere: whether the command can have any executor; others step engines, in one process.
 
     Raises:
-        SpecframeError: a name is unknown, a strategy lacks an option, or no given alignment can run on any given KV backend.
+        SpecframeError: a name is unknown, or a strategy lacks an option.
     """
     known = registry()
     given = {option: value if isinstance(value, list) else [value] for option, value in options.items()}
@@ -49,13 +49,7 @@ def check_names(options: Mapping[str, Any], anywhere: bool = False) -> None:
         check_location("target", chosen)
         if model is not None:
             check_location("draft", model)
-    check_storage(
-        known, given["align"] if "align" in given else [known.default("alignment")], given.get("kv", [DEFAULTS.kv])
-    )
-    for (
-        kind,
-        text,
-    ) in named:  # last, for a strategy's class, and torch with it, is imported for the names of its options
+    for kind, text in named:  # last, for a strategy's class, and torch with it, is imported for the names of its options
         name, own = parse_specification(text)
         if own:
             check_options(known.entry(kind, name), own)
@@ -68,16 +62,3 @@ def require_steps(known: Registry, executor: str) -> None:
         raise OptionError(
             f"--executor: expected one of one process, such as local, got {executor!r}, which is for `specframe run`"
         )
-
-
-def check_storage(known: Registry, alignments: list[str], backends: list[str | None]) -> None:
-    """Raise :class:`CompositionError` when no alignment can run on any of the KV backends."""
-    faults = []
-    for align, kv in itertools.product(alignments, backends):
-        try:
-            check_fit(known, parse_specification(align)[0], kv and parse_specification(kv)[0])
-        except CompositionError as fault:
-            faults.append(fault)
-        else:
-            return
-    raise faults[0]

@@ -15,14 +15,13 @@ from specframe.engine.encoding import Prompt, as_list, encode_prompt, is_ids, re
 from specframe.engine.parts import Parts
 from specframe.errors import ModelError, OptionError, PromptError, SpecframeWarning, UnknownNameError, literal
 from specframe.models.loading import stop_token_ids
-from specframe.plugins.arguments import seconds
 from specframe.plugins.compose import able
 from specframe.plugins.recipe import MAX_NEW_TOKENS, Recipe, is_auto
 from specframe.plugins.registry import registry
 from specframe.text.generation import Settings, not_done, of_checkpoint
 from specframe.text.sampling import Parameters, Sampling
 from specframe.text.stopping import Criteria, StopStrings
-from specframe.value_checks import entries, flag, whole
+from specframe.value_checks import entries, flag, list_of, number, whole
 
 Samplings = Sampling | Iterable[Sampling] | None
 """Sampling parameters of all prompts, or one for each; None: those of the generation config."""
@@ -71,7 +70,10 @@ class Requests:
                 raise UnknownNameError("argument", name, [*Asked.__annotations__, "max_new_tokens"])
         whole("max_new_tokens", max_new_tokens, 1)
         prompts = as_list(given)
-        moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(seconds(arrivals), len(prompts))
+        moments = [0.0] * len(prompts)
+        if arrivals is not None:
+            seconds = [number("arrivals", moment) for moment in list_of("arrivals", arrivals, "a list of seconds")]
+            moments = checked_arrivals(seconds, len(prompts))
         self.warn_of_settings()
         asked = one_each(sampling, len(prompts), parameters)
         requests: list[Request] = []

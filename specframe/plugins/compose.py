@@ -122,7 +122,7 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
 
     Raises:
         UnknownNameError, OptionError: a name or option that nothing provides.
-        CompositionError: the KV backend cannot do what the alignment needs.
+        CompositionError: a strategy needs what another does not offer.
     """
     recipe = recipe.named(registry)
     alignment: Alignment = strategy(registry, "alignment", recipe.align)
@@ -146,7 +146,6 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
     if recipe.check:
         registry.entry("option", "check")  # before any model is loaded
     use = Composition(**{FIELDS[kind]: one for kind, one in parts.items()}, names=names, numerics=numerics)
-    require_fit(registry, names["alignment"], alignment.needs, names["KV backend"], kv.offers)
     require_views(use, recipe.bitwise)
     require_offers(registry, use)
     return use
@@ -233,14 +232,6 @@ def asked_for(registry: Registry, kind: str, given: Any, own: str, recipe: Recip
     return strategy(registry, kind, own if given is None else given)
 
 
-def check_fit(registry: Registry, align: str, kv: str | None) -> None:
-    """Raise :class:`CompositionError` when an alignment cannot run on a KV backend, both by name, as far as their classes say."""
-    wants = registry.entry("alignment", align).traits
-    kv = kv or wants.kv
-    if kv is not None and (offers := registry.entry("KV backend", kv).traits.offers) is not None:
-        require_fit(registry, align, wants.able("needs"), kv, offers)
-
-
 VIEWS = frozenset({"dense", "paged"})
 """The words for what a KV store hands out."""
 
@@ -273,21 +264,12 @@ def require_offers(registry: Registry, use: Composition) -> None:
             others = [other for other in roles if other != kind] if asked is None else asked
             lacking = [other for other in others if word not in roles[other].offers]
             if lacking and (asked is not None or len(lacking) == len(others)):
-                whom = (
-                    f"{lacking[0]} {use.names[lacking[0]]!r} does not offer it, as {_or(able(registry, lacking[0], {word}))} does"
-                    if asked
-                    else "no other strategy does"
-                )
+                whom = "no other strategy does"
+                if asked:
+                    all_asked = {one for one in roles[kind].needs if lacking[0] in ASKED_OF.get(one, ())}
+                    able_to = _or(able(registry, lacking[0], all_asked))
+                    whom = f"{lacking[0]} {use.names[lacking[0]]!r} does not offer it, as {able_to} does"
                 raise CompositionError(f"{kind} {use.names[kind]!r} needs {word!r} to be offered, and {whom}")
-
-
-def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, provides: Set[str]) -> None:
-    """Raise :class:`CompositionError` when a KV backend lacks what an alignment needs; it names the backends that do not."""
-    if lacking := sorted(requires - provides):
-        raise CompositionError(
-            f"alignment {align!r} cannot run on KV backend {kv!r}: it needs one that can {' and '.join(lacking)}, "
-            f"as {_or(able(registry, 'KV backend', requires))} can"
-        )
 
 
 def is_number(given: Any) -> bool:

@@ -1,10 +1,10 @@
 """Every hook a plugin can implement.
 
-Hooks only *register*: each is called once, when plugins are discovered, with a ``register`` callable. What is registered is
-a plain class, or a reference to one, ``"package.module:Name"``, imported when it is first used or listed. The class says what
-is known of it before it is made. The decoding loop calls plain objects and never dispatches a hook.
+Hooks only *register*: each is called once per process, when plugins are discovered, with a ``register`` callable. What is
+registered is a plain class, or a reference to one, ``"package.module:Name"``, imported when it is first used or listed. The
+class says what is known of it before it is made. The decoding loop calls plain objects and never dispatches a hook.
 
-Each docstring follows one schema: purpose, *Called*, *Argument*, *Must*, *Must not*.
+Each docstring follows one schema: purpose, *Argument*, *Must*, *Must not*.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ RegisterDefaults = Callable[[str, str], None]
 def specframe_register_drafters(register: Register) -> None:
     """Offer drafters: they decide which tokens to propose.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Drafter`.
     Must: propose from its own state and the batch only; keep its cache over rounds.
     Must not: feed a sequence's prefix to its model again; write to the batch.
@@ -43,7 +42,6 @@ def specframe_register_drafters(register: Register) -> None:
 def specframe_register_verifiers(register: Register) -> None:
     """Offer verifiers: they decide how the target scores a draft.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Verifier`.
     Must: return the target's scores after the last token and after every draft token: logits (B, N + 1, V).
     Must not: decide how many tokens are accepted.
@@ -54,7 +52,6 @@ def specframe_register_verifiers(register: Register) -> None:
 def specframe_register_acceptance_rules(register: Register) -> None:
     """Offer acceptance rules: they decide how many draft tokens are accepted, and the bonus token.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.AcceptanceRule`.
     Must: judge on the device, every row on its own; give K + 1 tokens on full acceptance.
     Must not: synchronise host and device; claim ``lossless`` if the output distribution is not the target's.
@@ -65,7 +62,6 @@ def specframe_register_acceptance_rules(register: Register) -> None:
 def specframe_register_alignments(register: Register) -> None:
     """Offer alignments: they decide slots, positions and masks, and what happens to rejected tokens.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.Alignment`.
     Must: derive positions from explicit state; list in ``needs`` the features needed of the KV backend.
     Must not: look for pad ids in tokens; reach into a KV backend's tensors.
@@ -76,7 +72,6 @@ def specframe_register_alignments(register: Register) -> None:
 def specframe_register_schedulers(register: Register) -> None:
     """Offer schedulers: they decide which sequences form the next batch.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Scheduler`.
     Must: serve every sequence within a bounded number of rounds; return None only when nothing is waiting or live.
     Must not: mix sequences that need their prompt read with sequences that are decoding.
@@ -87,7 +82,6 @@ def specframe_register_schedulers(register: Register) -> None:
 def specframe_register_kv_backends(register: Register) -> None:
     """Offer KV backends: they decide how keys and values are stored and handed to the model.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.cache.KVBackend`.
     Must: list in ``offers`` the features of its stores; keep a sequence's keys and values until it has finished.
     Must not: interpret positions; allocate memory in each round if the layout is static.
@@ -98,7 +92,6 @@ def specframe_register_kv_backends(register: Register) -> None:
 def specframe_register_draft_length_policies(register: Register) -> None:
     """Offer draft-length policies: they decide how much to draft in a round.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.BudgetPolicy`.
     Must: return a budget up to its ``maximum``.
     Must not: change the tokens a lossless combination produces.
@@ -109,7 +102,6 @@ def specframe_register_draft_length_policies(register: Register) -> None:
 def specframe_register_attention_backends(register: Register) -> None:
     """Offer attention backends: they decide how queries attend to what a KV store hands out.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.attention.AttentionBackend`.
     Must: offer the views it reads, "dense" or "paged"; give what mask tensors give, up to rounding.
     Must not: synchronise host and device; keep keys and values from one forward for the next.
@@ -120,7 +112,6 @@ def specframe_register_attention_backends(register: Register) -> None:
 def specframe_register_defaults(register: RegisterDefaults) -> None:
     """Offer defaults: they are the strategies, and the model, that are used where a user names none.
 
-    Called: once per process, at discovery.
     Argument: ``register(purpose, specification)``; the purposes are those of :data:`specframe.plugins.entries.PURPOSES`, and the
     specification is a registered name, with or without options, as in ``"name,key=value"``.
     Must: register a strategy that is lossless, where the purpose does not say otherwise.
@@ -132,7 +123,6 @@ def specframe_register_defaults(register: RegisterDefaults) -> None:
 def specframe_register_models(register: RegisterModels) -> None:
     """Offer model aliases and target/drafter pairs.
 
-    Called: once per process, at discovery.
     Argument: ``register(alias, location, target=None)``; location is a directory or a hub id, ``target`` the alias of the
     target this model drafts for.
     Must: use an alias that no other plugin uses.
@@ -144,7 +134,6 @@ def specframe_register_models(register: RegisterModels) -> None:
 def specframe_register_checkpoints(register: Register) -> None:
     """Offer to recognise checkpoints that are no language models, so that ``--drafter DIR`` suffices for them.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, function)``; the function is given a location (a directory, or a hub id) and returns the drafter that
     runs the checkpoint there, as ``name,key=value``, or None where it does not know the checkpoint.
     Must: look at what is on disk only; leave alone whatever transformers reads as a causal language model.
@@ -156,8 +145,8 @@ def specframe_register_checkpoints(register: Register) -> None:
 def specframe_register_observers(register: Register) -> None:
     """Offer observers: they watch a run, round by round.
 
-    Called: once per process, at discovery; every run makes one observer from each factory.
-    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.Observer`.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.Observer`
+    for each run.
     Must: return quickly; treat its arguments as read-only.
     Must not: synchronise host and device.
     """
@@ -167,7 +156,6 @@ def specframe_register_observers(register: Register) -> None:
 def specframe_register_state_kinds(register: Register) -> None:
     """Offer kinds of state: they say how layers without keys and values are cut back to the tokens that stand.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.states.StateKind`. One whose states can
     be had the same to the bit, for ``bitwise``, offers "bitwise", and is a :class:`specframe.contracts.states.BitwiseKind`.
     Must: leave no trace of a token that is not real, or that does not stand; give the outputs that the model's own layer gives.
@@ -179,7 +167,6 @@ def specframe_register_state_kinds(register: Register) -> None:
 def specframe_register_position_kinds(register: Register) -> None:
     """Offer kinds of counted positions: they know models that count the positions of their tokens by themselves.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.positions.PositionKind`.
     Must: tell each token the position that it has in a row of its own, and each key that of its token.
     Must not: change a model; know one that another kind knows.
@@ -190,7 +177,6 @@ def specframe_register_position_kinds(register: Register) -> None:
 def specframe_register_options(register: Register) -> None:
     """Offer what an option of a run asks for that the core does not have, by the option's name.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``, with the name of the option. For "bitwise" the factory makes a
     :class:`specframe.contracts.numerics.Numerics`, for "check" a :class:`specframe.contracts.roles.Checks`, which is made anew
     for every engine. That of "memory" is given the options and the parts of a run, and makes a
@@ -207,7 +193,6 @@ def specframe_register_options(register: Register) -> None:
 def specframe_register_executors(register: Register) -> None:
     """Offer executors: they decide in which processes the models run, and on which devices.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.engine.Executor`. What it can do besides
     it offers: one that decides how models are loaded is a :class:`specframe.contracts.engine.LoadingExecutor`, one of several
     processes that decode the same rows a :class:`specframe.contracts.engine.RankedExecutor`, one that runs models in other
@@ -221,7 +206,6 @@ def specframe_register_executors(register: Register) -> None:
 def specframe_register_constraints(register: Register) -> None:
     """Offer constraints: they decide which tokens may come next.
 
-    Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.constraints.Constraint`.
     Must: give the same masks for the same tokens, whatever the batch and the draft; allow a token after all tokens that it has
     allowed; give a mask also after draft tokens that it has not.
@@ -233,7 +217,6 @@ def specframe_register_constraints(register: Register) -> None:
 def specframe_register_commands(register: Register) -> None:
     """Offer subcommands of the ``specframe`` command.
 
-    Called: once per process, at discovery; specframe's own commands come through this hook too.
     Argument: ``register(name, command)``; the command is a ``click.Command`` or a reference to one, which is imported when the
     command runs or the commands are listed. Commands are listed in the order in which they are registered. A name of two words,
     as "models check", is a command below "models".

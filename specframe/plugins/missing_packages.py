@@ -58,20 +58,3 @@ def is_installed(distribution: str) -> bool:
         return bool(importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:
         return False
-
-
-def why(what: str, distribution: str, fault: str | None, variable: str) -> str:
-    """Return the sentence that says why a part of a distribution is not there.
-
-    Args:
-        what: the part, such as "command 'trace'".
-        distribution: whose part it is.
-        fault: why the distribution was skipped, if it was.
-        variable: the environment variable that leaves plugins out.
-    """
-    part = f"{what} is part of {distribution}"
-    if fault:
-        return f"{part}, which was skipped: {fault}"
-    if is_installed(distribution):
-        return f"{part}, which {variable} leaves out"
-    return f"{part}, which is not installed: pip install {distribution}"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from specframe.errors import OptionError
+from specframe.errors import OptionError, literal
 from specframe.plugins.registry import Registry, registry
-from specframe.value_checks import LARGEST_SEED, byte_count, flag, one_of, whole
+from specframe.value_checks import LARGEST_SEED, byte_count, flag, list_of, one_of, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,15 +75,21 @@ class Recipe:
         Raises:
             OptionError: a value outside of the range that its option accepts.
         """
-        from specframe.plugins import arguments  # it knows protocols, and so torch
+        from specframe.plugins.protocols import require_members  # it knows torch
 
+        observers = list_of("observers", self.observers, "a list of observers")
+        for place, one in enumerate(observers):
+            require_members("observer", one, f"observers[{place}]")
+        if (given := self.tokenizer) is not None and not (callable(given) and callable(getattr(given, "decode", None))):
+            raise OptionError(
+                f"tokenizer: expected a loaded tokenizer, which can be called and can decode, got {literal(given)}"
+            )
         settings = "none" if self.generation_config is None else self.generation_config
-        arguments.tokenizer(self.tokenizer)
         return attrs.evolve(
             self,
             batch_size=whole("batch_size", self.batch_size, 1),
             seed=whole("seed", self.seed, 0, LARGEST_SEED),
-            observers=arguments.observers(self.observers),
+            observers=observers,
             check=flag("check", self.check),
             graphs=one_of("graphs", self.graphs, GRAPHS),
             layers=one_of("layers", self.layers, LAYERS),

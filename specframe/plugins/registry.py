@@ -103,12 +103,7 @@ class Registry:
         return None
 
     def lack(self, kind: str, name: str) -> str | None:
-        """Return why a name of one of specframe's other distributions is not there; None: it is of none.
-
-        Args:
-            kind: a kind of strategy, or "model".
-            name: what was asked for.
-        """
+        """Return why a name of one of specframe's other distributions is not there; None: it is of none."""
         return self.without(f"{kind} {name!r}", missing_packages.NAMES.get(kind, {}).get(name))
 
     def without(self, what: str, distribution: str | None) -> str | None:
@@ -116,7 +111,12 @@ class Registry:
         fault = self.failures.get(distribution or "")
         if distribution is None or (distribution in self.distributions and not fault):
             return None
-        return missing_packages.why(what, distribution, fault, LIMIT_VARIABLE)
+        part = f"{what} is part of {distribution}"
+        if fault:
+            return f"{part}, which was skipped: {fault}"
+        if missing_packages.is_installed(distribution):
+            return f"{part}, which {LIMIT_VARIABLE} leaves out"
+        return f"{part}, which is not installed: pip install {distribution}"
 
     def fail(self, distribution: str, fault: str) -> None:
         """Record a fault of a distribution."""

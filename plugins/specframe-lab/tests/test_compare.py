@@ -268,7 +268,7 @@ def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pyt
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
     result = run(*command(pair, "--dry-run", "--kv", "slab,dynamic"))
     assert result.exit_code == 0, result.stderr
-    assert "left out: align ragged, kv dynamic: alignment 'ragged' cannot run on KV backend 'dynamic'" in result.stderr
+    assert "left out: align ragged, kv dynamic: alignment 'ragged' needs 'scatter' to be offered" in result.stderr
     rows = [tuple(line.split("  ")) for line in result.stdout.partition("\n\n")[0].splitlines()]
     cells = [[part.strip() for part in row if part.strip()] for row in rows]
     assert cells[1:] == [

@@ -370,7 +370,7 @@ def test_the_page_has_every_combination(written: tuple[Exit, Path]) -> None:
             assert f'<th scope="row">{escape(name)}</th><td><span class="differs">' in text
             assert f'<span class="words">{escape(why)}</span>' in text
     assert re.search(r"<details><summary>align=masking, kv=dynamic: [12]</summary>", text)
-    assert "alignment &#x27;ragged&#x27; cannot run" in text.partition("Left out")[2]
+    assert "alignment &#x27;ragged&#x27; needs" in text.partition("Left out")[2]
     assert "<pre>specframe verify --target" in text
     assert "&lt;a&gt;" in text.partition("<pre>")[2]
     assert not re.search(r"https?:|<script|<img|@import|url\((?!#)", text)
