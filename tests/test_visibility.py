@@ -98,7 +98,7 @@ def test_one_rule(seed: int, tree: bool, window: Window) -> None:
     placement, wanted_BTS = case.placement, brute_force(case, window)
     row_B, query_T, slot_S = (torch.arange(count) for count in wanted_BTS.shape)
     indices: Any = (row_B[:, None, None], query_T[:, None], slot_S)
-    assert torch.equal(placement.visible(*indices, window), wanted_BTS)
+    assert torch.equal(placement.rule(window)(*indices), wanted_BTS)
     assert torch.equal(placement.seen(window).expand_as(wanted_BTS), wanted_BTS)
     mask_B1TS = masks(placement, [window], torch.float32)[window]
     assert torch.equal(mask_B1TS[:, 0].expand_as(wanted_BTS) == 0, wanted_BTS)
@@ -177,7 +177,7 @@ def test_orders_that_rows_share() -> None:
     )
     row_B, query_T, slot_S = torch.arange(3), torch.arange(6), torch.arange(EXTENT)
     indices: Any = (row_B[:, None, None], query_T[:, None], slot_S)
-    assert torch.equal(told_once.visible(*indices), told_apart.visible(*indices))
+    assert torch.equal(told_once.rule()(*indices), told_apart.rule()(*indices))
     assert torch.equal(told_once.seen().expand(3, -1, -1), told_apart.seen())
 
 

@@ -46,9 +46,9 @@ class Attend(Protocol):
 class AttentionBackend(Protocol):
     """Decides how queries attend to what a KV store hands out.
 
-    Offers the views it reads, "dense" and "paged"; "tree", "window" and "chunk" where its plans keep to ancestors, to sliding
-    windows and to chunks; "lengths" where it goes by ``Placement.used_B`` alone, and other placements are left to mask tensors;
-    "masks" where all are; "compiled" where its plans call kernels that torch.compile made.
+    Offers the views it reads, "dense" and "paged"; "tree", "window" and "chunk" where its plans keep to these; "lengths" where it
+    goes by ``Placement.used_B`` alone, and leaves other placements to mask tensors; "masks" where it leaves all; "compiled" where
+    its plans call kernels of torch.compile.
     """
 
     needs: frozenset[str]
@@ -57,11 +57,8 @@ class AttentionBackend(Protocol):
     """The models and devices that it suits, in words, for the error where it suits none."""
 
     def suits(self, facts: AttentionFacts) -> bool:
-        """Return whether it can attend for a model; the model is then tried against mask tensors.
-
-        "auto" takes a backend for plain tensors if this is True where ``facts.asked`` is False: one that offers "lengths" for
-        placements with lengths, and another one where mask tensors would be large.
-        """
+        """Return whether it can attend for a model, which is then tried against mask tensors; where ``facts.asked`` is False,
+        whether "auto" takes it."""
 
     def plan(self, placement: Placement) -> Attend | None:
         """Return the attention of a forward over the slots of ``key_order_BS``; None: by the mask tensors that the core makes."""

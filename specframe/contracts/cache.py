@@ -71,22 +71,17 @@ class Placement:
     """The ``slots_BT``, ``order_BT`` and ``key_order_BS`` that are known to be even; None: it is not known. See :attr:`even`."""
 
     written: Callable[[], Written] | None = None
-    """Returns the slots that are written, as the host knows them without a wait, to a store that asks when it is told of places;
-    None: they are known on the device alone."""
+    """Returns the slots that are written, as the host knows them without a wait; None: they are known on the device alone."""
+    attended_BS: torch.Tensor | None = None
+    """The slots that a store hands out, (B, N), the written ones among them; None: the first S. It needs a store of "gather"."""
+    first_row: int | None = None
+    """The store's row that the first row here is; None: the batch's first. Another than that needs a store of "any-row"."""
 
     def by_a_draft(self) -> Placement:
         """Return the same, where what is written is none of a row's own: nothing is known to stand."""
         if (written := self.written) is None:
             return self
         return attrs.evolve(self, written=lambda: written().by_a_draft())
-
-    attended_BS: torch.Tensor | None = None
-    """The slots that a store hands out, (B, N), those that are written among them; None: the first S. Whoever sets it needs a
-    store that offers "gather"."""
-
-    first_row: int | None = None
-    """The store's row that the first row here is; None: the batch's first. A recorded forward begins at row 0, wherever the batch
-    does. Whoever sets another than the batch's first needs a store that offers "any-row"."""
 
     @property
     def used_B(self) -> torch.Tensor | None:
@@ -95,33 +90,19 @@ class Placement:
 
     @property
     def even(self) -> bool:
-        """Whether slot s of every row is known to hold the token of order s, and the T tokens fed to take the last of S slots.
-
-        It is known on the host. What the tokens see follows from T and S alone. A placement that was made from an even one, with
-        other orders or slots, is not even.
-        """
+        """Whether slot s of every row is known to hold the token of order s, and the T tokens fed to take the last of S slots: what
+        they see follows from T and S alone. One made from an even one, with other orders or slots, is not even."""
         if self.even_of is None or self.sees_BTT is not None:
             return False
         slots_BT, order_BT, key_order_BS = self.even_of
         return slots_BT is self.slots_BT and order_BT is self.order_BT and key_order_BS is self.key_order_BS
 
-    def visible(
-        self, row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor, window: Window = None
-    ) -> torch.Tensor:
-        """Return whether a query attends to a slot; the three indices are broadcast against each other.
-
-        A query attends to slots with tokens of an order up to its own. Among the tokens of a tree fed together, it attends only to
-        its ancestors and itself. Padding has a negative order and sees the same slots as the token of order 0, so that its output
-        is finite.
-
-        Args:
-            row, query, slot: indices of rows, fed tokens and slots.
-            window: of the layer.
-        """
-        return self.rule(window)(row, query, slot)
-
     def rule(self, window: Window = None) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Return :meth:`visible` for one window as a function of prepared tensors, for kernels that call it for every score."""
+        """Return what says whether a query attends to a slot, of indices of rows, queries and slots, broadcast against each other.
+
+        A query attends to slots with tokens of an order up to its own; of a tree fed together, only to its ancestors and itself.
+        Padding has a negative order and sees the slots of the token of order 0, so that its output is finite.
+        """
         order_BT, key_order_BS, sees_BTT = self.order_BT.clamp(min=0), self.key_order_BS, self.sees_BTT
         fed_BS = None if sees_BTT is None else self._fed()
 
@@ -138,7 +119,7 @@ class Placement:
         return visible
 
     def seen(self, window: Window = None) -> torch.Tensor:
-        """Return :meth:`visible` for all rows, queries and slots, (B, T, S), or (1, T, S) if all rows are equal."""
+        """Return what :meth:`rule` says of all rows, queries and slots, (B, T, S), or (1, T, S) if all rows are equal."""
         return self.seen_within([window])[window]
 
     def seen_within(self, windows: Iterable[Window]) -> dict[Window, torch.Tensor]:
@@ -239,22 +220,14 @@ class KVStore(Protocol):
         """Make ``sequences`` the rows of the forwards to come, in this order."""
 
     def expect(self, placement: Placement) -> None:
-        """Announce the placement of the next forward: the slots to write and the slots to attend to.
-
-        A store that grows drops all columns from the first written one on.
-        """
+        """Announce the next forward's placement. A store that grows drops all columns from the first written one on."""
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> KVView:
-        """Write (B, H, T, D) keys and values into the expected slots, and return a view of the attended slots.
-
-        Where the placement has ``attended_BS`` and the backend offers "gather", the view is of these slots alone, in their order.
-        """
+        """Write (B, H, T, D) keys and values into the expected slots, and return a view of the attended slots, in their order."""
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
-        """Move slots of the batch's rows, all at once: in row i, slot ``sources_BT[i, t]`` is copied to slot ``targets_BT[i, t]``.
-
-        ``targets_BT`` None: the targets are the first T slots, and a store that grows drops all other slots.
-        """
+        """Copy slot ``sources_BT[i, t]`` of row i to slot ``targets_BT[i, t]``, all at once. Without targets these are the first T
+        slots, and a store that grows drops all others."""
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room for a sequence that begins with ``tokens`` tokens and has up to ``sequence.limit``, when it is admitted.
@@ -262,9 +235,8 @@ class KVStore(Protocol):
         A fork is admitted before its parent has read the prompt, and begins with the parent's tokens at its first ``arrange``.
 
         Returns:
-            The number of its first tokens that are cached already, as another sequence's: they need not be fed. The tokens of a
-            sequence that is not ``ready`` may be missing, and so may the last token of any prompt. None: there is no room until
-            another sequence is released; the sequence waits, and nothing is kept of it.
+            The number of its first tokens that are cached already, as another, ``ready`` sequence's: they need not be fed. The last
+            token of a prompt may be missing. None: there is no room until another is released; the sequence waits.
         """
 
     def release(self, sequence: Sequence) -> None:
@@ -276,26 +248,25 @@ class KVStore(Protocol):
 
 
 class PooledStore(KVStore, Protocol):
-    """A store whose rows share its memory: one that gives way leaves its own to the others, and runs of any size use the store."""
+    """A store whose rows share its memory, and which runs of any size use. Its backend offers "pooled"."""
 
     def widen(self, rows: int, capacity: int) -> None:
         """Serve a run of so many sequences of up to ``capacity`` slots. No sequence is live; what is kept of earlier ones stays."""
 
 
 class BoundedStore(KVStore, Protocol):
-    """A store that holds as much as its sequences need, and tells the most that can be."""
+    """A store that holds as much as its sequences need. Its backend offers "bounded"."""
 
     def most_bytes(self, rows: int, capacity: int) -> tuple[int, int]:
-        """Return the most bytes that it holds of so many rows and slots per row, whatever its sequences do, and the most that it
-        takes for a moment beside them, where it grows."""
+        """Return the most bytes that it holds of so many rows and slots per row, and that it takes for a moment besides."""
 
 
 class PrefixStore(KVStore, Protocol):
-    """A store that keeps the first slots of rows for others that begin with the same tokens."""
+    """A store that keeps the first slots of rows for others that begin with the same tokens. Its backend offers "prefix"."""
 
     ahead: int
-    """How many tokens after a slot's own one its keys depend on, 0 until it is set: 1 in the cache of a head whose keys come of a
-    token's feature and the token after it. Two rows have the same first s slots if their first s + ``ahead`` tokens are equal."""
+    """How many tokens after a slot's own one its keys depend on, 0 until it is set: two rows have the same first s slots if their
+    first s + ``ahead`` tokens are equal."""
 
 
 class KVBackend(Protocol):
@@ -303,20 +274,16 @@ class KVBackend(Protocol):
 
     needs: frozenset[str]
     offers: frozenset[str]
-    """Features of the backend's stores: "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take
-    more columns than the capacity), "gather" (hand out the slots of ``Placement.attended_BS`` alone), "any-row" (the rows of
-    a forward begin at ``Placement.first_row``), the kind of their views, "dense" or "paged", "pooled" (rows share the memory:
-    it is a :class:`PooledStore`), "prefix" (it keeps what rows begin with: it is a :class:`PrefixStore`), "bounded" (it tells
-    how much that is at most: it is a :class:`BoundedStore`), "states" (it keeps those of layers as well, with "prefix" those
-    of what rows begin with, too), "rounded" (forwards read other numbers than were written: it is a :class:`RoundingBackend`)
-    and "drafts" (the caches of drafts have another backend: it is a :class:`DraftsBackend`)."""
+    """What its stores do: "scatter" (write any slot), "append" (the next columns), "move", "grow" (beyond the capacity), "gather"
+    (hand out ``Placement.attended_BS`` alone), "any-row" (begin at ``Placement.first_row``); their views, "dense" or "paged"; and
+    the words of larger protocols: "pooled", "prefix" and "bounded" of stores, "states", "rounded" and "drafts" of backends."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""
 
 
 class RoundingBackend(KVBackend, Protocol):
-    """A KV backend whose stores hand out other keys and values than are written, so that the output is not the target's own."""
+    """A KV backend that offers "rounded": forwards read other keys and values than are written, so that no output is exact."""
 
     def rounded(self, states: torch.Tensor) -> torch.Tensor:
         """Return keys or values (B, H, T, D) as forwards read them, their own included. It depends on each head's numbers alone."""
@@ -332,11 +299,7 @@ def rounding(kv: KVBackend) -> Rounding | None:
 
 
 class DraftsBackend(KVBackend, Protocol):
-    """A KV backend with another one for the caches of drafts."""
+    """A KV backend that offers "drafts": the caches of drafts have another one."""
 
     def of_drafts(self, own: KVBackend) -> KVBackend:
-        """Return the backend of a draft's cache; the same one for each run, if ``own`` is.
-
-        Args:
-            own: what the drafter asks for: this backend, or one of its own.
-        """
+        """Return the backend of a draft's cache, where the drafter asks for ``own``: always the same one for the same."""

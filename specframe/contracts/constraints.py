@@ -20,10 +20,8 @@ from specframe.contracts.requests import Request
 
 @attrs.frozen(eq=False)
 class Drafted:
-    """Draft tokens of some rows on the host, and the places of which masks are wanted.
-
-    Place 0 is after a row's last token and place n + 1 after draft token n. Wanted are the last places of these N + 1.
-    """
+    """Draft tokens of some rows on the host. Masks are wanted at the last of the N + 1 places: place 0 is after a row's last token,
+    place n + 1 after draft token n."""
 
     tokens: np.ndarray
     """The draft tokens, (B, N)."""
@@ -39,11 +37,8 @@ class Drafted:
 
 
 def paths(parents: Iterable[int]) -> list[list[int]]:
-    """Return the nodes on the path to a row's last token, which are none, and to each node of a tree, itself included.
-
-    Args:
-        parents: of each node, an earlier one; -1: the row's last token.
-    """
+    """Return the nodes on the path to a row's last token (none), and to each node of a tree, itself included. ``parents`` has the
+    earlier node that each follows; -1: the row's last token."""
     found: list[list[int]] = [[]]
     for node, parent in enumerate(parents):
         found.append([*found[parent + 1], node])
@@ -53,50 +48,23 @@ def paths(parents: Iterable[int]) -> list[list[int]]:
 class Constraint(Protocol):
     """Decides which tokens may come next in each sequence that is decoded with it.
 
-    A state stands for the tokens of one sequence so far, and is any object. It is made again from the tokens where a sequence has
-    given its row back. Where a call raises an error, the sequences that it was made for end with this error, and the others go on.
+    A state stands for the tokens of one sequence so far, and is any object; it may be made again from the tokens. Where a call
+    raises an error, the sequences that it was made for end with it, and the others go on.
     """
 
     def begin(self, request: Request, vocabulary: int, tokenizer: PreTrainedTokenizerBase | None) -> Any:
-        """Return the state before the first generated token.
-
-        Args:
-            request: what is decoded; its ``stop_token_ids`` have to be allowed where the sequence may end.
-            vocabulary: number of token ids, V.
-            tokenizer: the target's; None: it has none.
-        """
+        """Return the state before the first of V = ``vocabulary`` tokens is generated. A request's ``stop_token_ids`` have to be
+        allowed where the sequence may end. ``tokenizer`` is the target's, if it has one."""
 
     def masks(self, states: Rows[Any], drafted: Drafted) -> torch.Tensor:
-        """Return the masks at all wanted places of all rows, int32 on the CPU, (B, T, W).
+        """Return the masks at all wanted places of all rows, int32 on the CPU, (B, T, W); the rows' states stay as they are.
 
-        A draft may hold tokens that are not allowed, and such a token may follow another one: what a mask says after one means
-        nothing, and there has to be one. A mask that allows no token ends the sequence with an error.
-
-        Args:
-            states: the state of each row, which stays as it is.
-            drafted: what is drafted after it.
+        After a draft token that is not allowed there has to be a mask, which means nothing. A mask that allows no token ends the
+        sequence with an error.
         """
 
     def advance(self, state: Any, tokens: list[int]) -> Any:
-        """Return the state after further tokens, which stand; it may be the same object.
-
-        They are allowed, unless the acceptance rule goes by something else than scores.
-        """
-
-
-@attrs.define(eq=False)
-class Guide:
-    """The constraint of one sequence, and its state as far as the sequence's tokens have been read."""
-
-    constraint: Constraint
-    request: Request
-    vocabulary: int
-    tokenizer: PreTrainedTokenizerBase | None
-    state: Any = None
-    read: int | None = None
-    """Number of the sequence's tokens, prompt included, that the state stands for; None: it has not begun."""
-    error: str | None = None
-    """Why the constraint cannot go on with the sequence."""
+        """Return the state after further tokens, which stand; it may be the same object."""
 
 
 def pack_masks(allowed_V: np.ndarray) -> torch.Tensor:

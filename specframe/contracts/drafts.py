@@ -23,31 +23,20 @@ SAME_NUMBERS = attrs.cmp_using(eq=np.array_equal)
 
 
 class StoppingRule(Protocol):
-    """Ends rows' drafts by the distributions that their tokens are drawn from.
-
-    A token is decided about before it is drawn. Drawn tokens are seen by what the drafter makes of them alone: so the length of a
-    draft is a stopping time, and the output stays the target's (docs/budgets.md).
-    """
+    """Ends rows' drafts by the distributions that their tokens are drawn from, before each is drawn: so the output stays the
+    target's (docs/budgets.md)."""
 
     def goes_on(self, batch: Batch, place: int, logits_BV: torch.Tensor) -> np.ndarray:
-        """Return which rows draft a token at a place, (B,) bool, on the host; those that have ended draft none, whatever it says.
+        """Return which of the rows that draft do so at a place after their ends, (B,) bool, on the host.
 
-        Called once for each place, in order. A rule that looks at the logits waits for the device at each.
-
-        Args:
-            batch: the rows, or those of them that draft.
-            place: of the token after each row's end.
-            logits_BV: the drafter's, after the row's processors.
+        Called once for each place, in order, with the drafter's logits after the rows' processors; looking at them is a wait.
         """
 
 
 @attrs.frozen
 class Budget:
-    """Limits of a round's draft: the length of its longest path, and the number of its nodes. 0 is plain decoding.
-
-    Rows may have limits of their own, on the host. Drafters are given both or neither, as far as some row has them; what they draft
-    beyond is cut.
-    """
+    """Limits of a round's draft: the length of its longest path, and the number of its nodes. 0 is plain decoding. Rows may have
+    limits of their own, on the host: what is drafted beyond them is cut."""
 
     depth: int
     nodes: int = attrs.field()
@@ -81,8 +70,8 @@ class Draft:
     counts_B: torch.Tensor | None = None
     """Number of real nodes of each row, which come first. Other nodes are filler, never accepted or counted. None: no filler."""
     counts: np.ndarray | None = None
-    """On the host, the most nodes of each row that may be real: forwards may leave out those beyond. The loop makes ``counts_B`` of
-    it where a drafter has not sent the numbers itself. None: the host knows of no filler."""
+    """On the host, the most nodes of each row that may be real: forwards may leave out those beyond, and the loop makes
+    ``counts_B`` of it where a drafter has not. None: the host knows of no filler."""
     depth: int = attrs.field()
     """Nodes of the longest path, known on the host so that the shapes of a round are static."""
 
@@ -108,9 +97,8 @@ class Draft:
 class Block:
     """The tokens fed to a model in one forward, and their places in the rows.
 
-    The *order* of a token is the number of its row's tokens before it. The first token of the block has the order
-    ``lengths_B + start``. Each further token follows the token before it, or its parent. Places before a row's first token are
-    padding.
+    The *order* of a token is the number of its row's tokens before it. The first token has the order ``lengths_B + start``, each
+    further one follows the token before it, or its parent. Places before a row's first token are padding.
     """
 
     ids_BT: torch.Tensor
@@ -139,11 +127,8 @@ class Block:
 
     @property
     def real(self) -> np.ndarray:
-        """The places that hold a real token, (B, T), on the host.
-
-        In a block of rows' own tokens (``end`` up to 0) they come last: what precedes them is padding. In a block that goes
-        beyond a row's end they come first: what follows them is filler.
-        """
+        """The places that hold a real token, (B, T), on the host: the last ones in a block of rows' own tokens (``end`` up to 0),
+        after padding; else the first ones, before filler."""
         places_T, (rows, width) = np.arange(self.width), self.ids_BT.shape
         if self.counts is None:
             return np.ones((rows, width), dtype=bool)
@@ -178,7 +163,7 @@ class Scores:
     logits_BTV: torch.Tensor
     """Logits after each of the last T tokens fed."""
     hidden: Mapping[int, torch.Tensor] = attrs.Factory(dict)
-    """Hidden states (B, T', D) of the layers that were asked for, of all T' tokens fed; layers as transformers numbers
+    """Hidden states (B, T', D) of the layers that were asked for, of all T' tokens fed, as transformers numbers
     ``hidden_states``: 0 is the embedding. One number after the last is the last layer's output before the final norm."""
     computed: int | None = None
     """The number of tokens that were computed for it; None: all of the block."""
@@ -197,10 +182,7 @@ class Verdict:
     """The nodes of the path, (B, K): the first ``accepted_B`` mean something. None: the draft is a chain."""
 
     def within(self, draft: Draft) -> Verdict:
-        """Return the verdict without filler and inside the draft.
-
-        At most each row's real nodes are accepted. Nodes of the path that mean nothing become nodes that there are.
-        """
+        """Return the verdict without filler, and with a path of nodes that there are."""
         path_BT, counts_B = self.path_BT, draft.counts_B
         if path_BT is not None:
             path_BT = path_BT.clamp(0, draft.nodes - 1)
@@ -249,11 +231,8 @@ class Numbers:
 
 @attrs.frozen(eq=False, slots=False)
 class Transfer:
-    """A draft with its verdict, and their numbers on the host.
-
-    The loop makes one for each round. :attr:`host` is the round's one synchronisation: whoever asks for it first waits, and
-    everything comes in one copy.
-    """
+    """A round's draft with its verdict, and their numbers on the host: :attr:`host` is the round's one synchronisation, where
+    whoever asks first waits, and everything comes in one copy."""
 
     draft: Draft
     verdict: Verdict
@@ -274,10 +253,7 @@ class Transfer:
         return self.verdict
 
     def of(self, verdict: Verdict) -> Transfer:
-        """Return the transfer of an alignment's own verdict, in the place of this one's.
-
-        Numbers that are on the host already come once more: an alignment that changes a verdict does so before it asks for them.
-        """
+        """Return the transfer of an alignment's own verdict. Numbers that are on the host already come once more."""
         return attrs.evolve(self, verdict=verdict, committed=True)
 
     @functools.cached_property
@@ -305,7 +281,7 @@ class Transfer:
         return numbers
 
     def _parts(self) -> dict[str, torch.Tensor | None]:
-        """Return the tensors of all numbers, and of those that guards check where they do so."""
+        """Return the tensors of all numbers, with those that are checked where they are."""
         draft, verdict = self.draft, self.verdict
         parts: dict[str, torch.Tensor | None] = {
             "accepted": verdict.accepted_B,

@@ -69,7 +69,7 @@ class Agreement(Protocol):
     """What the executor can do besides: words of :data:`ABILITIES`."""
 
     def agree(self, value: Value) -> Value:
-        """Return rank 0's value, on every rank. The engine asks where ranks could part: by a clock, or by what was measured."""
+        """Return rank 0's value, on every rank. Engines ask where ranks could part: by a clock, or by what was measured."""
 
 
 class Executor(Agreement, Protocol):
@@ -83,8 +83,8 @@ class Executor(Agreement, Protocol):
 
         Args:
             recipe: the options of the run, to be handed on as they are or with other values (``attrs.evolve``).
-            parts: the models, tokenizers and strategies that they stand for, as this process has them, to be handed on.
-            observers: objects that are told about every round.
+            parts: the models, tokenizers and strategies that they stand for in this process, to be handed on.
+            observers: are told of every round.
             clock: tells when requests arrive, and when their time is up.
         """
 
@@ -93,12 +93,9 @@ class MemoryBound(Protocol):
     """Keeps an engine of this process within the option ``memory``. It is made before strategies have started a run."""
 
     def take(self, request: Request, pool: object, joined: bool) -> bool:
-        """Take a request that is to be added to a pool, and return whether one of its kind was there before.
+        """Take a request for a :class:`specframe.engine.pool.Pool`, and return whether one of its kind was there before.
 
-        Args:
-            request: the request.
-            pool: has those that have not finished, a :class:`specframe.engine.pool.Pool`.
-            joined: whether it may have to be read again in the middle, beside others that come.
+        ``joined``: it may have to be read again in the middle, beside others that come.
 
         Raises:
             PromptError: it does not fit with what the pool has.
@@ -115,7 +112,7 @@ class MemoryBound(Protocol):
             greedy: whether none of them has a temperature.
             rows: to decode together at most.
             room: a length that there is to be room for, if it fits.
-            joined: whether further requests come, with prompts of any length, if these fit.
+            joined: whether further requests come, with prompts of any length.
 
         Raises:
             ModelError: they do not fit.
@@ -144,16 +141,10 @@ class LoadingExecutor(Executor, Protocol):
         """
 
     def load(self, role: str, config: Any, read: Callable[..., PreTrainedModel]) -> PreTrainedModel:
-        """Return a model of the run.
+        """Return the model of a role, "target" or "draft"; raise :class:`specframe.errors.ModelError` where it cannot be run.
 
-        Args:
-            role: "target" or "draft".
-            config: the model's configuration. Weights of a named model have not been read yet.
-            read: reads and returns the model, on this process's device. Its keyword arguments go to ``from_pretrained``. It
-                returns a model that was given loaded as it is.
-
-        Raises:
-            ModelError: the executor cannot run the model, in one sentence.
+        ``read`` reads the weights of a named model to this process's device, with its keyword arguments for ``from_pretrained``,
+        and returns a model that was given loaded as it is.
         """
 
 
@@ -164,29 +155,23 @@ class RankedExecutor(Executor, Protocol):
     """This process's rank. Of all ranks only 0 writes: results, reports, progress, warnings."""
 
     def joint(self) -> AbstractContextManager[Callable[[], None]]:
-        """Return a context whose block ends alike on every rank; a step of an engine is such a block.
+        """Return a context whose block, such as a step of an engine, ends alike on every rank.
 
-        It gives a function that waits until every rank has called it: what comes after it happens on all ranks or the run ends. The
-        engine calls it before the tokens of a round are taken over.
-
-        Where the block raises on one rank, it raises on all: a lack of memory before that call as ``torch.OutOfMemoryError``, so
-        that all go on with half the rows, anything else as a :class:`specframe.errors.SpecframeError` that names the rank.
+        It gives a function that waits until every rank has called it, as the engine does before it takes over a round's tokens.
+        Where the block raises on one rank, it raises on all: a lack of memory before that call as ``torch.OutOfMemoryError``,
+        anything else as a :class:`specframe.errors.SpecframeError` that names the rank.
         """
 
     def end(self, status: int, told: str) -> int:
-        """Return the exit status of rank 0, with which all ranks end: rank 0 tells it, the others wait for it.
-
-        Args:
-            status: this rank's own.
-            told: why it is not 0, in one sentence: where another rank alone has failed, rank 0 tells of it.
-        """
+        """Return the exit status of rank 0, with which all ranks end. ``status`` is this rank's own, ``told`` the sentence
+        that says why it is not 0: where another rank alone has failed, rank 0 tells of it."""
 
 
 class MappingExecutor(Executor, Protocol):
     """An executor that decodes data sets as a whole, for ``Pipeline.map``, which loads no model. It offers "datasets"."""
 
     def map(self, recipe: object, dataset: Any, max_new_tokens: int, sampling: object, chat: bool) -> Any:
-        """Return a data set of the same library, with the columns of results beside those of the one given.
+        """Return a data set of the same library, with the columns of results beside those given.
 
         Args:
             recipe: the options of the run. Its names have been checked.
@@ -206,9 +191,7 @@ class FilesExecutor(Executor, Protocol):
     def run_files(self, asked: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, str]:
         """Decode the files of a command and show what came of it; return how many prompts failed, and the text of ``--report``.
 
-        Args:
-            asked: the parameters of ``specframe run`` by name.
-            settings: those of them that results depend on, with ``max_new_tokens`` and ``chat``.
+        ``asked`` has the parameters of ``specframe run`` by name, ``settings`` those of them that results depend on.
         """
 
 

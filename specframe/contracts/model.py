@@ -18,7 +18,7 @@ from specframe.contracts.states import StateLayer, StateStore
 
 @attrs.frozen(eq=False)
 class How:
-    """How the forwards over one cache are run. It is one object for all of them, so that a model may keep what follows from it."""
+    """How the forwards over one cache are run: one object for all of them, so that a model may keep what follows from it."""
 
     attention: Asked = ()
     layers: str = "eager"
@@ -78,17 +78,12 @@ class Model(Protocol):
     ) -> Scores:
         """Feed a block into a store, which is told the placement first; return the scores of its last ``keep`` tokens.
 
-        Args:
-            block: the tokens. Ids beyond the vocabulary are filler.
-            placement: their positions and slots, and what they see.
-            store: takes the keys and values of each layer, by its place in :attr:`kv_shapes`, and hands out those to attend to.
-            keep: the number of tokens whose logits are asked for.
-            hidden: numbers of the hidden states to return of all tokens, as :attr:`Scores.hidden` has them.
-            how: how the forward is run.
+        Ids beyond the vocabulary are filler. The store goes by a layer's place in :attr:`kv_shapes`; ``hidden`` has the numbers of
+        hidden states to return of all tokens, as :attr:`Scores.hidden`.
         """
 
     def group(self, request: Request) -> bool:
-        """Return which of two groups a request belongs to. Requests of different groups are never decoded together.
+        """Return which of two groups, never decoded together, a request belongs to.
 
         Raises:
             PromptError: it cannot be decoded, in one sentence.

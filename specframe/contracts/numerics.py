@@ -25,28 +25,19 @@ class ForwardNumerics(Protocol):
         """Return the context in which some rows of a forward attend by themselves, with the first ``width`` tokens of each."""
 
     def fed_alone(self, model: PreTrainedModel) -> Callable[[torch.Tensor], AbstractContextManager[None]]:
-        """Return what makes the context of each forward of a twin that is fed outside of a run, with the model's own cache.
-
-        It is called with the tokens of the forward (B, T), which follow those of the forward before; none of them is padding.
-        """
+        """Return what makes the context of each forward of a twin that is fed outside of a run, with the model's own cache: of its
+        tokens (B, T), which follow those of the forward before, without padding."""
 
 
 class Numerics(Protocol):
     """Has everything computed in another way, such that logits are the same whatever a token is computed with."""
 
     def require(self, model: PreTrainedModel, called: str) -> None:
-        """Raise :class:`specframe.errors.ModelError` unless a model can be computed so.
-
-        Args:
-            model: on its device, in its precision.
-            called: the model's name in the error.
-        """
+        """Raise :class:`specframe.errors.ModelError`, with the name it is called by, unless a model can be computed so."""
 
     def around(self, device: torch.device) -> AbstractContextManager[None]:
-        """Return the context in which everything is computed so.
-
-        Inside, its :class:`ForwardNumerics` are active, see :func:`specframe.forward.numerics.active`.
-        """
+        """Return the context in which everything is computed so: inside, its :class:`ForwardNumerics` are active
+        (:func:`specframe.forward.numerics.active`)."""
 
     def outside(self) -> AbstractContextManager[None]:
         """Return the context, inside of that of :meth:`around`, in which everything is computed as it is."""

@@ -35,9 +35,8 @@ class CountedPositions:
     """How one model counts positions by itself."""
 
     told: Callable[[torch.Tensor, torch.Tensor, int], Told] = lambda positions_BT, key_order_BS, orders: NOTHING
-    """Returns what a forward is told. It is given the positions of its tokens as the model has them, (1, N) where it has those of
-    all rows in one; the order of the token in each slot, (B, S) or (1, S), negative where a slot holds none; and a number that all
-    orders are below."""
+    """Returns what a forward is told, of the positions of its tokens ((1, N) where a model has those of all rows in one), the order
+    of the token in each slot, (B, S) or (1, S), negative: none, and a number that all orders are below."""
     absolute: bool = False
     """Whether the model embeds positions that it counts itself."""
     relative: bool = False

@@ -23,8 +23,7 @@ class Outcome:
     lengths: np.ndarray
     """Lengths before the round, (B,)."""
     ended: list[Sequence]
-    """The sequences that have finished, stopped or were aborted since the outcome before, of those that had a row. Samples may yet
-    start from the row of one that is not ``gone``."""
+    """The sequences with a row that have ended since the outcome before. Samples may yet start from the row of one not ``gone``."""
 
     @property
     def before(self) -> Batch:
@@ -42,10 +41,8 @@ class Outcome:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Progress:
-    """A finished round as its rows gained by it, all on the host. Arrays and lists have one entry per row.
-
-    This is what clients of an engine are told, wherever it decodes.
-    """
+    """A finished round as its rows gained by it, all on the host: what an engine's clients are told. Arrays have one entry per
+    row."""
 
     number: int
     """Number of the round, from 1."""
@@ -86,11 +83,7 @@ class RoundReport(Progress):
 
     @property
     def detail(self) -> Transfer:
-        """The transfer of a round that this process has decoded.
-
-        Raises:
-            LookupError: another process has decoded it.
-        """
+        """The transfer of a round that this process has decoded; raises :class:`LookupError` where another one has."""
         if self.transfer is None:
             raise LookupError("the report has no draft and no verdict, since another process has decoded the round")
         return self.transfer

@@ -43,21 +43,13 @@ class StopCheck(Protocol):
     """Check for the end of a sequence inside a block."""
 
     def first(self, ids: np.ndarray, prompt_length: int, fresh: int) -> int | None:
-        """Return the first of the last ``fresh`` tokens at which the sequence ends, counted from 0, or None.
-
-        Args:
-            ids: the sequence's tokens, prompt included, (L,).
-            prompt_length: number of the prompt's tokens.
-            fresh: number of tokens added in this round.
-        """
+        """Return the first of the ``fresh`` tokens of this round at which the sequence ends, counted from 0, or None. ``ids`` are
+        all its tokens, prompt included, (L,)."""
 
 
 @attrs.frozen
 class Request:
-    """A request for a run: one prompt, and the end of its continuation.
-
-    ``max_new_tokens`` counts generated tokens; ``stop_token_ids`` end a sequence and stay in its output.
-    """
+    """A request for a run: one prompt, and the end of its continuation. ``stop_token_ids`` stay in the output."""
 
     index: int
     prompt_ids: list[int]

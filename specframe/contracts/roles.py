@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
 
 class Strategy(Protocol):
-    """The members that every role has.
-
-    ``needs`` and ``offers`` are words of one open vocabulary. A combination is refused if no strategy offers a needed word.
-    The words of specframe itself are in docs/plugins.md; a plugin may add its own.
-    """
+    """The members that every role has. ``needs`` and ``offers`` are words, those of docs/plugins.md and a plugin's own: a
+    combination is refused if no strategy offers a needed word."""
 
     needs: frozenset[str]
     offers: frozenset[str]
@@ -36,7 +33,7 @@ class Started(Strategy, Protocol):
     """The members of every role that takes part in a round."""
 
     def start(self, run: Run) -> None:
-        """Prepare for a run, for example open caches and keep a reference to ``run``. Called once, before the first round."""
+        """Prepare for a run: open caches, keep a reference to ``run``. Called once, before the first round."""
 
 
 class Drafter(Started, Protocol):
@@ -67,18 +64,16 @@ class Verifier(Started, Protocol):
     """Decides how the target scores a draft. Offers "chain", "tree", and "hidden" if its scores have hidden states."""
 
     def score(self, batch: Batch, draft: Draft) -> Scores:
-        """Return the target's scores after each row's last token and after each draft token: logits (B, N + 1, V).
-
-        If the batch reads prompts, the draft is empty, and ``run.target.read(batch)`` feeds the prompts.
-        """
+        """Return the target's scores after each row's last token and each draft token: logits (B, N + 1, V). In a batch that reads
+        prompts the draft is empty, and ``run.target.read(batch)`` feeds them."""
 
 
 class AcceptanceRule(Started, Protocol):
     """Decides how many draft tokens are accepted, and the bonus token.
 
-    Needs "logits" if it compares the target's distribution with the draft's. Offers "lossless" if the output has the target's
-    distribution, "samples" if it samples, so that greedy rows are passed as distributions with probability 1 on one token,
-    "draft-invariant" if the output does not depend on the draft, and "tree" if it judges trees: it is a :class:`TreeRule` then.
+    Needs "logits" if it compares distributions. Offers "lossless" if the output has the target's, "samples" if it samples (greedy
+    rows are passed as distributions with probability 1 on one token), "draft-invariant" if the output does not depend on the draft,
+    and "tree" if it judges trees, as a :class:`TreeRule`.
     """
 
     def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
@@ -95,12 +90,10 @@ class TreeRule(AcceptanceRule, Protocol):
     def siblings(
         self, batch: Batch, offset: int, logits_BFV: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the children that a drafter should propose for F nodes, all at the place ``offset`` after each row's end.
-
-        Called once a round for all nodes of a depth.
+        """Return the children that a drafter should propose for all F nodes of a depth, at the place ``offset`` after rows' ends.
 
         Returns:
-            The tokens in the order in which they are judged, (B, F, count), and the logarithms of the probabilities that they are
+            The tokens in the order in which they are judged, (B, F, count), and the logarithms of their probabilities of being
             right, as far as the drafter's logits tell.
         """
 
@@ -115,14 +108,11 @@ class Layout(Protocol):
         """Make the batch's sequences the rows of what follows, moving whatever has to move. Nothing when all is in place."""
 
     def place(self, batch: Batch, block: Block) -> Placement:
-        """Return places for the tokens about to be fed. What precedes a row's first token is padding, and so is what is not real of
-        a row's own tokens (``block.real``): these are cached, and are not to be written over."""
+        """Return places for the tokens about to be fed. Padding is what precedes a row's first token, and what is not real of its
+        own tokens (``block.real``): these are cached, and not to be written over."""
 
     def settle(self, batch: Batch, kept: Kept) -> None:
-        """Forget all tokens but those that stand.
-
-        A layout that is ``static`` is told of paths only.
-        """
+        """Forget all tokens but those that stand. A layout that is ``static`` is told of paths only."""
 
 
 MakesLayout = Callable[[KVStore, int, int], Layout]
@@ -133,8 +123,7 @@ class Alignment(Started, Protocol):
     """Decides the slots of tokens, and what happens to rejected tokens.
 
     Needs words of :class:`specframe.contracts.cache.KVBackend`. Offers "lossless"; "tree" if it can place trees; "uneven" if rows
-    gain what is theirs whatever others gain, so that a row may draft less than they do; and "share" if what its layouts forget is
-    fed again to the same slots, so that a drafter may feed drafts into the target's cache.
+    gain what is theirs whatever others gain; "share" if what its layouts forget is fed again to the same slots.
     """
 
     scheduler: str
@@ -146,11 +135,8 @@ class Alignment(Started, Protocol):
         """Return the layout of one model's cache: ``rows`` rows of up to ``capacity`` slots."""
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Return the transfer of the verdict that stands. The loop then settles the target's cache.
-
-        ``transfer.verdict`` is the rule's verdict without filler, on the device, and ``transfer.host`` its numbers on the host. An
-        alignment that commits another verdict returns ``transfer.of(verdict)``.
-        """
+        """Return the transfer of the verdict that stands, ``transfer.of(verdict)`` where it is not the rule's
+        (``transfer.verdict``, on the host ``transfer.host``). The loop then settles the target's cache."""
 
 
 class Scheduler(Strategy, Protocol):
@@ -164,11 +150,8 @@ class Scheduler(Strategy, Protocol):
 
 
 class BudgetPolicy(Started, Protocol):
-    """Decides how much to draft.
-
-    A draft's token may be left out by what was seen before it was drawn, and never by itself or a later one: else the output is not
-    the target's (docs/budgets.md).
-    """
+    """Decides how much to draft. A token may be left out by what was seen before it was drawn, never by itself or a later one:
+    else the output is not the target's (docs/budgets.md)."""
 
     maximum: Budget
 
@@ -186,19 +169,15 @@ class TreePolicy(BudgetPolicy, Protocol):
     """The longest draft that was asked for, of a tree its depth."""
 
     def draft_trees(self, budget: Budget) -> None:
-        """Draft up to as many levels and nodes as this, which becomes ``maximum``: those of the drafter's own tree, no deeper than
-        ``longest``, or of a chain of that length. It is told where ``maximum`` is another one.
-        """
+        """Draft up to as many levels and nodes, which become ``maximum``: of the drafter's tree or a chain, up to ``longest``."""
 
 
 class CalibratedPolicy(BudgetPolicy, Protocol):
     """A policy that predicts how likely draft tokens are to stand, and compares that with what stood. It offers "calibration"."""
 
     def calibrated(self) -> np.ndarray:
-        """Return (bins, 3), by equal bins of the probability: its sum over the tokens, tokens that stood, tokens tested.
-
-        Tested is a token all of whose predecessors in the draft stood. A bin may be empty.
-        """
+        """Return (bins, 3), by equal bins of the probability: its sum over the tokens, tokens that stood, tokens tested (all of
+        whose predecessors in the draft stood)."""
 
 
 class Observer(Protocol):
@@ -232,7 +211,7 @@ class Observer(Protocol):
 
 
 class Checks(Observer, Protocol):
-    """Compares what a run does with what is expected of it, all along, and raises an error where they differ."""
+    """Compares what a run does with what is expected of it, and raises an error where they differ."""
 
     def around(self, use: Any) -> Any:
         """Return the strategies of a run, as :class:`specframe.plugins.compose.Composition`, with what watches them around each."""

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.constraints import Guide
 from specframe.contracts.requests import FinishReason, Request, SequenceMetrics
 from specframe.devices.kinds import on_device
+
+if TYPE_CHECKING:
+    from specframe.text.constraints import Guide
 
 Logprobs = tuple[list[float] | None, list[dict[int, float]] | None]
 """The log-probability of each token, and those of the most likely tokens at each place; None: not asked for."""
@@ -119,8 +122,7 @@ class Batch:
     prefill: bool
     """Whether this round reads prompts. The draft length is then 0."""
     unread: int = 0
-    """The most last tokens of a row that are unread before this round. Fewer than a row has are unread if it was read in pieces, or
-    if the store has its first tokens already."""
+    """The most last tokens of a row that are unread before this round: not all, if others were read in pieces or are cached."""
     left: int = 0
     """Number of these tokens that stay unread for later rounds. If it is above 0, the round generates no token."""
     starts: bool = False
@@ -151,10 +153,8 @@ class Batch:
         return self.lengths_B[:, None] + torch.arange(offset, offset + count, device=self.lengths_B.device)
 
     def last_tokens(self, width: int, offset: int = 0) -> torch.Tensor:
-        """Return the ``width`` tokens of every row that end ``offset`` places after its length, (B, width); nobody writes to them.
-
-        Places before a row's first token repeat that token. They are padding.
-        """
+        """Return the ``width`` tokens of every row that end ``offset`` places after its length, (B, width), not to be written to.
+        Places before a row's first token are padding."""
         if (even := self.even) is not None and even + offset >= width:
             return self.tokens_BS[:, even + offset - width : even + offset]
         return self.tokens_BS.gather(1, self.positions(offset - width, width).clamp_(min=0))
@@ -162,17 +162,13 @@ class Batch:
 
 @attrs.frozen(eq=False)
 class Kept:
-    """How many of each row's tokens stand in a cache, and the path of those that were fed as a tree.
-
-    The number is told beyond the row's length, as a block's ``start`` is: 0 means that the row's own tokens stand and nothing that
-    was fed after them, -2 that the row's last two tokens are to be fed again.
-    """
+    """How many of each row's tokens stand in a cache, beyond the row's length: 0 means that its own tokens stand and nothing that
+    was fed after them, -2 that its last two are to be fed again. And the path of those that were fed as a tree."""
 
     beyond: int | np.ndarray | torch.Tensor
     """One number for all rows, or (B,)."""
     path_BT: torch.Tensor | None = None
-    """The nodes of the path in the block fed last, (B, K): they are the tokens that follow the row's own. Node 0 is the first token
-    of the block after the row's last. None: the block was a chain."""
+    """The nodes of the path in the block fed last, (B, K); node 0 is its first token after the row's last. None: it was a chain."""
     on_host: Callable[[], np.ndarray] | None = None
     """Returns a tensor's numbers on the host; who asks first may have to wait."""
 

@@ -1,8 +1,7 @@
 """States: what a layer keeps of a row's tokens in the place of keys and values, and how it is cut back to the tokens that stand.
 
-A layer with a state (gated delta rule, Mamba-2, short convolution) keeps a few numbers per row, whatever the row's length. They
-cannot forget a token. A store therefore has each row's state up to the tokens that stand, and what was fed since; when it is known
-what of that stands, the state takes in those tokens and no others.
+A state (of a gated delta rule, Mamba-2, a short convolution) is a few numbers per row, which cannot forget a token. A store has
+each row's state up to the tokens that stand, and what was fed since: it takes in those of them that turn out to stand.
 
 Tensor names carry their shape: B rows, T tokens fed per row.
 """
@@ -46,62 +45,44 @@ class LayerState:
     before: Parts
     """Each row's state after the tokens before its first real one of the block. Not to be written to."""
     real_BT: torch.Tensor
-    """Which places of the block hold a token, (B, T), bool; the others leave no trace, and neither decay the state nor move its
-    window. In a row they come before the tokens."""
+    """Which places of the block hold a token, (B, T), bool; the others, before them, leave no trace in the state."""
     parents_BT: torch.Tensor | None
     """Place in the block of the token that each token follows, -1: the one that ``before`` ends with; None: a chain."""
     sees_BTT: torch.Tensor | None
     """Whether a place sees another place (last axis), itself or one of its ancestors, (1 or B, T, T); None: a chain."""
     prompt_BT: torch.Tensor | None
-    """Which places hold a token of the row's prompt, (B, T), bool; None: all. Some models read these in another way than tokens
-    that they are fed alone."""
+    """Which places hold a token of the row's prompt, (B, T), bool; None: all."""
     note: Callable[[Inputs, After | None], None]
-    """Takes what the state takes in of each token, and the rows' states after the block's last token, or what computes them (None:
-    the block branches). Called once."""
+    """Is told once what the state takes in of each token, and the rows' states after the block; None: it branches."""
     apart: bool = False
-    """Whether a place without a token may come after a state that is not all zeros, as where of one row more is cached than of
-    another. Else such places come before a row's first token of all."""
+    """Whether places without a token may follow a state that is not all zeros. Else they precede a row's first token of all."""
 
 
 class StateKind(Protocol):
     """A kind of state, and the layers of models that keep it. It has no state of its own: one object serves all models."""
 
     def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module | tuple[torch.nn.Module, ...]]:
-        """Return the modules of a model that keep such a state, by the number of their layer; none where it has none.
-
-        A layer may have several, each with a state of its own.
-        """
+        """Return the modules of a model that keep such a state, by the number of their layer. A layer may have several."""
 
     def shape(self, layer: torch.nn.Module) -> StateShape:
         """Return the shape of the state of one of these modules."""
 
     def forward(self, layer: torch.nn.Module, state: LayerState) -> Callable[..., Any]:
-        """Return what is called in the place of a layer's ``forward``, in one forward of the model, with the same arguments.
+        """Return what is called in the place of a layer's ``forward``, with the same arguments, in one forward of the model.
 
-        It goes on from ``state.before`` and not from the model's own cache, passes over what is not real, has each token follow its
-        parent, and tells ``state.note`` what it has taken in.
+        It goes on from ``state.before``, passes over what is not real, has each token follow its parent, and tells ``state.note``.
         """
 
     def advance(self, layer: torch.nn.Module, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
-        """Return the states after taking in the first ``counts_B[i]`` of T tokens in row i, one after the other, without a wait.
-
-        Args:
-            layer: the module.
-            before: the states before.
-            inputs: as the layer's function has noted them, the tokens that stand first; what follows them means nothing.
-            counts_B: from 0 to T.
-        """
+        """Return the states after taking in the first ``counts_B[i]`` of T noted tokens in row i, without a wait."""
 
 
 class BitwiseKind(StateKind, Protocol):
     """A kind whose states and outputs can be had the same to the bit, whatever is decoded beside a row. It offers "bitwise"."""
 
     def by_token(self) -> StateKind:
-        """Return the same kind, with a ``forward`` and an ``advance`` that take in one token after the other.
-
-        A token is taken in by the same operations on its row's state, whatever the rows, the number of tokens fed and their tree.
-        What is not real, or does not stand, leaves a state as it is, to the bit.
-        """
+        """Return the same kind, whose ``forward`` and ``advance`` take in one token after the other, by the same operations
+        whatever is fed besides. What is not real, or does not stand, leaves a state as it is, to the bit."""
 
 
 class StateLayer(Protocol):
@@ -125,8 +106,7 @@ class StateStore(Protocol):
     def arrange(self, sequences: list[Sequence]) -> None:
         """Make ``sequences`` the rows of the forwards to come, in this order.
 
-        A sequence that has no row begins with a state of zeros, a fork with the one that :meth:`remember` has kept of its parent.
-        What was fed to rows that have all ended since, and was not settled, is forgotten: the round ran out of memory.
+        A sequence that has no row begins with zeros, a fork with what :meth:`remember` has kept of its parent.
         """
 
     def begin(self, batch: Batch, block: Block) -> None:
@@ -142,8 +122,7 @@ class StateStore(Protocol):
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Take in, of the tokens fed since the last call, those that stand, and forget the others; on the device, without a wait.
 
-        Nothing is taken in of what was fed to rows that have all ended since, whichever batch is given: a round that ran out of
-        memory counts for nothing.
+        Nothing is taken in of what was fed to rows that have all ended since: their round ran out of memory.
 
         Raises:
             ContractError: a row is to keep fewer tokens than its state holds.
@@ -161,10 +140,9 @@ class PrefixStates(StateStore, Protocol):
     """A store that keeps copies of states for rows that begin with the same tokens, and serves runs of any size."""
 
     def begin_after(self, sequence: Sequence, tokens: int) -> int:
-        """Return after how many of its first tokens a sequence can begin, at most so many; 0: with the first.
+        """Return after how many of its first ``tokens``, whose keys and values are cached, a sequence can begin.
 
-        It is asked when keys and values of so many tokens are cached, and again with fewer tokens where another model can begin
-        after fewer. The row begins with the state after as many tokens as were told last.
+        Asked again with fewer where another model can begin after fewer: the row begins after as many as were told last.
         """
 
     def widen(self, rows: int) -> None:
@@ -172,17 +150,13 @@ class PrefixStates(StateStore, Protocol):
 
 
 class StateBackend(KVBackend, Protocol):
-    """A KV backend that keeps states as well. It offers "states". Those of other backends are kept row by row by the core.
-
-    One that offers "prefix" as well opens a :class:`PrefixStates`.
-    """
+    """A KV backend that offers "states": it keeps them as well, with "prefix" in a :class:`PrefixStates`."""
 
     def open_states(self, layers: Mapping[int, StateLayer], rows: int, device: torch.device) -> StateStore:
         """Return the store of the states of a model whose keys and values were opened last; it may be the same object.
 
         Args:
-            layers: the modules that keep a state. They are numbered from 0 in the order of their layers: where a layer has one
-                such module, and all layers have, a state's number is its layer's.
+            layers: the modules that keep a state, numbered from 0 in the order of their layers.
             rows: the sequences that there is room for.
             device: where states are, if their shape names no other.
         """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specframe.contracts.constraints import Constraint, Guide
+from specframe.contracts.constraints import Constraint
 from specframe.contracts.requests import Request
 from specframe.engine.guards.roles import guard
 from specframe.errors import PromptError, SpecframeError
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
+from specframe.text.constraints import Guide
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

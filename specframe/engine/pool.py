@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import numpy as np
 import torch
 
-from specframe.contracts.constraints import Guide
 from specframe.contracts.drafts import Transfer
 from specframe.contracts.engine import Clock
 from specframe.contracts.reports import RoundReport
@@ -21,7 +20,7 @@ from specframe.engine.round_gains import gains
 from specframe.engine.token_rows import TokenRows
 from specframe.engine.waiting_queue import Key, Queue
 from specframe.errors import ModelError
-from specframe.text.constraints import NONE_ALLOWED
+from specframe.text.constraints import NONE_ALLOWED, Guide
 
 
 class Pool:

@@ -7,20 +7,40 @@ and X bytes of a mask.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.constraints import Drafted, Guide
+from specframe.contracts.constraints import Constraint, Drafted
+from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.devices.kinds import constant, of
 from specframe.devices.memory import out_of_memory
 from specframe.errors import sentence
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 NONE_ALLOWED = "expected a token that it allows and that has a score, got none after the last token"
 """What is told of the constraint of a sequence after whose last token none can be chosen."""
+
+
+@attrs.define(eq=False)
+class Guide:
+    """The constraint of one sequence, and its state as far as the sequence's tokens have been read."""
+
+    constraint: Constraint
+    request: Request
+    vocabulary: int
+    tokenizer: PreTrainedTokenizerBase | None
+    state: Any = None
+    read: int | None = None
+    """Number of the sequence's tokens, prompt included, that the state stands for; None: it has not begun."""
+    error: str | None = None
+    """Why the constraint cannot go on with the sequence."""
 
 
 def constrain(
