@@ -13,7 +13,7 @@ from specframe_testing import fakes, harness, zoo
 from specframe.contracts.drafts import Block, Budget
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
-from specframe.observe.filler_counts import Filler
+from specframe.observe.counts import Filler
 from specframe.observe.watch import Watch
 from specframe.pipeline import Pipeline
 

@@ -25,7 +25,7 @@ from specframe.forward import compiled
 from specframe.forward.attention import choice
 from specframe.forward.cached import CachedModel
 from specframe.forward.mixed_batch import Joined
-from specframe.observe.filler_counts import Filler
+from specframe.observe.counts import Filler
 from specframe.text.sampling import Sampling
 
 LENGTHS = (6, 4, 2, 23, 1, 30, 9)

@@ -113,12 +113,7 @@ def strategy(registry: Registry, kind: str, given: Any) -> Any:
 
 
 def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
-    """Return the strategies of a run without temperatures; ``schedule`` and ``kv`` None: those that the alignment asks for.
-
-    Args:
-        registry: what plugins offer.
-        recipe: the options of the run.
-        drafter: the strategy that the recipe's drafter stands for, see :func:`specframe.models.pairs.choose`.
+    """Return the strategies of a run without temperatures, with the drafter that the recipe's stands for.
 
     Raises:
         UnknownNameError, OptionError: a name or option that nothing provides.
@@ -152,14 +147,8 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
 
 
 def strategy_name(registry: Registry, kind: str, given: Any, made: Any) -> str:
-    """Return a strategy's name for errors: the words it was asked for by, else its registered name, else that of its class.
-
-    Args:
-        registry: what plugins offer.
-        kind: the strategy's role.
-        given: the option of the run: a text, a path, an object, or what leaves the role open.
-        made: the strategy.
-    """
+    """Return a strategy's name for errors: the text or path it was asked for by, else its registered name, else that of its
+    class."""
     given = os.fspath(given) if isinstance(given, os.PathLike) else given
     if isinstance(given, str) and not is_auto(given) and not is_number(given):
         return given
@@ -168,10 +157,8 @@ def strategy_name(registry: Registry, kind: str, given: Any, made: Any) -> str:
 
 
 def attention_backend(registry: Registry, given: Any, kv: KVBackend) -> AttentionBackend | tuple[AttentionBackend, ...]:
-    """Return the attention backend asked for; where that is left open, those that "auto" chooses from.
-
-    For a store of pages alone it is the one that reads nothing else, if some plugin has one.
-    """
+    """Return the attention backend asked for. Where that is left open, those that "auto" chooses from: for a store of pages alone
+    the one that reads nothing else, if some plugin has one."""
     if not is_auto(given):
         backend: AttentionBackend = strategy(registry, "attention backend", given)
         return backend
@@ -189,10 +176,8 @@ def views_of(kv: KVBackend) -> Set[str]:
 
 
 def require_views(use: Composition, bitwise: bool) -> None:
-    """Raise :class:`CompositionError` unless the attention backend reads what the KV backend hands out, or pages of it gathered.
-
-    Where the run is ``bitwise``, its kernels must not go by the shape of a batch, either.
-    """
+    """Raise :class:`CompositionError` unless the attention backend reads what the KV backend hands out, or pages of it gathered, by
+    kernels that do not go by the shape of a batch where the run is ``bitwise``."""
     backend, views = use.attention, views_of(use.kv)
     name, kv_name = use.names["attention backend"], use.names["KV backend"]
     if isinstance(backend, tuple):
@@ -218,11 +203,8 @@ def _views(words: Set[str]) -> str:
 
 
 def asked_for(registry: Registry, kind: str, given: Any, own: str, recipe: Recipe, alignment: Alignment) -> Any:
-    """Return the strategy given for a role, or the one that an alignment asks for itself where none is.
-
-    Raises:
-        PluginError: no strategy has the name that the alignment asks for.
-    """
+    """Return the strategy given for a role, else the one that an alignment asks for; raise :class:`PluginError` where it is not
+    there."""
     if given is None:
         try:
             registry.entry(kind, parse_specification(own)[0])

@@ -55,8 +55,7 @@ PURPOSES: Mapping[str, str] = {
     "target": "model",
 }
 """The purposes that plugins register defaults for, and the kind of the strategy, or "model". The default for "fixed draft length"
-has an option ``length``, that for "prompt lookup" an option ``ngram``, that for "worker processes" an option ``count``. That for
-"draft model of another vocabulary" drafts by way of text."""
+has an option ``length``, that for "prompt lookup" an option ``ngram``, that for "worker processes" an option ``count``."""
 
 
 @attrs.frozen
@@ -73,11 +72,8 @@ class Entry:
 
     @property
     def factory(self) -> Callable[..., Any]:
-        """Return the factory, importing it when it was given as ``"package.module:Name"``.
-
-        Raises:
-            PluginError: there is none, or it does not import.
-        """
+        """The factory, imported where it was given as ``"package.module:Name"``; raises :class:`PluginError` where it does not
+        import."""
         made = self.reference
         if isinstance(made, str):
             module, _, attribute = made.partition(":")
@@ -95,20 +91,12 @@ class Entry:
 
     @property
     def traits(self) -> Traits:
-        """What its class says of it.
-
-        Raises:
-            PluginError: the :attr:`factory` does not import.
-        """
+        """What its class says of it; raises as :attr:`factory` does."""
         return traits_of(self.factory)
 
     @property
     def signature(self) -> Signature:
-        """Its options and its docstring, from its class.
-
-        Raises:
-            PluginError: the :attr:`factory` does not import.
-        """
+        """Its options and its docstring, from its class; raises as :attr:`factory` does."""
         return signature_of(self.factory)
 
 

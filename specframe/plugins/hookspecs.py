@@ -1,8 +1,8 @@
 """Every hook a plugin can implement.
 
-Hooks only *register*: each is called once per process, when plugins are discovered, with a ``register`` callable. What is
-registered is a plain class, or a reference to one, ``"package.module:Name"``, imported when it is first used or listed. The
-class says what is known of it before it is made. The decoding loop calls plain objects and never dispatches a hook.
+Hooks only *register*: each is called once per process, when plugins are discovered, with ``register(name, factory)``, unless its
+*Argument* is another. The factory is a plain class, or a reference to one, ``"package.module:Name"``, imported when it is first
+used or listed, and makes objects of the protocol that the hook names. The class says what is known of it before it is made.
 
 Each docstring follows one schema: purpose, *Argument*, *Must*, *Must not*.
 """
@@ -30,9 +30,8 @@ RegisterDefaults = Callable[[str, str], None]
 
 @hookspec
 def specframe_register_drafters(register: Register) -> None:
-    """Offer drafters: they decide which tokens to propose.
+    """Offer drafters (:class:`specframe.contracts.roles.Drafter`): they decide which tokens to propose.
 
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Drafter`.
     Must: propose from its own state and the batch only; keep its cache over rounds.
     Must not: feed a sequence's prefix to its model again; write to the batch.
     """
@@ -40,9 +39,8 @@ def specframe_register_drafters(register: Register) -> None:
 
 @hookspec
 def specframe_register_verifiers(register: Register) -> None:
-    """Offer verifiers: they decide how the target scores a draft.
+    """Offer verifiers (:class:`specframe.contracts.roles.Verifier`): they decide how the target scores a draft.
 
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Verifier`.
     Must: return the target's scores after the last token and after every draft token: logits (B, N + 1, V).
     Must not: decide how many tokens are accepted.
     """
@@ -50,9 +48,8 @@ def specframe_register_verifiers(register: Register) -> None:
 
 @hookspec
 def specframe_register_acceptance_rules(register: Register) -> None:
-    """Offer acceptance rules: they decide how many draft tokens are accepted, and the bonus token.
+    """Offer acceptance rules (:class:`specframe.contracts.roles.AcceptanceRule`): they judge drafts, and choose the bonus token.
 
-    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.AcceptanceRule`.
     Must: judge on the device, every row on its own; give K + 1 tokens on full acceptance.
     Must not: synchronise host and device; claim ``lossless`` if the output distribution is not the target's.
     """
@@ -60,9 +57,8 @@ def specframe_register_acceptance_rules(register: Register) -> None:
 
 @hookspec
 def specframe_register_alignments(register: Register) -> None:
-    """Offer alignments: they decide slots, positions and masks, and what happens to rejected tokens.
+    """Offer alignments (:class:`specframe.contracts.roles.Alignment`): they decide places, and what happens to rejected tokens.
 
-    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.Alignment`.
     Must: derive positions from explicit state; list in ``needs`` the features needed of the KV backend.
     Must not: look for pad ids in tokens; reach into a KV backend's tensors.
     """
@@ -70,9 +66,8 @@ def specframe_register_alignments(register: Register) -> None:
 
 @hookspec
 def specframe_register_schedulers(register: Register) -> None:
-    """Offer schedulers: they decide which sequences form the next batch.
+    """Offer schedulers (:class:`specframe.contracts.roles.Scheduler`): they decide which sequences form the next batch.
 
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Scheduler`.
     Must: serve every sequence within a bounded number of rounds; return None only when nothing is waiting or live.
     Must not: mix sequences that need their prompt read with sequences that are decoding.
     """
@@ -80,9 +75,8 @@ def specframe_register_schedulers(register: Register) -> None:
 
 @hookspec
 def specframe_register_kv_backends(register: Register) -> None:
-    """Offer KV backends: they decide how keys and values are stored and handed to the model.
+    """Offer KV backends (:class:`specframe.contracts.cache.KVBackend`): they decide how keys and values are stored.
 
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.cache.KVBackend`.
     Must: list in ``offers`` the features of its stores; keep a sequence's keys and values until it has finished.
     Must not: interpret positions; allocate memory in each round if the layout is static.
     """
@@ -90,9 +84,8 @@ def specframe_register_kv_backends(register: Register) -> None:
 
 @hookspec
 def specframe_register_draft_length_policies(register: Register) -> None:
-    """Offer draft-length policies: they decide how much to draft in a round.
+    """Offer draft-length policies (:class:`specframe.contracts.roles.BudgetPolicy`): they decide how much to draft in a round.
 
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.BudgetPolicy`.
     Must: return a budget up to its ``maximum``.
     Must not: change the tokens a lossless combination produces.
     """
@@ -100,9 +93,8 @@ def specframe_register_draft_length_policies(register: Register) -> None:
 
 @hookspec
 def specframe_register_attention_backends(register: Register) -> None:
-    """Offer attention backends: they decide how queries attend to what a KV store hands out.
+    """Offer attention backends (:class:`specframe.contracts.attention.AttentionBackend`): they attend to what a KV store hands out.
 
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.attention.AttentionBackend`.
     Must: offer the views it reads, "dense" or "paged"; give what mask tensors give, up to rounding.
     Must not: synchronise host and device; keep keys and values from one forward for the next.
     """
@@ -165,9 +157,8 @@ def specframe_register_state_kinds(register: Register) -> None:
 
 @hookspec
 def specframe_register_position_kinds(register: Register) -> None:
-    """Offer kinds of counted positions: they know models that count the positions of their tokens by themselves.
+    """Offer kinds of counted positions (:class:`specframe.contracts.positions.PositionKind`): they know what such models do.
 
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.positions.PositionKind`.
     Must: tell each token the position that it has in a row of its own, and each key that of its token.
     Must not: change a model; know one that another kind knows.
     """
@@ -204,9 +195,8 @@ def specframe_register_executors(register: Register) -> None:
 
 @hookspec
 def specframe_register_constraints(register: Register) -> None:
-    """Offer constraints: they decide which tokens may come next.
+    """Offer constraints (:class:`specframe.contracts.constraints.Constraint`): they decide which tokens may come next.
 
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.constraints.Constraint`.
     Must: give the same masks for the same tokens, whatever the batch and the draft; allow a token after all tokens that it has
     allowed; give a mask also after draft tokens that it has not.
     Must not: change a state in ``masks``; keep anything of a sequence outside of its state.

@@ -71,14 +71,9 @@ def members_of(asked: type) -> Mapping[str, str]:
 
 
 def fault(kind: str, given: Any, also: str = "") -> str | None:
-    """Return why ``given`` is no strategy of a kind, as part of a sentence; None where it is one.
+    """Return why ``given`` is no object of a kind, as part of a sentence; None where it is one. No method of it is called.
 
-    The object's methods are not called, so that wrong parameters of a method do not show here.
-
-    Args:
-        kind: a role of :data:`specframe.plugins.entries.ROLES`, or "observer".
-        given: the object.
-        also: what else could be given, as "a name or ".
+    ``also`` is what else could be given, as "a name or ".
     """
     asked = members(kind)
     expected = f"expected {also}an object with {', '.join(asked)}"
@@ -112,13 +107,6 @@ def _is(annotation: str, value: Any) -> bool:
 
 
 def require_members(kind: str, given: Any, called: str | None = None, also: str = "") -> None:
-    """Raise :class:`OptionError` unless an object has the members that a kind's protocol asks for, of their types.
-
-    Args:
-        kind: a role of :data:`specframe.plugins.entries.ROLES`, or "observer".
-        given: the object.
-        called: what the message calls it; None: its kind.
-        also: what else could be given, as "a name or ".
-    """
+    """Raise :class:`OptionError`, with what it is ``called`` in the message, where there is a :func:`fault`."""
     if why := fault(kind, given, also):
         raise OptionError(f"{called or kind}: {why}")

@@ -70,11 +70,8 @@ class Recipe:
     memory: Any = None
 
     def checked(self) -> Recipe:
-        """Return the recipe after checking every option that is no strategy, model or device.
-
-        Raises:
-            OptionError: a value outside of the range that its option accepts.
-        """
+        """Return the recipe; raise :class:`OptionError` for an option, no strategy, model or device, that is outside of its
+        range."""
         from specframe.plugins.protocols import require_members  # it knows torch
 
         observers = list_of("observers", self.observers, "a list of observers")
@@ -99,11 +96,7 @@ class Recipe:
         )._unshaped()
 
     def _unshaped(self) -> Recipe:
-        """Return the recipe; with bitwise, layers are run as they are.
-
-        Raises:
-            OptionError: with bitwise, kernels are asked for that go by the shape of a batch.
-        """
+        """Return the recipe, with bitwise for layers as they are; raise :class:`OptionError` where compiled ones are asked for."""
         if not self.bitwise:
             return self
         if self.layers == "compiled":
@@ -111,11 +104,7 @@ class Recipe:
         return attrs.evolve(self, layers=LAYERS[0])
 
     def named(self, known: Registry) -> Recipe:
-        """Return the recipe with the alignment, verifier and executor that "auto" stands for.
-
-        Raises:
-            PluginError: no plugin registers a default, or several plugins do.
-        """
+        """Return the recipe with the alignment, verifier and executor that "auto" stands for."""
         purposes = {"align": "alignment", "verify": "verifier", "executor": "executor"}
         left_open = {option: purpose for option, purpose in purposes.items() if is_auto(getattr(self, option))}
         chosen: dict[str, Any] = {option: known.default(purpose) for option, purpose in left_open.items()}

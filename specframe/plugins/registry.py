@@ -38,10 +38,7 @@ LIMIT_VARIABLE = "SPECFRAME_PLUGINS"
 
 @attrs.define
 class Registry:
-    """Everything the loaded plugins offer, by kind and name, and what failed to load.
-
-    A name may have several offers: it cannot be used then, and all others can.
-    """
+    """Everything the loaded plugins offer, by kind and name, and what failed to load. A name of several offers cannot be used."""
 
     entries: dict[str, dict[str, list[Entry]]] = attrs.Factory(dict)
     models: dict[str, list[ModelAlias]] = attrs.Factory(dict)
@@ -213,11 +210,8 @@ def quote(part: str) -> str:
 
 
 def discover() -> Registry:
-    """Load specframe's own plugin and every plugin of the entry-point group, and return what they offer.
-
-    A plugin that was made for other versions, does not import, or registers what cannot be, is recorded in ``failures`` under its
-    distribution; everything else is there.
-    """
+    """Load specframe's own plugin and every plugin of the entry-point group, and return what they offer, with their
+    ``failures``."""
     registry = Registry()
     offer(registry, builtin, OWN)
     for distribution, point in entry_points():
@@ -312,10 +306,8 @@ def entry_points() -> list[tuple[str, importlib.metadata.EntryPoint]]:
 
 @functools.cache
 def registry() -> Registry:
-    """Return this process's registry, discovered on first use; ``registry.cache_clear()`` makes it look again.
-
-    A :class:`SpecframeWarning` names each distribution that was skipped, in whole or in part, and why.
-    """
+    """Return this process's registry, discovered on first use; ``registry.cache_clear()`` makes it look again. A
+    :class:`SpecframeWarning` names each distribution that was skipped, in whole or in part, and why."""
     found = discover()
     for distribution, fault in found.failures.items():
         part = "part of " if distribution in found.distributions else ""

@@ -21,7 +21,7 @@ from specframe.engine.engine import Engine
 from specframe.engine.parts import Parts, parts_of
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.models.pairs import is_module
-from specframe.observe.filler_counts import Filler
+from specframe.observe.counts import Filler
 from specframe.observe.logprobs import Logprobs
 from specframe.observe.stopwatch import Stopwatch
 from specframe.plugins.recipe import Recipe
