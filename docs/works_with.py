@@ -79,7 +79,7 @@ class Declared:
 def shapes(entry: Entry) -> list[str]:
     """Return the shapes that a drafter's options ask for."""
     known = SHAPES if entry.name not in CERTAIN else [shape for shape in SHAPES if shape != "static"]
-    return [*known] if "tree" in entry.signature.options else [SHAPES[0]]
+    return [*known] if "tree" in entry.traits.options else [SHAPES[0]]
 
 
 def composed(drafter: Any = PLAIN, **how: Any) -> Composition | str:

@@ -51,7 +51,7 @@ def test_an_object_with_all_members_is_taken(kind: str) -> None:
     assert fault(kind, complete(kind)) is None
     assert fault("observer", type("Quiet", (Observer,), {})()) is None
     registered = registry().of(kind) if kind in {*ROLES, *OTHERS} else []
-    made = [registry().make(kind, one.name) for one in registered if REQUIRED not in one.signature.options.values()]
+    made = [registry().make(kind, one.name) for one in registered if REQUIRED not in one.traits.options.values()]
     assert [fault(kind, one) for one in made] == [None] * len(made)
 
 

@@ -156,7 +156,7 @@ def test_every_strategy_is_described() -> None:
         role = by_role[entry.kind.lower().replace("policy", "policie")]
         section = re.search(rf"^### {entry.name}\n(.*?)(?=^### |\Z)", role, flags=re.DOTALL | re.MULTILINE)
         assert section is not None, f"{entry.kind} {entry.name} has no section"
-        missing = [option for option in entry.signature.options if f"| `{option}` |" not in section[1]]
+        missing = [option for option in entry.traits.options if f"| `{option}` |" not in section[1]]
         assert missing == [], f"{entry.kind} {entry.name}"
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from specframe.cli import cli
 from specframe.plugins.entries import Entry
-from specframe.plugins.traits import REQUIRED, Traits, signature_of, traits_of
+from specframe.plugins.traits import REQUIRED, traits_of
 
 LIGHT = [["--help"], ["run", "--help"], ["models", "list"], ["models", "show", "tiny"]]
 """Commands that answer from names and configurations."""
@@ -124,12 +124,15 @@ def test_a_class_says_it_itself() -> None:
     """Of a class, and of a reference to one, the traits and options are those of the class."""
     for factory in (Mine, f"{__name__}:Mine"):
         entry = Entry("drafter", "mine", factory, "mine-dist")
-        assert entry.traits == Traits("Proposes nothing.", frozenset({"hidden"}), frozenset({"chain", "own"}), "fixed")
-        assert entry.signature.options == {"depth": REQUIRED, "width": 2}
-        assert entry.signature.documentation.endswith("width: not used.")
-        assert not entry.signature.open
-    assert traits_of(ByOptions) == Traits("Follows its options.", offers=None)
+        known = entry.traits
+        assert (known.summary, known.needs, known.offers) == ("Proposes nothing.", {"hidden"}, {"chain", "own"})
+        assert (known.scheduler, known.kv) == ("fixed", None)
+        assert known.options == {"depth": REQUIRED, "width": 2}
+        assert known.documentation.endswith("width: not used.")
+        assert not known.open
+    by_options = traits_of(ByOptions)
+    assert (by_options.summary, by_options.needs, by_options.offers) == ("Follows its options.", frozenset(), None)
     heir = type("Heir", (Mine,), {"__doc__": "Mine anew."})
-    assert signature_of(heir).documentation == "Mine anew.\n\nOptions:\n    width: not used."
+    assert traits_of(heir).documentation == "Mine anew.\n\nOptions:\n    width: not used."
     assert traits_of(max).needs == frozenset()
-    assert signature_of(type("Wide", (), {"__init__": lambda self, **any: None})).open
+    assert traits_of(type("Wide", (), {"__init__": lambda self, **any: None})).open

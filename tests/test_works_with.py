@@ -80,7 +80,7 @@ def test_alignments(embedded: dict[str, Any], align: str) -> None:
 def test_a_cell_names_the_words_that_the_refusal_names(embedded: dict[str, Any]) -> None:
     """The words in a cell are those of the sentence that refuses the run."""
     assert cells("alignments")["ragged", "dynamic"] == "no: `scatter"
-    with pytest.raises(CompositionError, match="needs one that can scatter, as"):
+    with pytest.raises(CompositionError, match="needs 'scatter' to be offered"):
         Pipeline(**embedded, drafter=None, align="ragged", kv="dynamic")
     assert cells("drafters and alignments")["early-exit", "masking"] == "no: `share"
     with pytest.raises(CompositionError, match="needs 'share' to be offered"):
@@ -103,7 +103,7 @@ def test_rules(embedded: dict[str, Any], rule: str) -> None:
 
 def specification(drafter: str, shape: str) -> str | None:
     """Return how a drafter is asked for drafts of a shape; None: it has no such option."""
-    takes = "tree" in registry().entry("drafter", drafter).signature.options
+    takes = "tree" in registry().entry("drafter", drafter).traits.options
     if not takes:
         return TRIED[drafter] if shape == "chain" else None
     return f"{TRIED[drafter]},tree={shape}"

@@ -76,11 +76,11 @@ def description(entry: Entry) -> str:
     """Return an entry's heading, docstring, traits and options. Its class is imported."""
     heading = f"{entry.kind} {entry.name}, of {entry.distribution}"
     try:
-        traits, signature = entry.traits, entry.signature
+        traits = entry.traits
     except PluginError as fault:
         return f"{heading}\n\n    cannot be used: {fault}"
-    lines = [f"{heading} ({signature.origin})"]
-    lines += ["", *plain(signature.documentation).splitlines()] if signature.documentation else []
+    lines = [f"{heading} ({traits.origin})"]
+    lines += ["", *plain(traits.documentation).splitlines()] if traits.documentation else []
     told = {
         "lossless": lossless(entry),
         "needs": ", ".join(sorted(traits.able("needs"))),
@@ -90,7 +90,7 @@ def description(entry: Entry) -> str:
     }
     lines += ["", *(f"{trait}: {value}" for trait, value in told.items() if value)] if any(told.values()) else []
     if entry.kind != "command":
-        lines += ["", *options(entry.name, signature.options)]
+        lines += ["", *options(entry.name, traits.options)]
     return "\n".join(f"    {line}".rstrip() if place else line for place, line in enumerate(lines))
 
 

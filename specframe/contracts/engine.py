@@ -66,7 +66,7 @@ class Agreement(Protocol):
     """What an engine asks of the executor that opened it."""
 
     offers: frozenset[str]
-    """What the executor can do besides: words of :data:`ABILITIES`."""
+    """What the executor can do besides: "remote", "loading", "ranks", "datasets", "files"."""
 
     def agree(self, value: Value) -> Value:
         """Return rank 0's value, on every rank. Engines ask where ranks could part: by a clock, or by what was measured."""
@@ -193,13 +193,3 @@ class FilesExecutor(Executor, Protocol):
 
         ``asked`` has the parameters of ``specframe run`` by name, ``settings`` those of them that results depend on.
         """
-
-
-ABILITIES: Mapping[str, type] = {
-    "remote": RemoteExecutor,
-    "loading": LoadingExecutor,
-    "ranks": RankedExecutor,
-    "datasets": MappingExecutor,
-    "files": FilesExecutor,
-}
-"""The protocol of the executors that offer a word."""

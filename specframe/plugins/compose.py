@@ -218,18 +218,10 @@ VIEWS = frozenset({"dense", "paged"})
 """The words for what a KV store hands out."""
 
 ASKED_OF: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("scatter", "append", "move", "grow", "gather", "dense", "paged"), ("KV backend",)),
+    **dict.fromkeys(("distinct", "independent", "prunable"), ("acceptance rule",)),
     "tree": ("verifier", "acceptance rule", "alignment"),
     "hidden": ("verifier",),
-    "scatter": ("KV backend",),
-    "append": ("KV backend",),
-    "move": ("KV backend",),
-    "grow": ("KV backend",),
-    "gather": ("KV backend",),
-    "dense": ("KV backend",),
-    "paged": ("KV backend",),
-    "distinct": ("acceptance rule",),
-    "independent": ("acceptance rule",),
-    "prunable": ("acceptance rule",),
     "share": ("alignment",),
     "logits": (),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from specframe.errors import PluginError, literal, sentence
-from specframe.plugins.traits import Signature, Traits, signature_of, traits_of
+from specframe.plugins.traits import Traits, traits_of
 
 ROLES: Mapping[str, str] = {
     "drafter": "specframe_register_drafters",
@@ -93,11 +93,6 @@ class Entry:
     def traits(self) -> Traits:
         """What its class says of it; raises as :attr:`factory` does."""
         return traits_of(self.factory)
-
-    @property
-    def signature(self) -> Signature:
-        """Its options and its docstring, from its class; raises as :attr:`factory` does."""
-        return signature_of(self.factory)
 
 
 @attrs.frozen

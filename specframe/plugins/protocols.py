@@ -36,7 +36,13 @@ OFFERED: Mapping[str, Mapping[str, type]] = {
     "acceptance rule": {"tree": roles.TreeRule},
     "KV backend": {"states": states.StateBackend, "rounded": cache.RoundingBackend, "drafts": cache.DraftsBackend},
     "draft-length policy": {"calibration": roles.CalibratedPolicy, "trees": roles.TreePolicy},
-    "executor": engine.ABILITIES,
+    "executor": {
+        "remote": engine.RemoteExecutor,
+        "loading": engine.LoadingExecutor,
+        "ranks": engine.RankedExecutor,
+        "datasets": engine.MappingExecutor,
+        "files": engine.FilesExecutor,
+    },
     "state kind": {"bitwise": states.BitwiseKind},
 }
 """The larger protocols of kinds, by the word that an object of them offers."""

@@ -149,12 +149,12 @@ class Registry:
 
 def check_options(entry: Entry, given: Collection[str]) -> None:
     """Raise :class:`OptionError` for an option that a strategy does not have, or that it lacks; the error lists options."""
-    signature = entry.signature
-    unknown = ", ".join(sorted(set(given) - set(signature.options)))
-    if unknown and not signature.open:
-        listing = f"its options are {', '.join(signature.options)}" if signature.options else "it takes none"
+    traits = entry.traits
+    unknown = ", ".join(sorted(set(given) - set(traits.options)))
+    if unknown and not traits.open:
+        listing = f"its options are {', '.join(traits.options)}" if traits.options else "it takes none"
         raise OptionError(f"{entry.kind} {entry.name!r} has no option {unknown!r}: {listing}")
-    if missing := [name for name, default in signature.options.items() if default is REQUIRED and name not in given]:
+    if missing := [name for name, default in traits.options.items() if default is REQUIRED and name not in given]:
         wanted = ",".join(f"{name}=..." for name in missing)
         raise OptionError(f"{entry.kind} {entry.name!r}: expected '{entry.name},{wanted}', got no {', '.join(missing)}")
 

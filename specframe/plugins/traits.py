@@ -15,18 +15,27 @@ REQUIRED = inspect.Parameter.empty
 
 @attrs.frozen
 class Traits:
-    """What is known of a strategy before it is made: its first line, and the words that a composition is checked by."""
+    """What is known of a class, a function or a command before an object is made of it."""
 
-    summary: str
-    """The first line of its docstring."""
-    needs: frozenset[str] | None = frozenset()
-    """None: they follow from its options, so that the object alone tells them."""
-    offers: frozenset[str] | None = frozenset()
-    """None: they follow from its options."""
-    scheduler: str | None = None
+    origin: str
+    """Its place, ``module:name``."""
+    documentation: str
+    needs: frozenset[str] | None
+    """The words that a composition is checked by; None: they follow from its options, so that the object alone tells them."""
+    offers: frozenset[str] | None
+    scheduler: str | None
     """The scheduler that an alignment runs under unless told otherwise."""
-    kv: str | None = None
+    kv: str | None
     """The KV backend that an alignment runs on unless told otherwise."""
+    options: Mapping[str, Any]
+    """Options with their defaults; :data:`REQUIRED`: an option without a default."""
+    open: bool
+    """Whether it takes options of any name."""
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring."""
+        return self.documentation.partition("\n")[0]
 
     def able(self, trait: str) -> frozenset[str]:
         """Return ``needs`` or ``offers``; an empty set where they follow from options."""
@@ -35,12 +44,22 @@ class Traits:
 
 def traits_of(factory: Callable[..., Any]) -> Traits:
     """Return the traits of an imported class, function or command."""
-    said = (getattr(factory, trait, None) for trait in ("scheduler", "kv"))
+    any_name, variadic = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):  # some built-in callables have no signature
+        parameters = [inspect.Parameter("options", any_name)]
+    where = factory.callback if isinstance(factory, click.Command) else factory
+    scheduler, kv = (getattr(factory, trait, None) for trait in ("scheduler", "kv"))
     return Traits(
-        documentation(factory).partition("\n")[0],
+        f"{getattr(where, '__module__', '?')}:{getattr(where, '__qualname__', '?')}",
+        documentation(factory),
         words_of(factory, "needs"),
         words_of(factory, "offers"),
-        *(value if isinstance(value, str) else None for value in said),
+        scheduler if isinstance(scheduler, str) else None,
+        kv if isinstance(kv, str) else None,
+        {one.name: one.default for one in parameters if one.kind not in (any_name, variadic)},
+        any(one.kind == any_name for one in parameters),
     )
 
 
@@ -63,35 +82,3 @@ def documentation(factory: Callable[..., Any]) -> str:
     inherited = (inspect.cleandoc(base.__doc__ or "").partition(OPTIONS)[2] for base in bases)
     options = next(filter(None, inherited), "")
     return f"{text}{OPTIONS}{options}" if options else text
-
-
-@attrs.frozen
-class Signature:
-    """A class's place and its options."""
-
-    origin: str
-    """Place of the class, ``module:name``."""
-    documentation: str
-    options: Mapping[str, Any]
-    """Options with their defaults; :data:`REQUIRED`: an option without a default."""
-    open: bool = False
-    """Whether it takes options of any name."""
-
-
-def signature_of(factory: Callable[..., Any]) -> Signature:
-    """Return the signature of an imported class, function or command."""
-    any_name, variadic = (
-        inspect.Parameter.VAR_KEYWORD,
-        (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD),
-    )
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):  # some built-in callables have no signature
-        parameters = [inspect.Parameter("options", any_name)]
-    where = factory.callback if isinstance(factory, click.Command) else factory
-    return Signature(
-        f"{getattr(where, '__module__', '?')}:{getattr(where, '__qualname__', '?')}",
-        documentation(factory),
-        {one.name: one.default for one in parameters if one.kind not in variadic},
-        any(one.kind == any_name for one in parameters),
-    )

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from specframe.contracts.drafts import Budget
-from specframe.contracts.engine import ABILITIES, Executor
+from specframe.contracts.engine import Executor
 from specframe.engine.arrivals import HandClock
 from specframe.engine.parts import parts_of
 from specframe.errors import ModelError
+from specframe.plugins.protocols import OFFERED
 from specframe.plugins.recipe import Recipe
 from specframe.text.sampling import Sampling
 from specframe.value_checks import unwrap_guards
@@ -63,7 +64,7 @@ class ExecutorSuite(Suite):
     def test_offers_what_it_has(self) -> None:
         """It has the members of each word that it offers, and no member of a word that it does not."""
         executor = unwrap_guards(self.object())
-        for word, protocol in ABILITIES.items():
+        for word, protocol in OFFERED["executor"].items():
             own = declared(protocol) - declared(Executor)
             has = {name for name in own if inspect.getattr_static(executor, name, None) is not None}
             assert has == (own if word in executor.offers else set()), word
