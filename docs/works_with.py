@@ -27,8 +27,8 @@ from specframe.plugins.recipe import DEFAULTS, PLAIN, Recipe
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 
-WORDS = re.compile(r"needs '(\w+)' to be offered|needs one that can (.+?), as ")
-"""The words that a refusal names as lacking."""
+WORD = re.compile(r"needs '(\w+)' to be offered")
+"""The word that a refusal names as lacking."""
 RANKED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 """The environment of a rank, in which an executor of ranks tells what it refuses."""
 
@@ -92,9 +92,8 @@ def composed(drafter: Any = PLAIN, **how: Any) -> Composition | str:
 
 def lacking(refusal: str) -> str:
     """Return the cell of a refusal: the words that are lacking, where it names them."""
-    found = WORDS.search(refusal)
-    words = (found[1] or found[2]).split(" and ") if found else []
-    return "no" + (f": {' and '.join(f'`{word}`' for word in words)}" if words else "")
+    found = WORD.search(refusal)
+    return f"no: `{found[1]}`" if found else "no"
 
 
 def cell(made: Composition | str, told: str = "yes") -> str:

@@ -76,6 +76,17 @@ def test_a_new_distribution_is_found(site):
 
 
 @pytest.mark.wide
+def test_what_a_class_says_is_not_said_beside_it(site):
+    """A plugin that passes its hook more than a name and a class is skipped, with the argument and the plugin's name."""
+    site(
+        "lucky",
+        DRAFTER.format(name="lucky").replace('register("lucky", ', 'register("lucky", summary="Guesses.", factory='),
+    )
+    assert discover().failures["lucky"].startswith("plugin 'lucky' (lucky_module): TypeError: ")
+    assert discover().failures["lucky"].endswith("unexpected keyword argument 'summary'")
+
+
+@pytest.mark.wide
 def test_a_plugin_to_load_that_is_not_installed_is_refused(site, monkeypatch):
     """SPECFRAME_PLUGINS with a name that no installed plugin has is refused, instead of leaving the strategies out."""
     site("lucky", DRAFTER.format(name="lucky"))

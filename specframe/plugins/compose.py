@@ -241,7 +241,7 @@ def require_offers(registry: Registry, use: Composition) -> None:
                 whom = "no other strategy does"
                 if asked:
                     all_asked = {one for one in roles[kind].needs if lacking[0] in ASKED_OF.get(one, ())}
-                    able_to = _or(able(registry, lacking[0], all_asked))
+                    able_to = " or ".join(map(repr, able(registry, lacking[0], all_asked))) or "none that is installed"
                     whom = f"{lacking[0]} {use.names[lacking[0]]!r} does not offer it, as {able_to} does"
                 raise CompositionError(f"{kind} {use.names[kind]!r} needs {word!r} to be offered, and {whom}")
 
@@ -300,7 +300,3 @@ def offered_words(entry: Entry) -> Set[str]:
         return entry.traits.able("offers")
     except PluginError:
         return frozenset()
-
-
-def _or(names: list[str]) -> str:
-    return " or ".join(map(repr, names)) or "none that is installed"

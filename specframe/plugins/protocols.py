@@ -91,10 +91,11 @@ def fault(kind: str, given: Any, also: str = "") -> str | None:
     if lacking:
         contract = f"{PROTOCOLS[kind].__module__}.{PROTOCOLS[kind].__name__}"
         return f"{expected}, got {type(given).__name__} without {', '.join(lacking)} (the contract is {contract})"
-    wrong = (name for name in asked if asked[name] != PROPERTY and not _is(asked[name], getattr(given, name)))
-    if (name := next(wrong, None)) is not None:
-        got = literal(getattr(given, name))
-        return f"expected {name} of {type(given).__name__} to be of type {asked[name]}, got {got}"
+    for name, annotation in asked.items():
+        got = None if annotation == PROPERTY else getattr(given, name)
+        if annotation == PROPERTY or (callable(got) if annotation == METHOD else isinstance(got, TYPES[annotation])):
+            continue
+        return f"expected {name} of {type(given).__name__} to be of type {annotation}, got {literal(got)}"
     offers = getattr(given, "offers", ())  # a kind of state may offer nothing
     for word, protocol in OFFERED.get(kind, {}).items():
         if word in offers and (lacking := [name for name in members_of(protocol) if not _has(given, name)]):
@@ -106,10 +107,6 @@ def fault(kind: str, given: Any, also: str = "") -> str | None:
 def _has(given: Any, name: str) -> bool:
     """Return whether an object has a member. A property of its class is not asked: it may be of use later only."""
     return hasattr(type(given), name) or hasattr(given, name)
-
-
-def _is(annotation: str, value: Any) -> bool:
-    return callable(value) if annotation == METHOD else isinstance(value, TYPES[annotation])
 
 
 def require_members(kind: str, given: Any, called: str | None = None, also: str = "") -> None:

@@ -6,7 +6,6 @@ import csv
 import functools
 import importlib.metadata
 import os
-import re
 import tomllib
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import attrs
 import pluggy
+from packaging.utils import canonicalize_name
 
 from specframe.errors import (
     OptionError,
@@ -93,7 +93,7 @@ class Registry:
     def excuse(self, name: str) -> str | None:
         """Return why the plugin of a name offers nothing (it failed to load, or is not installed), or None."""
         for distribution, fault in self.failures.items():
-            if normal(name) == normal(distribution) or f"plugin {name!r} (" in fault:
+            if canonicalize_name(name) == canonicalize_name(distribution) or f"plugin {name!r} (" in fault:
                 return f"{name!r} cannot be used: {distribution} was skipped: {fault}"
         if is_plugin_folder(Path(name)):
             return f"{name!r} is the folder of a plugin that is not installed: pip install -e {name}"
@@ -157,11 +157,6 @@ def check_options(entry: Entry, given: Collection[str]) -> None:
     if missing := [name for name, default in traits.options.items() if default is REQUIRED and name not in given]:
         wanted = ",".join(f"{name}=..." for name in missing)
         raise OptionError(f"{entry.kind} {entry.name!r}: expected '{entry.name},{wanted}', got no {', '.join(missing)}")
-
-
-def normal(name: str) -> str:
-    """Return a distribution's name as packaging compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def is_plugin_folder(folder: Path) -> bool:
