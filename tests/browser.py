@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, Debian's package of that name")
@@ -22,6 +24,8 @@ OPEN = "[...document.querySelectorAll('details')].slice(0, 2).forEach((one) => {
 @contextlib.contextmanager
 def browsing() -> Iterator[Page]:
     """Give an empty page of a browser, which may look into frames; at the end nothing must have been said on its console."""
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--allow-file-access-from-files"])
         with browser:
@@ -34,6 +38,8 @@ def browsing() -> Iterator[Page]:
 
 def faults(page: Page) -> list[str]:
     """Return the faults of a page: screens that it is wider than, and rules of accessibility that it breaks."""
+    from axe_playwright_python.sync_playwright import Axe
+
     page.evaluate(OPEN)
     found = []
     for width, scheme in SCREENS:

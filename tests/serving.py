@@ -7,16 +7,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
-import openai
 import pytest
 from specframe_serve.app import Limited, Server
 from specframe_serve.listener import Listener
 
 from specframe import Pipeline
 from specframe.engine.engine import Engine
+
+if TYPE_CHECKING:
+    import openai
 
 
 class Running:
@@ -38,6 +40,8 @@ class Running:
 
     def client(self, key: str = "none") -> openai.OpenAI:
         """Return OpenAI's client of the server."""
+        import openai
+
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
 
     def post(self, body: Any, path: str = "/v1/completions", **how: Any) -> httpx.Response:

@@ -6,7 +6,6 @@ new one is covered without an edit here. What strategies call in their turn is i
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,11 +93,9 @@ def planted(point: Point, at: int, act: Act) -> Acting:
 
 @pytest.fixture(autouse=True)
 def _as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Take out what was planted, and see that all room is released; leave what there is out of the collections that free memory."""
-    gc.freeze()
+    """Take out what was planted, and see that all room is released."""
     pairing.HELD.clear()
     yield
-    gc.unfreeze()
     for pipe in (PIPE, MOVING):
         pipe.parts.composition = USUAL[id(pipe)]
     assert not pairing.HELD or "KV backend open reserve-" in request.node.name, "but by a store that has said otherwise"

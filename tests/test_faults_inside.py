@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,14 +29,6 @@ WANTED = wanted(TARGET, ASKED)
 
 class Quiet(Observer):
     """Does nothing."""
-
-
-@pytest.fixture(autouse=True)
-def _frozen() -> Iterator[None]:
-    """Leave what there is out of the collections that free memory."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.wide(but=["enter", "leave"])

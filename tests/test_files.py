@@ -18,8 +18,6 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
-from specframe_lab.comparison.figures import Table
-from specframe_lab.report import page as report_page
 from specframe_std.output_folders import claim_folder, write_page
 
 from specframe import files
@@ -297,6 +295,9 @@ def test_foreign_pages_and_busy_folders_are_refused(command: str, page: str, mon
 
 def write_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a report with one figure that nobody has to draw."""
+    from specframe_lab.comparison.figures import Table
+    from specframe_lab.report import page as report_page
+
     monkeypatch.setattr(report_page, "draw", lambda tables, schemes: {"speed": None})
     monkeypatch.setattr(report_page, "svg", lambda figure, name: "<svg></svg>")
     monkeypatch.setattr(report_page, "png", lambda figure: MARK.encode())

@@ -118,18 +118,15 @@ def equal(sampling=WARM, prompts=PROMPTS, count=5):
     ]
 
 
-EQUAL = alone(equal(), "block")
-
-
 @pytest.mark.wide(but=["storage1-continuous"])
 @pytest.mark.parametrize(("storage", "schedule"), [*zip([*STORAGE, *SHARED], 3 * SCHEDULES, strict=False)])
 def test_equal_prompts_are_read_once(storage, schedule):
     """Rows of one call that have the same prompt have it read once, and each has the tokens that it has alone."""
-    feeds = harness.Feeds()
+    feeds, expected = harness.Feeds(), alone(equal(), "block")
     options = {"align": storage[0], "kv": storage[1], "schedule": schedule, "accept": "block"}
-    assert ids(pipeline(batch_size=15, observers=[feeds], **options), equal()) == EQUAL
+    assert ids(pipeline(batch_size=15, observers=[feeds], **options), equal()) == expected
     assert sum(rows for round in feeds.reading for rows, _ in round.target) == len(PROMPTS)
-    assert ids(pipeline(check=True, **options), equal()) == EQUAL, "with three rows"
+    assert ids(pipeline(check=True, **options), equal()) == expected, "with three rows"
 
 
 def test_rows_that_become_free_start_from_one_that_has_started_so():

@@ -4,9 +4,8 @@ row's budget outlives the batch that it was made for."""
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -83,14 +82,6 @@ def seasoned(drafter: str, policy: str) -> tuple[Pipeline, Any, list[Any]]:
         harness.check(pipe, asked)
     assert seconds.trees
     return pipe, pipe.composition, asked
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """Leave what there is out of the collections that free memory."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def planted(pipe: Pipeline, usual: Any, field: str, member: str, at: int, act: Any) -> Acting:

@@ -583,7 +583,7 @@ def test_what_is_timed_replays_what_warming_up_has_recorded(pair: dict[str, str]
     monkeypatch.setattr(Pipeline, "generate", noted)
     prompts = ["a", "def", "return the longest of all of them"]
     grid = expand({**pair, "batch_size": [2], "device": ["sim"], "draft_length": [3]})
-    compare(checked(grid), Settings(prompts, 24, 1, warm_up=2), "out")
+    compare(checked(grid), Settings(prompts, 12, 1, warm_up=2), "out")
     assert not any("error" in line for line in lines())
     plain, ragged = made[1:4], made[4:]  # the first one is the reference, which is not timed
     for first, second, counted in (plain, ragged):

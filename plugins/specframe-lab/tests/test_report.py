@@ -23,7 +23,7 @@ from specframe_lab.comparison.schemes import Case
 from specframe_lab.comparison.summary import COLUMNS, columns, findings, summary
 from specframe_lab.comparison.tables import tables
 from specframe_lab.grid import checked, expand
-from specframe_lab.report import pdf, plots
+from specframe_lab.report import plots
 from specframe_lab.report.images import png, svg
 from specframe_lab.report.page import html, write_report
 from specframe_testing import zoo
@@ -539,6 +539,8 @@ class Page(HTMLParser):
 @pytest.mark.slow
 def test_pdf_holds_findings_cells_figures_and_numbers(tmp_path: Path):
     """Every finding, every cell and every number is in it as text, a failure too, beside a page for each figure."""
+    from specframe_lab.report import pdf
+
     cells = [(name, size) for name in ("plain", "ragged") for size in (1, 2)]
     found = made({**{cell: [line(100)] for cell in cells}, ("exspec", 2): [{"error": "no room"}]})
     pages = list(pdf.drawn(found, tables(found)))

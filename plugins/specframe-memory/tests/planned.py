@@ -41,9 +41,9 @@ BOTH_KINDS = ["sliding_attention", "full_attention"]
 AT_ONCE = ["hybrid_sliding", "hybrid"]
 STATES_AND_ALL = ["linear_attention", "full_attention"]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3": ("qwen3", WIDE),
+    "qwen3": ("qwen3", {**WIDE, "num_hidden_layers": 1}),
     "draft": ("qwen3", NARROW),
-    "llama": ("llama", {**WIDE, "num_key_value_heads": 4}),
+    "llama": ("llama", {**WIDE, "num_key_value_heads": 4, "num_hidden_layers": 1}),
     "gemma3": ("gemma3_text", {**WIDE, "sliding_window": 24, "layer_types": BOTH_KINDS}),
     "experts": ("qwen3_moe", {**WIDE, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
     "inkling": (

@@ -78,7 +78,7 @@ class Unequal:
 
 def test_drafts_of_unequal_lengths_take_no_more_than_is_told() -> None:
     """Where forwards leave out filler, logits are there twice for a moment: as the model returned them, and by rows."""
-    case = Case("llama", "draft", Workload(12, 4, 30), {"draft_length": Unequal(), "kv": "slab"})
+    case = Case("llama", "draft", Workload(12, 4, 18), {"draft_length": Unequal(), "kv": "slab"})
     counter = Allocations()
     told = case.planned()
     report = case.counted(counter).report
@@ -101,7 +101,7 @@ def test_unequal_drafts_have_as_little_filler_as_is_left_out() -> None:
 
 def test_a_draft_model_that_catches_up_takes_no_more_than_is_told() -> None:
     """What it has missed while nothing was drafted may be longer than any prompt, and is read at once."""
-    case = Case("qwen3", "draft", Workload(4, 3, 70), {"draft_length": Paused(60), "kv": "slab"})
+    case = Case("qwen3", "draft", Workload(4, 3, 60), {"draft_length": Paused(51), "kv": "slab"})
     counter = Allocations()
     told, report = case.planned().total, case.counted(counter).report
     assert report.draft_forwards > 0

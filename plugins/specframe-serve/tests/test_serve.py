@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import httpx2 as httpx
-import openai
 import pytest
 import torch
 
@@ -170,6 +169,8 @@ def test_chat(running, pipe, monkeypatch):
     pieces = running.client().chat.completions.create(**asked, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == expected.text
     monkeypatch.setattr(running.pipe.tokenizer, "chat_template", None)
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="no chat template"):
         running.client().chat.completions.create(**asked)
 
@@ -316,6 +317,8 @@ def test_a_prompt_of_nan_is_told_and_the_one_beside_it_answered(serve, pipe):
 @pytest.mark.wide
 def test_a_full_queue_and_a_key(serve):
     """More sequences than may wait are answered with 429, and a wrong key with 401."""
+    import openai
+
     made = serve(key="secret", batch_size=1, limits={"waiting": 1})
     assert made.post(GOOD).status_code == 401
     assert httpx.get(f"{made.url}/health").status_code == 200

@@ -43,9 +43,11 @@ SAMPLED = Sampling(temperature=1.0, top_k=40, samples=2, logprobs=2, stop=("007;
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[Workers]:
-    """Two workers that all tests of a module share."""
-    executor = Workers(2)
+def local(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    """The workers that all tests of a module share: two, but one in the quick set, since each takes seconds to import torch."""
+    config = request.config
+    quick = config.getoption("markexpr") == "not slow" and not config.getoption("--as-if-quick")
+    executor = Workers(1 if quick else 2)
     yield executor
     executor.dismiss()
 
