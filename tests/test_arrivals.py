@@ -76,18 +76,6 @@ def test_what_has_not_arrived_is_not_seen():
 
 
 @pytest.mark.wide
-def test_time_jumps_only_when_nothing_is_left_to_do():
-    clock = HandClock()
-    pool = Pool(asked(3, 5), 8, 16, 64, clock=clock)
-    (first,) = pool.admit(8)
-    assert (first.request.index, clock.now) == (0, 3)
-    assert (pool.admit(8), clock.now) == ([], 3)
-    pool.live.clear()
-    (second,) = pool.admit(8)
-    assert (second.request.index, clock.now) == (1, 5)
-
-
-@pytest.mark.wide
 def test_a_jump_that_falls_short_by_rounding_still_lets_the_next_in():
     class Late(HandClock):
         def jump(self, moment: float) -> None:
@@ -107,41 +95,11 @@ def test_latency_counts_from_the_arrival_and_idle_time_takes_none(seconds: Secon
     assert seconds.now == 6
 
 
-@pytest.mark.wide
-def test_a_request_is_taken_up_after_its_arrival(seconds: Seconds):
-    """Rounds end at 1, 2, 3, ...: what arrives at 1.5 is read in the round from 2 to 3, and not before."""
-    pipe = harness.pipeline(fake_target(eos=60), batch_size=2, observers=[seconds])
-    results = list(pipe.generate([[1, 2], [3, 4]], 6, arrivals=[0, 1.5]))
-    assert seconds.read == {0: 1, 1: 3}
-    assert results[1].latency == seconds.now - 1.5
-
-
 def test_order_of_arrival_decides_who_is_first_and_results_keep_the_order_asked(seconds: Seconds):
     pipe = harness.pipeline(fake_target(eos=60), batch_size=1, observers=[seconds])
     results = list(pipe.generate([[1], [2], [3]], 2, arrivals=[0.3, 0.1, 0.2]))
     assert sorted(seconds.read, key=seconds.read.__getitem__) == [1, 2, 0]
     assert [result.index for result in results] == [0, 1, 2]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
-def test_arrivals_change_no_token(align: str):
-    target = fake_target()
-    prompts = harness.random_prompts([3, 5, 4, 9, 3, 7], 61)
-    pipe = harness.pipeline(target, fake_draft(target), align=align, batch_size=3)
-    at_once = [result.token_ids for result in pipe.generate(prompts, 12)]
-    over_time = [result.token_ids for result in pipe.generate(prompts, 12, arrivals=poisson(100, 6))]
-    assert over_time == at_once
-
-
-@pytest.mark.wide
-def test_sorting_takes_short_prompts_first_and_keeps_the_order_of_results(seconds: Seconds):
-    pipe = harness.pipeline(fake_target(eos=60), batch_size=1, observers=[seconds])
-    prompts = harness.random_prompts([5, 2, 9, 2], 60, seed=3)
-    results = list(pipe.generate(prompts, 2, sort=True))
-    assert sorted(seconds.read, key=seconds.read.__getitem__) == [1, 3, 0, 2]
-    assert [result.index for result in results] == [0, 1, 2, 3]
-    assert [result.token_ids for result in results] == [result.token_ids for result in pipe.generate(prompts, 2)]
 
 
 @pytest.mark.wide

@@ -12,12 +12,9 @@ from specframe_testing import harness, zoo
 
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
-from specframe.forward import recording_cache
 from specframe.forward.attention import choice, flex, kernel_trial, packed
 from specframe.forward.runner import ModelRunner
 from specframe.forward.trial_stores import uneven_placement
-from specframe.plugins.compose import strategy
-from specframe.plugins.registry import registry
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 GROUPED = ("llama", "qwen3", "mistral", "gemma3", "gpt2")
@@ -79,17 +76,6 @@ def test_tokens_are_exact(name: str, options: dict[str, str], flash: list[int]) 
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, **options)
     harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
     assert (options["attention"] == "packed") == bool(flash)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ["eqspec", "exspec", "rollback"])
-def test_alignments_that_move_rows_are_recorded_too(align: str) -> None:
-    """A slab whose rows are shifted between replays stays where it is."""
-    target = zoo.build("qwen3")
-    pipe = harness.pipeline(
-        target, zoo.good_draft(target), align=align, kv="slab", batch_size=3, draft_length=3, graphs="on"
-    )
-    harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
 
 
 @pytest.mark.wide
@@ -169,26 +155,6 @@ def test_models_that_need_their_masks_keep_them(
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("way", ["packed", "flex"])
-@pytest.mark.parametrize("name", GROUPED)
-def test_a_model_is_tried_without_masks_once(name: str, way: str, flash: list[int]) -> None:
-    """Models that go by transformers' attention interface attend without masks, which is found out once per model and way."""
-    target, backend = zoo.build(name), strategy(registry(), "attention backend", way)
-    assert ModelRunner(target, "target").without_masks(backend) is None
-    flash.clear()
-    assert ModelRunner(target, "draft").without_masks(backend) is None
-    assert not flash
-    assert (ModelRunner(zoo.build(name), "target").without_masks(packed.Packed()) is None) == bool(flash)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("slots", "extent"), [(1, 64), (64, 64), (65, 128), (600, 640), (1000, 1024), (4100, 5120)])
-def test_buckets(slots: int, extent: int) -> None:
-    """An extent is rounded up by at most an eighth of its power of two, or to 64."""
-    assert recording_cache.bucket(slots) == extent
-
-
-@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
@@ -223,24 +189,6 @@ def test_half_precision_packs_on_cuda() -> None:
     )
     same = sum(a.token_ids == b.token_ids for a, b in zip(by_lengths, by_masks, strict=True))
     assert same >= len(asked) // 2
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
-@pytest.mark.parametrize("attention", ["masked", "packed"])
-def test_recorded_drafts_are_exact(flash: list[int], name: str, attention: str) -> None:
-    """Over windows, mixed layers and learned positions, with and without a mask; rows come and go, and a long prompt in pieces."""
-    target = zoo.build(name)
-    pipe = harness.pipeline(
-        target,
-        zoo.good_draft(target),
-        batch_size=3,
-        draft_length=3,
-        attention=attention,
-        graphs="on",
-        schedule="continuous,piece=4",
-    )
-    harness.check(pipe, harness.requests(PROMPTS, [19, 24, 3, 12, 17], {zoo.EOS}))
 
 
 @pytest.mark.wide(but=["beside rows that wait"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import inspect
 import json
 import os
 import re
@@ -18,9 +16,7 @@ import torch
 from click.testing import CliRunner
 from specframe_testing import zoo
 
-from specframe import Pipeline
 from specframe.contracts.drafts import Draft, Transfer, Verdict
-from specframe.forward import unpadded
 from specframe.models import loading as models
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -28,14 +24,11 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import budgeted
 import checkout
 import contenders
-import gpu_cells
 import gpu_fast
 import gpu_suite
-import graph_times
 import kills
 import measure
 import traffic
-import uneven
 from exactness import Judge
 from grow import load_pair
 
@@ -84,14 +77,6 @@ def test_a_wrong_token_is_a_bug_and_an_early_end_is_too(pair: contenders.Models,
 
 
 @pytest.mark.wide
-def test_ratios_are_taken_within_a_round() -> None:
-    """A round in which everything was slow changes no ratio; one that only one of both has is left out."""
-    assert measure.ratio({0: 20.0, 1: 2.0, 2: 9.0}, {0: 10.0, 1: 1.0}) == 2
-    assert measure.ratio({0: 1.0}, None) is None
-    assert measure.median([3.0, None, 1.0, 2.0]) == 2
-
-
-@pytest.mark.wide
 def test_a_cell_that_fails_is_a_line_and_the_others_go_on() -> None:
     """An error in one cell is its own; the cells after it, and the next round, are measured."""
 
@@ -114,20 +99,6 @@ def test_what_benchmarks_import_is_declared() -> None:
     }
     assert {"specframe_std", "specframe_testing"} <= imported
     assert imported <= {name.replace("-", "_") for name in checkout.PLUGINS}
-
-
-@pytest.mark.wide
-def test_a_part_that_is_not_installed_is_declared(tmp_path: Path) -> None:
-    """What a checkout's pyproject.toml says of entry points is found as an installation's would be."""
-    checkout.declare(
-        {"name": "specframe-some", "version": "1.2", "entry-points": {"specframe": {"some": "specframe_some"}}},
-        tmp_path,
-    )
-    (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
-    assert (found.metadata["Name"], found.version) == ("specframe-some", "1.2")
-    assert [(point.group, point.name, point.value) for point in found.entry_points] == [
-        ("specframe", "some", "specframe_some")
-    ]
 
 
 @pytest.mark.nightly
@@ -306,28 +277,6 @@ def test_a_cell_that_ends_its_process_is_a_line_and_the_others_go_on(
     )
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("small", [False, True])
-def test_cells_of_a_gpu_can_be_called(small: bool) -> None:
-    """Every cell names a measurement and its arguments; those that wait for a later version say so; sections are in their order."""
-    found = gpu_fast.cells(small)
-    for one in found:
-        inspect.signature(getattr(gpu_cells.GpuCells, one.measure)).bind(None, **one.options)
-    assert list(dict.fromkeys(one.section for one in found)) == list(gpu_fast.SHARES)
-    assert {one.options["way"] for one in found if one.absent} == {"regions", "deferred"}
-    assert len({(one.section, one.name) for one in found}) == len(found)
-
-
-@pytest.mark.wide
-def test_kernels_are_counted_for_one_call() -> None:
-    """The number and the time of kernels are those of one of several calls; where none were seen there are no figures."""
-    found = graph_times.summary([("one", 300.0), ("other", 100.0), ("one", 500.0), ("other", 100.0)], 2)
-    assert found == {"kernels": 2, "kernels_ms": pytest.approx(0.5), "most": {"one": 0.4, "other": 0.1}}
-    assert graph_times.summary([], 2)["kernels_ms"] is None
-    ones = torch.ones(8)
-    assert graph_times.profiled(lambda: ones.add(1).mul(2), torch.device("cpu"))["kernels"] == 2
-
-
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_the_cells_of_a_gpu_run_on_the_simulated_device(tmp_path: Path) -> None:
@@ -388,23 +337,6 @@ def test_the_gpu_suite_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.wide
-def test_the_gpu_suite_runs_the_files_with_marks() -> None:
-    """Every file with a test for CUDA is run, and no file without one."""
-    files = gpu_suite.with_marks()
-    assert {"tests/test_attention.py", "tests/test_equivalence.py", "tests/test_flex.py"} <= {*files}
-    assert "tests/test_pool.py" not in files
-
-
-@pytest.mark.slow
-def test_traffic_is_told_by_round() -> None:
-    """A scheme's waits and copies are counted per round, with their places, and its strict run is exact."""
-    row = traffic.measure("eqspec", models.pick_device("sim"))
-    assert (row["waits"], row["most_waits"], row["fault"]) == (1, 1, None)
-    assert 0 < row["steady_copies"] <= 2
-    assert any("eqspec.py" in place for place in row["places"])
-
-
-@pytest.mark.wide
 def test_a_wait_in_a_strict_run_is_a_fault() -> None:
     """Where waits are refused, one is an error that says where, but for a round's transfer."""
     models.pick_device("sim")
@@ -415,17 +347,3 @@ def test_a_wait_in_a_strict_run_is_a_fault() -> None:
         with pytest.raises(RuntimeError, match=r"item.*test_benchmarks"):
             verdict.accepted_B[0].item()
     assert verdict.accepted_B[0].item() == 0
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", uneven.CELLS)
-def test_runs_that_leave_out_filler_are_compared_on_the_same_tokens(name: str) -> None:
-    """Both kinds of runs are made and timed, of the rows that a cell says, and what was changed for that is as it was."""
-    target, (policy, share), pays = zoo.build("llama"), uneven.CELLS[name], unpadded.FILLER_PAYS
-    watch, asked = uneven.Verifying(torch.device("cpu")), uneven.asked(4, share, 8)
-    assert [one.speculate for one in asked].count(True) == 4 * share
-    how = {"draft_length": policy, "batch_size": 4, "generation_config": None, "observers": [watch]}
-    found = uneven.ratios(Pipeline(target, zoo.good_draft(target), accept="greedy", **how), watch, asked, 1)
-    assert found["same_tokens"] == 1
-    assert min(found["verify"], found["whole"]) > 0
-    assert pays == unpadded.FILLER_PAYS

@@ -126,16 +126,6 @@ def test_a_chain_is_cut_to_the_budgets() -> None:
         assert (found.counts_B.tolist(), found.counts.tolist()) == (expected, known)
 
 
-@pytest.mark.wide
-def test_counts_of_the_host_go_to_the_device() -> None:
-    """A drafter need not send its counts itself; without any, and without budgets of rows, a draft stays as it is."""
-    found = cut(Draft(TOKENS_BN, counts=np.array([3, 3, 1])), Budget(4))
-    assert found.counts_B is not None
-    assert found.counts_B.tolist() == [3, 3, 1]
-    for draft in (Draft(TOKENS_BN), Draft(TOKENS_BN, counts_B=torch.tensor([1, 4, 4])), Draft(TOKENS_BN[:, :0])):
-        assert cut(draft, Budget(4)) is draft
-
-
 @pytest.mark.wide(but=["parents of each row"])
 @pytest.mark.parametrize("shared", [True, False], ids=["one row of parents", "parents of each row"])
 def test_a_tree_is_cut_where_it_gets_too_deep(shared: bool) -> None:
@@ -187,22 +177,6 @@ def test_a_rows_draws_depend_on_its_own_budget(rule: str) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
-def test_figures_are_those_of_the_budgets(align: str) -> None:
-    """What is cut is not counted as drafted; a right drafter has all that is left accepted."""
-    asked = harness.requests(PROMPTS, [20, 12, 17, 20])
-    feeds, policy = harness.Feeds(), fakes.Uneven(Budget(4))
-    drafter = fakes.always_right(harness.truth(TARGET, asked))
-    pipe = harness.pipeline(
-        TARGET, drafter, align=align, batch_size=3, draft_length=policy, check=True, observers=[feeds]
-    )
-    harness.check(pipe, asked)
-    assert len({tuple(round.report.drafted) for round in feeds.decoding}) > 4
-    if align != "rollback":
-        assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
-
-
-@pytest.mark.wide
 def test_rows_that_gain_alike_draft_alike() -> None:
     """Under an alignment whose rows all gain what the least row does, chains of a policy's unequal rows have their mean length."""
     asked, feeds = harness.requests(PROMPTS, 40), harness.Feeds()
@@ -218,19 +192,6 @@ def test_rows_that_gain_alike_draft_alike() -> None:
     assert len(uneven) > 3
     for said, report in uneven:
         assert report.drafted.tolist() == [round(float(said.depths_B.mean()))] * len(report.drafted)
-
-
-@pytest.mark.wide
-def test_a_drafter_drafts_no_longer_than_the_row_with_most() -> None:
-    """Where all rows have less than the policy's depth the drafter is asked for less, and for nothing where none has any."""
-    asked = harness.requests(PROMPTS, 20)
-    drafter = fakes.always_right(harness.truth(TARGET, asked))
-    policy = fakes.Uneven(Budget(4))
-    harness.check(harness.pipeline(TARGET, drafter, batch_size=4, draft_length=policy), asked)
-    most = [said.depth if said.depths_B is None else said.depths_B.max() for said in policy.said]
-    assert all(asked <= depth for asked, depth in zip(drafter.proposed, most, strict=True))
-    assert 0 in most
-    assert {*most} == {*drafter.proposed}
 
 
 ROWS_B = np.array([1, 0, 2, 4])

@@ -215,21 +215,6 @@ def test_options_are_those_of_the_pipeline() -> None:
     assert {"target", "drafter", "align", "batch_size", "seed"} <= given.keys()
 
 
-@pytest.mark.wide
-def test_short_options() -> None:
-    """An option that has a short form has it in every command, and no letter means two things."""
-    from specframe.cli.options import SHORT
-
-    assert len(set(SHORT.values())) == len(SHORT)
-    seen = set()
-    for name in COMMANDS:
-        for option in cli.get_command(click.Context(cli), name).params:
-            short = [text for text in option.opts if re.fullmatch("-[a-z]", text)]
-            assert short == [SHORT[text] for text in option.opts if text in SHORT], (name, option.opts)
-            seen.update(short)
-    assert seen == set(SHORT.values())
-
-
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 

@@ -80,16 +80,6 @@ def test_the_documented_file() -> None:
 
 
 @pytest.mark.wide
-def test_lists() -> None:
-    """An option of a grid takes a list, or the text that the command line takes; each value is read like one typed there."""
-    Path("c.toml").write_text(SHARED)
-    grid = parsed("compare", "--config", "c.toml")
-    assert (grid["align"], grid["batch_size"]) == (["ragged", "masking,positions=content"], [1, 4])
-    assert (grid["draft_length"], grid["repeats"], grid["sort"], grid["seed"]) == (["3", "goodput"], 5, True, [7])
-    assert parsed("verify", "--config", "c.toml")["align"] == ["ragged", "eqspec"]
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

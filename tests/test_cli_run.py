@@ -95,20 +95,6 @@ def test_prompts_from_arguments(pair: list[str]) -> None:
     assert "align ragged, schedule continuous, kv slab, draft length goodput, batch size 8" in result.stdout
 
 
-@pytest.mark.wide
-def test_the_gain_is_told_in_words(pair: list[str]) -> None:
-    """The line before the last says what a round gained, by the report's own figures, and how to time plain decoding."""
-    result = run(*pair, "aaaa", "bb", "--draft-length", "3", "--report", "report.json")
-    told, figures = result.stdout.splitlines()[-2], json.loads(Path("report.json").read_text())["figures"]
-    assert told.startswith("2 sequences, 24 tokens in ")
-    gained = 24 / (24 - figures["num_accepted_draft_tokens"])
-    assert gained > 1
-    assert f"): each row gained {gained:.2f} tokens a round, where plain decoding gains 1, and all rows " in told
-    assert f" {24 / figures['target_forwards']:.1f} with one pass of the target; " in told
-    assert told.endswith("; for the time of plain decoding run the same with --drafter none")
-    assert not any(f"\n{figure} " in result.stdout for figure in FIGURES)
-
-
 @pytest.mark.wide(but=["1.26-1.3"])
 @pytest.mark.parametrize(("speed", "words"), [(0.0437, "0.044"), (1.26, "1.3"), (9.96, "10"), (1234.5, "1,234")])
 def test_a_slow_model_has_a_rate(speed: float, words: str) -> None:
@@ -265,18 +251,6 @@ def test_terminal_output(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> No
     assert "tokens_per_second" in text
 
 
-@pytest.mark.wide
-def test_a_terminal_has_results_in_the_order_asked(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result that is there before an earlier prompt's waits for it; without a terminal it is told at once."""
-    lines = [json.dumps({"prompt": f"a{index}", "max_new_tokens": most}) for index, most in enumerate((9, 1, 5, 1))]
-    lines[2] = '{"prompt": ""}'
-    Path("prompts.jsonl").write_text("\n".join(lines))
-    options = [*pair, "--prompts", "prompts.jsonl", "--batch-size", "4", "--draft-length", "1"]
-    _, text = on_terminal(monkeypatch, *options)
-    assert re.findall(r"\[(\d)\](?:\x1b\S*)? (?:length|error)", text) == ["0", "1", "2", "3"]
-    assert re.findall(r"^\[(\d)\] length", run(*options).stdout, re.MULTILINE) == ["1", "3", "0"]
-
-
 def on_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Any, str]:
     """Return the exit status of ``specframe run`` on a terminal, and what it showed."""
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -408,19 +382,6 @@ def test_figures_that_cannot_be_written_lose_no_results(pair: list[str], monkeyp
         f"{Path('out.jsonl').resolve()} holds all 2 results, nothing is to be decoded again\n",
     )
     assert len(records()) == 2
-
-
-@pytest.mark.wide
-def test_ids_that_are_given_twice_resume_right(pair: list[str]) -> None:
-    """A run over prompts of one id says so, and is completed by --resume as any other."""
-    Path("p.jsonl").write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n{"prompt": "c", "id": 1}\n')
-    options = [*pair, "--prompts", "p.jsonl", "--batch-size", "1", "--draft-length", "3", "--output", "out.jsonl"]
-    told = run(*options)
-    assert told.stderr.count("p.jsonl line 2: an earlier prompt has the id 1 as well") == 1
-    whole = Path("out.jsonl").read_text()
-    Path("out.jsonl").write_text("".join(whole.splitlines(keepends=True)[::2]))
-    assert run(*options, "--resume").exit_code == 0
-    assert Path("out.jsonl").read_text() == whole
 
 
 @pytest.mark.wide

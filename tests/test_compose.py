@@ -40,22 +40,6 @@ def composed(**options) -> Composition:
     return compose(registry(), Recipe(**options), options["drafter"])
 
 
-def name_of(strategy) -> str:
-    """Return the name a strategy's class is registered under."""
-    return next(entry.name for entry in registry() if entry.factory is type(strategy))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("align", "schedule", "kv"),
-    [("ragged", "continuous", "slab"), ("eqspec", "fixed", "dynamic"), ("exspec", "same-length", "dynamic")],
-)
-def test_alignment_chooses_what_it_is_made_for(align, schedule, kv):
-    """Unless told otherwise, the scheduler and the KV backend are those the alignment asks for."""
-    made = composed(align=align)
-    assert (name_of(made.scheduler), name_of(made.kv)) == (schedule, kv)
-
-
 @pytest.mark.wide
 def test_ragged_on_dynamic_names_slab():
     """A combination that cannot work is refused by one sentence that says what is missing and which backend has it."""
@@ -104,51 +88,11 @@ def test_parts_are_named_as_they_were_asked_for(options: dict[str, Any], said: s
 
 
 @pytest.mark.wide
-def test_a_draft_model_is_named_as_it_was_asked_for() -> None:
-    """The drafter that a model's alias stands for is told by the alias, with its options."""
-    said = "drafter 'tiny-draft,branch=2/2' needs 'tree' to be offered, and alignment 'padding' does not offer it, as "
-    with pytest.raises(CompositionError, match=f"^{said}"):
-        harness.Pipeline("tiny", "tiny-draft,branch=2/2", align="padding")
-    with pytest.raises(CompositionError, match=f"^{said}"):
-        check("tiny-draft,branch=2/2", 5, "padding", "auto", None)
-
-
-@pytest.mark.wide
-def test_the_rule_of_a_run_that_samples_is_named() -> None:
-    """A rule that "auto" stands for only with a temperature is told by its own name."""
-    drafter = fakes.always_right([[1]])
-    drafter.needs = frozenset({"independent"})  # greedy takes such drafts, the default rule with a temperature does not
-    use = composed(drafter=drafter, accept="auto")
-    said = "^drafter 'ScriptedDrafter' needs 'independent' .* acceptance rule 'block' does"
-    with pytest.raises(CompositionError, match=said):
-        use.sampling(registry(), Recipe())
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("given", [3, " 3", "fixed,length=3"])
-def test_draft_length_by_number_or_name(given):
-    """A draft length is a number, written as such or in words, or a policy."""
-    assert draft_length_policy(registry(), given).maximum == Budget(3)
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("given", [0, "-1", None, True])
 def test_draft_lengths_out_of_range(given):
     """A draft length below 1, or none at all, is refused."""
     with pytest.raises(OptionError, match="at least 1"):
         draft_length_policy(registry(), given)
-
-
-@pytest.mark.wide
-def test_drafter_of_a_pipeline():
-    """A loaded model drafts through the drafter for models, None is plain decoding, an object is itself."""
-    target = fakes.fake_target()
-    draft = fakes.fake_draft(target)
-    scripted = fakes.always_right([[1]])
-    made = [harness.Pipeline(target=target, drafter=drafter) for drafter in (draft, None, scripted)]
-    assert [name_of(pipe.composition.drafter) for pipe in made[:2]] == ["model", "none"]
-    assert made[0].draft_model is draft
-    assert made[2].composition.drafter is scripted
 
 
 @pytest.mark.wide

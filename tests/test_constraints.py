@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
@@ -25,9 +24,7 @@ from workers_objects import Failing
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
 from specframe.contracts.constraints import Drafted, pack_masks
-from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
-from specframe.contracts.roles import Observer
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.engine.guards.roles import guard
@@ -144,35 +141,6 @@ def test_equals_reference(name: str, drafter: str, align: str) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("schedule", ["continuous,piece=4", "same-length,window=4"])
-def test_prompts_in_pieces_and_rows_that_change_places(schedule: str) -> None:
-    """Rows that come, go and change places each keep their own state."""
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=3, draft_length=3, schedule=schedule, check=True)
-    assert tokens(harness.decode(pipe, asked(DigitSum()))) == expected("digit-sum")
-
-
-@pytest.mark.wide
-def test_rows_with_other_constraints() -> None:
-    """In one batch rows have one constraint, another one or none, and each gets its own tokens."""
-    given: list[Any] = [Even(), DigitSum(), None]
-    requests = [Request(i, prompt, NEW, STOPS, constraint=given[i % 3]) for i, prompt in enumerate(PROMPTS)]
-    free = [reference_decode(TARGET, prompt, NEW, STOPS) for prompt in PROMPTS]
-    wanted = [(expected("even"), expected("digit-sum"), free)[i % 3][i] for i in range(len(PROMPTS))]
-    for drafter in ("model", "model,tree=dynamic"):
-        pipe = harness.pipeline(TARGET, DRAFT, drafter=drafter, batch_size=8, draft_length=3)
-        assert tokens(harness.decode(pipe, requests)) == wanted
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("drafter", ["model", "model,tree=dynamic", "prompt-lookup"])
-def test_rows_that_do_not_draft(drafter: str) -> None:
-    """Beside rows without speculation, of which drafters know nothing, each row has its own state."""
-    requests = [attrs.evolve(one, speculate=one.index % 3 != 1) for one in asked(DigitSum())]
-    pipe = harness.pipeline(TARGET, DRAFT, drafter=drafter, batch_size=4, draft_length=3)
-    assert tokens(harness.decode(pipe, requests)) == expected("digit-sum")
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("drafter", DRAFTERS[:5])
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_sampling_equals_plain_decoding(name: str, drafter: str) -> None:
@@ -232,32 +200,6 @@ def test_rules_that_draw_drafts(name: str, accept: str, drafter: str) -> None:
     assert ids(Sampling(temperature=1.1), constraint=make()) == ids(own)
 
 
-@pytest.mark.wide
-def test_samples_start_anew() -> None:
-    """Each sample of a prompt has a state of its own, which begins after the prompt."""
-
-    def ids(sampling: Sampling, **options: Any) -> list[list[int]]:
-        pipe = harness.pipeline(*zoo_pair(), accept="gumbel", draft_length=3, seed=1, **options)
-        pipe.requests._stops = STOPS
-        return tokens([*pipe.generate([[4, 5, 6]], 12, sampling=sampling)])
-
-    how = {"temperature": 1.4, "samples": 5}
-    together = ids(Sampling(**how), batch_size=4, constraint=DigitSum())
-    assert together == ids(Sampling(**how, processors=(digit_sum(3),)), batch_size=1, drafter=None)
-    assert len({tuple(one) for one in together}) > 1
-
-
-class Drafts(Observer):
-    """Collects the draft tokens that rows were judged by."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-
-    def round(self, report: RoundReport) -> None:
-        """Note the tokens."""
-        self.seen += report.draft.tokens_BN.flatten().tolist()
-
-
 class High(Even):
     """Allows ids that a draft model of 60 ids does not have."""
 
@@ -304,22 +246,6 @@ class Counting(DigitSum):
     def advance(self, state: Any, tokens: list[int]) -> Any:
         """Note how many tokens stand; the walks of masks are none of them."""
         return super().advance(state, tokens)
-
-
-@pytest.mark.wide
-def test_masks_are_asked_for_once_a_round() -> None:
-    """One call has all rows and nodes; a drafter's steps have one each, for the one place that comes next."""
-    counting, feeds = Counting(), harness.Feeds()
-    pipe = harness.pipeline(TARGET, None, batch_size=8, observers=[feeds])
-    harness.decode(pipe, asked(counting))
-    assert counting.calls["masks"] == len(feeds.rounds)
-    assert counting.shapes == [(len(round.report.sequences), 1) for round in feeds.rounds]
-    counting, feeds = Counting(), harness.Feeds()
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=8, draft_length=3, observers=[feeds])
-    harness.decode(pipe, asked(counting, 9))
-    rows = [len(round.report.sequences) for round in feeds.rounds]
-    assert counting.shapes[:5] == [(rows[0], 1), *[(rows[1], 1)] * 3, (rows[1], 4)]
-    assert counting.calls["begin"] == len(PROMPTS)
 
 
 class Cramped(ChainVerifier):

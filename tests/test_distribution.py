@@ -22,13 +22,12 @@ from zlib import crc32
 import attrs
 import pytest
 import torch
-from specframe_std.acceptance.rejection import Rejection, probabilities
 from specframe_std.drafters.model import ModelDrafter
 from specframe_testing import fakes, harness, zoo
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe import Pipeline
-from specframe.contracts.drafts import Budget, Draft, Scores
+from specframe.contracts.drafts import Draft, Scores
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.text.generation import Settings
@@ -175,13 +174,6 @@ def test_draws_from_the_target(cell: Cell) -> None:
     assert judged(cell, FEWER if cell.align == "rollback" else SAMPLES) > LEAST
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-def test_drafts_in_8_bits_draw_from_the_target(rule: str) -> None:
-    """Rules compare the target's distribution with the one that drafts were drawn from, whose keys are rounded."""
-    assert judged(Cell(f"{rule}-fp8", "ragged", 4, "t1"), SAMPLES, accept=rule, kv="slab,draft_dtype=fp8") > LEAST
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("rule", RULES)
 def test_each_rule_draws_from_the_target(rule: str) -> None:
@@ -234,18 +226,6 @@ def test_each_tree_rule_draws_from_the_target(rule: str) -> None:
     assert judged(cell, FEWER, **options) > LEAST
 
 
-FOUND = {
-    "rejection": "suffix,factor=3,requests=30",
-    "block": "suffix,factor=3,requests=30",
-    "traversal": "suffix,factor=3,requests=30",
-    "rejection-tree": "suffix,tree=dynamic,nodes=6,factor=6,requests=30",
-    "traversal-tree": "suffix,tree=dynamic,nodes=6,factor=6,requests=30",
-    "rejection-matches": "prompt-lookup,tree=dynamic,nodes=6,ngram=1",
-    "traversal-matches": "prompt-lookup,tree=dynamic,nodes=6,ngram=1",
-}
-"""Drafters whose tokens are certain, chains and trees with several children of a node, by rule."""
-
-
 @pytest.mark.parametrize(
     "drafter",
     ["window,sink=0,recent=1", pytest.param("window,sink=1,recent=1,branch=2/2", marks=pytest.mark.slow)],
@@ -256,66 +236,6 @@ def test_a_target_with_a_window_drafts_what_it_is_judged_by(drafter: str) -> Non
     assert judged(Cell("rejection-window", "ragged", 2, "t1"), FEWER, **options) > LEAST
 
 
-MIXED = {
-    "rejection": "first,of=suffix|model,match=2,weigh=off",
-    "block": "first,of=suffix|model,match=2,weigh=off",
-    "traversal": 'first,"of=suffix,tree=dynamic,nodes=4,factor=4|model,branch=2/2",match=2,weigh=off',
-}
-"""Drafters of certain tokens beside drawn ones, in the rows of one batch, by rule."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", MIXED)
-def test_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> None:
-    """Rows that were found drafts for, and rows whose drafts were drawn, both draw from the target."""
-    options = {"drafter": registry().make("drafter", MIXED[rule]), "accept": rule, "draft_length": 4, "batch_size": 50}
-    assert judged(Cell(f"{rule}-mixed", "ragged", 4, "t1"), SAMPLES, **options) > LEAST
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("rule", ["block", "traversal"])
-def test_some_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> None:
-    """The same for fewer sequences."""
-    options = {"drafter": registry().make("drafter", MIXED[rule]), "accept": rule, "draft_length": 4, "batch_size": 50}
-    assert judged(Cell(f"{rule}-mixed", "ragged", 4, "t1"), FEWER, **options) > LEAST
-
-
-def found_cell(name: str) -> tuple[Cell, dict[str, Any]]:
-    """Return a cell of such a drafter, and the options of its pipeline."""
-    options = {"drafter": FOUND[name], "accept": name.partition("-")[0], "draft_length": 4}
-    return Cell(f"{name}-found", "ragged", 4, "t1"), {**options, "batch_size": 50}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FOUND)
-def test_found_drafts_draw_from_the_target(name: str) -> None:
-    """Drafts that were found in the row and in others' responses, and not drawn, leave the distribution as it is."""
-    cell, options = found_cell(name)
-    assert judged(cell, SAMPLES, **options) > LEAST
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", ["block", "traversal-tree"])
-def test_some_found_drafts_draw_from_the_target(name: str) -> None:
-    """A chain and a tree that were found, under a rule for each."""
-    cell, options = found_cell(name)
-    assert judged(cell, FEWER, **options) > LEAST
-
-
-class Mistaken(Rejection):
-    """Recursive rejection that takes siblings drawn without replacement for siblings drawn with it."""
-
-    def _proposals(self, draft: Draft, vocabulary: int) -> torch.Tensor:
-        return probabilities(draft, vocabulary)
-
-
-@pytest.mark.slow
-def test_a_rule_for_other_siblings_is_seen_to_be_biased() -> None:
-    """The rule for independent siblings, on siblings that are distinct, fails."""
-    cell, options = tree_cell("rejection", "distinct", "2/2")
-    assert judged(cell, SAMPLES, **options | {"accept": Mistaken()}) < LEAST
-
-
 def accepted(rule: str, branch: str) -> float:
     """Return the mean acceptance length of a rule on a tree, at a temperature of 1."""
     pipe = Pipeline(
@@ -324,28 +244,6 @@ def accepted(rule: str, branch: str) -> float:
     pipe.parts.draft = DRAFT
     list(pipe.generate([(1, 2)] * 300, 16, sampling=Sampling(temperature=1.0)))
     return pipe.report.mean_acceptance_length
-
-
-@pytest.mark.wide
-def test_traversal_accepts_most() -> None:
-    """On one tree traversal accepts more than recursive rejection; a tree is accepted from more often than its chain."""
-    chain, recursive, traversal = (
-        accepted("traversal", "1/1/1"),
-        accepted("rejection", "3/1/1"),
-        accepted("traversal", "3/1/1"),
-    )
-    assert chain < recursive < traversal
-
-
-@pytest.mark.wide
-def test_traversal_is_block_verification_on_a_chain() -> None:
-    """The same chains are accepted by traversal and by ``block``, token for token."""
-
-    def tokens(rule: str) -> list[list[int]]:
-        pipe = Pipeline(TARGET, drafter=DRAFT, accept=rule, draft_length=4, batch_size=50, seed=1)
-        return [one.token_ids for one in pipe.generate([(1, 2)] * 50, 12, sampling=Sampling(temperature=1.0))]
-
-    assert tokens("traversal") == tokens("block")
 
 
 LEVELS = (-1, -1, 0, 0, 1, 1)
@@ -502,38 +400,6 @@ def test_gumbel_gives_the_tokens_of_plain_sampling(setting: dict[str, Any]) -> N
     """With one seed every drafter, draft length, batch size, alignment and scheduler gives plain sampling's ids, in fp32."""
     options = {key: setting[key] for key in ("align", "schedule", "batch_size")}
     assert gumbel_ids(DRAFTERS[setting["drafter"]], draft_length=setting["length"], **options) == plain_ids()
-
-
-@pytest.mark.wide
-def test_gumbel_at_changing_draft_lengths() -> None:
-    """The draft length may change from round to round, to none and back: the tokens are plain sampling's."""
-    assert gumbel_ids(NEAR, draft_length=Wavering(), batch_size=4) == plain_ids()
-
-
-class Wavering:
-    """A draft-length policy that goes through lengths from 0 to 4, over and over."""
-
-    needs = offers = frozenset()
-    maximum = Budget(4)
-
-    def __init__(self) -> None:
-        self._lengths = itertools.cycle((3, 0, 0, 4, 1, 0, 2, 4, 4, 0, 0, 0, 1))
-
-    def start(self, run: Any) -> None:
-        """Nothing to prepare."""
-
-    def budget(self, batch: Any) -> Budget:
-        return Budget(next(self._lengths))
-
-    def observe(self, report: Any) -> None:
-        pass
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_changing_draft_lengths_draw_from_the_target(rule: str) -> None:
-    """A draft length that changes with the rounds, not with what was drawn to come, leaves the distribution as it is."""
-    assert judged(Cell(rule, "ragged", 4, "t1"), FEWER, draft_length=Wavering(), batch_size=50) > LEAST
 
 
 def overflowing() -> LlamaForCausalLM:

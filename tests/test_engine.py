@@ -112,24 +112,6 @@ def test_a_request_longer_than_all_before_it(align: str, schedule: str | None) -
 
 
 @pytest.mark.wide
-def test_idle_engines_do_nothing_and_go_on() -> None:
-    """An engine is idle before the first request and after the last, a step of it is no round, and it takes further requests."""
-    one, requests = engine(), asked()
-    assert one.idle
-    assert one.step() is None
-    one.add(requests[0])
-    assert not one.idle
-    assert_exact(run(one), requests[:1])
-    assert one.step() is None
-    for request in requests[1:]:
-        one.add(request)
-    assert_exact(run(one), requests[1:])
-    assert one.peak_kv_bytes > 0
-    one.close()
-    assert one.idle
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(("align", "schedule"), SCHEMES)
 @pytest.mark.parametrize("steps", range(7))
 def test_an_aborted_request_leaves_the_others_as_they_are(align: str, schedule: str | None, steps: int) -> None:
@@ -258,23 +240,6 @@ def test_requests_without_speculation(align: str, accept: str) -> None:
         one.add(request)
     assert_exact(run(one), requests)
     assert all((drafted[index] > 0) == (index % 2 == 0) for index in drafted)
-
-
-@pytest.mark.wide
-def test_room_for_requests_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for every row and for long sequences, caches are opened once, whatever comes later."""
-    opened = []
-    plain = Engine._open
-    monkeypatch.setattr(Engine, "_open", lambda self, pool: opened.append(1) or plain(self, pool))
-    one, requests = engine(), asked([4, 9, 12, 30, 20, 6])
-    one.make_room(60)
-    done: list[Sequence] = []
-    for request in requests:
-        one.add(request)
-        report = one.step()
-        done += report.finished if report else []
-    assert_exact([*done, *run(one)], requests)
-    assert len(opened) == 1
 
 
 def test_a_closed_engine_has_forgotten_its_requests() -> None:

@@ -154,55 +154,11 @@ def test_reference_is_the_models_own_output(name: str) -> None:
 PAIR = fakes.fake_target(), fakes.fake_draft(fakes.fake_target())
 
 
-def outcome(order: list[int], **options: Any) -> dict[int, tuple[list[int], str]]:
-    """Decode one set of prompts in an order and return what each prompt got."""
-    made = harness.random_prompts((3, 1, 12, 7, 7, 20, 2), 61, seed=8)
-    pipe = harness.pipeline(*PAIR, **options)
-    results = harness.decode(pipe, harness.requests([made[place] for place in order], 10, {5, 9, 31}))
-    return {place: (result.token_ids, result.finish_reason) for place, result in zip(order, results, strict=True)}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("schedule", SCHEDULERS)
-@pytest.mark.parametrize(("align", "kv"), LAYOUTS)
-def test_same_tokens_in_any_setting(align: str, kv: str, schedule: str) -> None:
-    """The same prompts give the same tokens in any order, batch size, draft length, scheduler and alignment."""
-    plain = outcome(list(range(7)), drafter="none", batch_size=1)
-    for order, batch_size, draft_length in (
-        ([0, 1, 2, 3, 4, 5, 6], 8, 3),
-        ([6, 5, 4, 3, 2, 1, 0], 2, 5),
-        ([3, 0, 5, 1, 6, 2, 4], 3, 1),
-    ):
-        options = {"align": align, "kv": kv, "schedule": schedule}
-        assert outcome(order, batch_size=batch_size, draft_length=draft_length, **options) == plain
-
-
 def test_a_prompt_given_many_times() -> None:
     """Copies of one prompt in a batch each get its continuation."""
     pipe = harness.pipeline(*PAIR, batch_size=4)
     results = harness.check(pipe, harness.requests([[4, 8, 15]] * 6, 12))
     assert len({tuple(result.token_ids) for result in results}) == 1
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    "options",
-    [{"vocab_size": 80}, {"vocab_size": 128}, {"max_position_embeddings": 12}],
-    ids=["fewer-ids", "more-ids", "shorter-context"],
-)
-@pytest.mark.parametrize("align", ["ragged", "exspec"])
-def test_drafts_that_know_less_or_more(options: dict[str, int], align: str) -> None:
-    """A draft model whose vocabulary is padded otherwise, or whose context is shorter, changes no token."""
-    target = models("qwen3")["target"]
-    draft = zoo.build("qwen3", seed=3, num_hidden_layers=1, **options)
-    harness.check(harness.pipeline(target, draft, align=align, batch_size=3, draft_length=4), asked(8))
-
-
-@pytest.mark.wide
-def test_a_draft_with_learned_positions_and_a_short_context() -> None:
-    """A draft whose table of positions ends before the sequences do changes no token."""
-    draft = zoo.build("gpt2", n_positions=12)
-    harness.check(harness.pipeline(models("llama")["target"], draft, batch_size=3, draft_length=4), asked(8))
 
 
 @pytest.mark.wide
@@ -213,17 +169,6 @@ def test_eager_attention(name: str) -> None:
     target.set_attn_implementation("eager")
     harness.check(harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=4), asked(6))
     assert target.config._attn_implementation == "eager"
-
-
-@pytest.mark.wide
-def test_attention_of_the_model_is_left_as_it_was() -> None:
-    """After a run the model attends as before: what it gives outside of a pipeline is unchanged."""
-    target = zoo.build("llama")
-    ids = torch.tensor([prompts()[3]])
-    before, chosen = target(ids).logits, target.config._attn_implementation
-    harness.check(harness.pipeline(target, zoo.bad_draft(), batch_size=3), asked(4))
-    assert target.config._attn_implementation == chosen
-    assert torch.equal(target(ids).logits, before)
 
 
 @pytest.mark.wide

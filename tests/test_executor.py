@@ -22,7 +22,7 @@ from specframe.engine.parts import parts_of
 from specframe.errors import ContractError, ModelError, OptionError, SpecframeWarning, UnknownNameError
 from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.recipe import Recipe
-from specframe.plugins.registry import OWN, offer, registry
+from specframe.plugins.registry import offer, registry
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -85,15 +85,6 @@ def test_a_strangers_executor_by_name(stranger: str) -> None:
     executor = pipe.executor.__wrapped__
     assert type(executor) is Asked
     assert sum(isinstance(value, Budget) for value in executor.values) == pipe.report.rounds
-
-
-@pytest.mark.wide
-def test_the_draft_length_is_that_of_the_executor() -> None:
-    """A round drafts as much as was agreed on, not as this rank's policy says."""
-    feeds = harness.Feeds()
-    pipe = harness.pipeline(TARGET, DRAFT, draft_length=6, executor=Asked(halved=True), observers=[feeds])
-    harness.check(pipe, harness.requests(PROMPTS, 40))
-    assert {round.report.draft.nodes for round in feeds.decoding[:3]} == {3}
 
 
 @pytest.mark.wide
@@ -190,13 +181,6 @@ def test_faults_of_an_executor_are_one_sentence(executor: Any, told: str) -> Non
     for _ in range(2):
         with pytest.raises(ContractError, match=told):
             harness.decode(pipe, harness.requests(PROMPTS, 6))
-
-
-@pytest.mark.wide
-def test_the_executor_of_this_process_comes_through_the_hook() -> None:
-    """It is registered by the core for every process, as a reference that is imported when it is used."""
-    entry = registry().entry("executor", "local")
-    assert (entry.distribution, entry.reference) == (OWN, "specframe.engine.local_executor:Local")
 
 
 class Ranked(Asked):

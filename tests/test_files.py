@@ -18,12 +18,12 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
-from specframe_std.output_folders import claim_folder, write_page
+from specframe_std.output_folders import claim_folder
 
 from specframe import files
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.files import ENDS, MARK, Output, decode_text
+from specframe.files import MARK, Output, decode_text
 from specframe.models import loading as models
 
 HOLDER = """
@@ -105,19 +105,6 @@ def test_what_the_system_refuses_is_a_sentence(number: int, monkeypatch: pytest.
         Output("out", "--report").replace("text")
     assert str(fault.value) == f"--report: out cannot be written: {os.strerror(number)}"
     assert everything() == {}
-
-
-@pytest.mark.wide
-def test_the_mark_is_found_at_both_ends() -> None:
-    """A file is its maker's by a mark near its start or end; an empty one is nobody's."""
-    for content in (MARK + "x" * 3 * ENDS, "x" * 3 * ENDS + MARK, ""):
-        Path("page").write_text(content)
-        write_page(Path("page"), f"{MARK}, again")
-        assert Path("page").read_text() == f"{MARK}, again"
-    Path("page").write_text("x" * ENDS + MARK + "x" * ENDS)
-    with pytest.raises(OptionError, match="page was not made by specframe and is left as it is: name another, or "):
-        write_page(Path("page"), MARK)
-    assert Path("page").read_text() == "x" * ENDS + MARK + "x" * ENDS
 
 
 # ---- locks -----------------------------------------------------------------------------------------------------------

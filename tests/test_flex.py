@@ -14,7 +14,7 @@ from specframe_testing import harness, zoo
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.cache import Placement
-from specframe.forward.attention import choice, flex, kernel_trial
+from specframe.forward.attention import flex, kernel_trial
 from specframe.forward.attention.masks import masks
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
@@ -104,45 +104,6 @@ def test_a_compiled_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(flex, "as_written", by_kernel)
     assert kernel_trial.error(flex.Flex(), CPU, torch.float32, 4, 2, 32) < 1e-5
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.parametrize("options", [{}, {"graphs": "on"}, {"align": "eqspec"}], ids=str)
-def test_tokens_are_exact(name: str, options: dict[str, str]) -> None:
-    """Rows that end early and are replaced, prompts of several lengths read together."""
-    target = zoo.build(name)
-    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, attention="flex", **options)
-    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
-
-
-@pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]:
-    """Let masks be large from 6,000 bytes on, and collect what each forward took, and its tokens."""
-    found: list[tuple[str | None, int]] = []
-    way = choice.Choice.way
-
-    def kept(self: choice.Choice, placement: Placement) -> Any:
-        backend = way(self, placement)
-        found.append((backend and choice.title(backend), placement.order_BT.numel()))
-        return backend
-
-    monkeypatch.setattr(choice, "LARGEST_MASK", 6000)
-    monkeypatch.setattr(choice.Choice, "way", kept)
-    return found
-
-
-@pytest.mark.wide
-def test_long_prompts_take_flex_attention_where_it_can_be_had(
-    monkeypatch: pytest.MonkeyPatch, ways: list[tuple[str | None, int]]
-) -> None:
-    """Masks too large are not made: the prompts are read at once, and rounds go on with masks."""
-    monkeypatch.setattr(flex.Flex, "suits", lambda *_: True)
-    target = zoo.build("qwen3")
-    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
-    harness.check(pipe, harness.requests(harness.random_prompts([90, 80, 85], zoo.VOCABULARY), 9))
-    assert ("flex", 270) in ways
-    assert any(way is None for way, _ in ways)
 
 
 @pytest.mark.wide

@@ -95,24 +95,6 @@ def test_all_settings_together(model: PreTrainedModel) -> None:
     assert decoded() == [generated(model, prompt, do_sample=False) for prompt in PROMPTS]
 
 
-EXPLICIT = {
-    "repetition_penalty": (1.8, 1.0),
-    "bad_words_ids": (GREEDY["bad_words_ids"], ()),
-    "suppress_tokens": (GREEDY["suppress_tokens"], ()),
-    "forced_eos_token_id": (44, False),
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", EXPLICIT)
-def test_a_parameter_that_is_given_wins(model: PreTrainedModel, name: str) -> None:
-    """A sampling parameter takes the place of the setting, where it switches it off too."""
-    of_model, given = EXPLICIT[name]
-    setattr(model.generation_config, name, of_model)
-    assert decoded() != FREE
-    assert decoded(Sampling(**{"forced_eos" if name == "forced_eos_token_id" else name: given})) == FREE  # type: ignore[arg-type]
-
-
 DRAWN: list[tuple[dict[str, Any], Sampling]] = [
     ({"do_sample": True}, Sampling(temperature=1.0, top_k=50)),
     ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, Sampling(temperature=0.6, top_p=0.9, top_k=50)),
@@ -130,18 +112,6 @@ def test_sampling_defaults_of_the_checkpoint(
     model.generation_config.update(**config)
     assert decoded() == decoded(sampling, generation_config="none") != FREE
     assert decoded(Sampling(temperature=0)) == decoded(accept="greedy") == FREE
-
-
-@pytest.mark.wide
-def test_each_parameter_is_inherited_by_itself(model: PreTrainedModel) -> None:
-    """A temperature that is given leaves the checkpoint's other settings; without ``do_sample`` none is drawn unless asked for."""
-    model.generation_config.update(temperature=0.3, top_p=0.9)
-    assert decoded() == FREE
-    warm = Sampling(temperature=2.0)
-    assert decoded(warm) == decoded(Sampling(temperature=2.0, top_p=0.9), generation_config=None)
-    model.generation_config.update(do_sample=True, top_k=7)
-    assert decoded(warm) == decoded(Sampling(temperature=2.0, top_p=0.9, top_k=7), generation_config=None)
-    assert decoded(Sampling(top_p=1.0)) == decoded(Sampling(temperature=0.3, top_k=7), generation_config=None)
 
 
 @pytest.mark.wide(but=["top_k"])

@@ -14,11 +14,9 @@ from specframe.contracts.drafts import Block
 from specframe.contracts.model import How
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
-from specframe.forward import compiled
 from specframe.forward.attention import choice
 from specframe.forward.cached import CachedModel
 from specframe.forward.kept_graphs import ModelGraphs
-from specframe.forward.recording_cache import EagerRecording
 
 PROMPTS = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
 
@@ -70,39 +68,6 @@ def test_states_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        pytest.param("gemma3", {"record": EagerRecording}, id="recorded"),
-        pytest.param("opt", {"layers": "compiled"}, id="compiled"),  # its layers are compiled in a third of the time
-        pytest.param("gemma3", {"layers": "compiled"}, id="windows compiled", marks=pytest.mark.slow),
-        pytest.param(
-            "gemma3",
-            {"record": EagerRecording, "layers": "compiled"},
-            id="both",
-            marks=[pytest.mark.slow, pytest.mark.nightly],
-        ),
-    ],
-)
-def test_states_of_recorded_and_compiled_forwards(
-    name: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Recordings and compiled layers give the same hidden states, also when a shape comes up again with other tokens."""
-    monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
-    torch._dynamo.reset()
-    model = zoo.build(name)
-    target, batch = cached(model, **how), batch_of_prompts()
-    target.capture([0, 2, layers_of(model)])
-    target.read(batch)
-    for seed in range(4):
-        drafts = harness.random_prompts([3] * len(PROMPTS), zoo.VOCABULARY, seed=seed)
-        fed = target.feed(batch, Block(torch.tensor(drafts), 0), keep=2)
-        assert_theirs(model, fed.hidden, [p + d for p, d in zip(PROMPTS, drafts, strict=True)], 3)
-    if "record" in how:
-        assert len(target._recorded.recordings) == 1
-
-
-@pytest.mark.wide
 def test_states_of_prompts_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The states of all chunks of a prompt come in one piece."""
     monkeypatch.setattr(choice, "PREFILL_TOKENS", 8)
@@ -141,18 +106,6 @@ def test_the_last_state_before_the_norm(name: str) -> None:
     norm = model.transformer.ln_f if name == "gpt2" else model.model.norm
     torch.testing.assert_close(norm(hidden[last + 1]), hidden[last], atol=2e-4, rtol=2e-4)
     assert (hidden[last] - hidden[last + 1]).abs().max() > 1e-3
-
-
-@pytest.mark.wide
-def test_nothing_is_taken_that_was_not_asked_for() -> None:
-    """Without a request there are no states, and only those asked for are held; the model is left as it was."""
-    model = zoo.build("qwen3")
-    target, batch = cached(model), batch_of_prompts()
-    assert not target.read(batch).hidden
-    target.capture([1])
-    fed = target.feed(batch, Block(batch.last_tokens(1), -1))
-    assert list(fed.hidden) == [1]
-    assert all("forward" not in vars(module) and not module._forward_hooks for module in model.modules())
 
 
 @pytest.mark.wide

@@ -21,7 +21,7 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.model import PLAIN
 from specframe.contracts.round import Batch
 from specframe.devices.held import UNCOLLECTED
-from specframe.errors import ContractError, SpecframeWarning
+from specframe.errors import SpecframeWarning
 from specframe.forward import recorded_forwards, recording_cache
 from specframe.forward.kept_graphs import ModelGraphs
 from specframe.forward.model_state import settings
@@ -96,27 +96,6 @@ def test_later_runs_replay(kind: str) -> None:
     elif kind != "goodput":
         assert made[0]
         assert not made[-1], made
-
-
-@pytest.mark.wide
-def test_fewer_rows_and_shorter_prompts_replay() -> None:
-    """Stores that are large enough serve, and so does what was recorded over them."""
-    pipe = piped(batch_size=4)
-    settled(pipe)
-    harness.check(pipe, ASKED[:1])
-    harness.check(pipe, ASKED[:1])
-    assert not recorded(lambda: harness.check(pipe, ASKED[:1]))
-    longer = harness.requests(harness.random_prompts((20, 30), 61), 30)
-    assert recorded(lambda: [harness.check(pipe, longer) for _ in range(2)]), "larger stores are new memory"
-
-
-@pytest.mark.wide
-def test_a_store_that_is_opened_anew_has_its_own() -> None:
-    """What was recorded over a store goes with it, and the next run begins with nothing."""
-    pipe = piped()
-    settled(pipe)
-    pipe.close()
-    assert recorded(lambda: settled(pipe))
 
 
 @pytest.mark.wide
@@ -284,27 +263,6 @@ def test_a_choice_of_another_run() -> None:
         settled_rates.append(pipe.report.draft_acceptance_rate)
     assert settled_rates[0] == settled_rates[1] == settled_rates[2] == settled_rates[4] > 0
     assert settled_rates[3] == 0
-
-
-class Mapping(AtOnce):
-    """Chooses by a table that each run makes anew, which the contract of a choice rules out."""
-
-    def start(self, run: Run) -> None:
-        """Make the table."""
-        super().start(run)
-        self._table_V = torch.arange(61, device=run.target.runner.device)
-
-    def _choose(self, batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
-        return self._table_V[super()._choose(batch, offset, logits_B1V)]
-
-
-@pytest.mark.wide
-def test_a_table_that_is_made_anew() -> None:
-    """The simulated device tells of a drafter whose recorded choice reads what its next start lets go."""
-    pipe = piped(drafter=Mapping())
-    harness.check(pipe, ASKED)
-    with pytest.raises(ContractError, match="of a graph uses memory that was given back"):
-        harness.check(pipe, ASKED)
 
 
 class Fails(harness.Feeds):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from specframe_std.kv.slab import Slab
 from specframe_std.verifiers.chain import ChainVerifier
-from specframe_testing import fakes, harness, states, zoo
+from specframe_testing import fakes, harness, zoo
 from specframe_testing.paged import Gathering, Pages
 
 from specframe.contracts.requests import GREEDY, Request
@@ -24,7 +24,6 @@ from specframe.forward.open_stores import OpenStore, Stores
 from specframe.pipeline import Pipeline
 from specframe.reference import reference_decode
 from specframe.text.processor_formulas import plan_of
-from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -75,41 +74,6 @@ def test_a_second_run_opens_nothing(align: str, graphs: str) -> None:
     harness.check(pipe, harness.requests(harness.random_prompts([2] * 4, 61), 3))
     assert len(kv.opened) == 6, "more rows"
     assert kv.alive() == 2
-
-
-@pytest.mark.wide
-def test_samples_and_temperatures_use_the_same() -> None:
-    """Another acceptance rule has the same caches, and draws what it would have drawn."""
-    pipe, kv = noted(accept="auto", draft_length=3)
-    how, prompts = Sampling(temperature=1.0, samples=2), [one.prompt_ids for one in ASKED]
-    harness.check(pipe, ASKED)
-    found = [one.token_ids for one in pipe.generate(prompts[:1], 5, sampling=how)]
-    assert len(kv.opened) == 2
-    free, _ = noted(accept="auto", draft_length=3)
-    assert found == [one.token_ids for one in free.generate(prompts[:1], 5, sampling=how)]
-
-
-@pytest.mark.wide
-def test_states_begin_anew() -> None:
-    """The states of rows of an earlier run are not those of another's."""
-    with states.known():
-        target = states.fake_state_target()
-        kv = Noted()
-        pipe = harness.pipeline(target, states.fake_state_draft(target), kv=kv, batch_size=3, draft_length=3)
-        for asked in (ASKED, ASKED[1:], ASKED):
-            harness.check(pipe, asked)
-    assert len(kv.opened) == 2
-
-
-@pytest.mark.wide
-def test_a_run_that_is_left_in_the_middle() -> None:
-    """A run whose results are not waited for leaves rows to the next one, and forgets its own."""
-    pipe, kv = noted()
-    results = pipe.decode(ASKED)
-    next(iter(results))
-    results.close()  # type: ignore[attr-defined]
-    harness.check(pipe, ASKED)
-    assert len(kv.opened) == 2
 
 
 @pytest.mark.wide
@@ -174,15 +138,6 @@ def test_engines_that_are_open_together_share_nothing() -> None:
         engine.close()
     harness.check(pipe, ASKED)
     assert len(kv.opened) == 2
-
-
-@pytest.mark.wide
-def test_checked_runs_open_their_own() -> None:
-    """Whoever checks compares with what it has seen from the first token on."""
-    pipe, kv = noted(check=True)
-    harness.check(pipe, ASKED)
-    harness.check(pipe, ASKED)
-    assert len(kv.opened) == 8, "the ledgers' and the caches'"
 
 
 def test_other_rotary_factors() -> None:

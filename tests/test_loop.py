@@ -32,19 +32,6 @@ def watched(draft, asked, **options):
     return results, feeds
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=5"])
-@pytest.mark.parametrize("align", registry().names("alignment"))
-def test_draft_is_fed_at_most_k_plus_one_tokens_per_row(align, schedule):
-    """After the prompt, the draft model is fed at most K + 1 tokens per row and round, under every alignment."""
-    feeds = harness.Feeds()
-    options = {"align": align, "schedule": schedule, "batch_size": 3, "draft_length": K}
-    pipe = harness.pipeline(TARGET, DRAFT, observers=[feeds], **options)
-    harness.decode(pipe, harness.requests(PROMPTS, 12, {7}))
-    fed = [sum(tokens for _, tokens in round.draft) for round in feeds.decoding]
-    assert max(fed) == K + 1
-
-
 @pytest.mark.wide(but=["ragged"])
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_prompts_are_read_once(align):
@@ -75,15 +62,6 @@ def test_no_acceptance_yields_one_token():
     assert [result.metrics.num_accepted_draft_tokens for result in results] == [0, 0, 0]
 
 
-@pytest.mark.wide
-def test_rows_gain_what_is_theirs():
-    """In one round each row gains its own accepted tokens and one more."""
-    asked = harness.requests(PROMPTS[:3], 13)
-    _, feeds = watched(fakes.ScriptedDrafter(harness.truth(TARGET, asked), {0: 0, 1: 2, 2: 4}), asked)
-    assert feeds.decoding[0].report.gained.tolist() == [1, 3, 5]
-    assert feeds.decoding[0].report.accepted.tolist() == [0, 2, 4]
-
-
 @pytest.mark.wide(but=["ragged"])
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_a_nearly_finished_row_does_not_shorten_the_others_drafts(align):
@@ -93,15 +71,6 @@ def test_a_nearly_finished_row_does_not_shorten_the_others_drafts(align):
     _, feeds = watched(drafter, asked, align=align, schedule="fixed")
     assert drafter.proposed[0] == K
     assert sorted(feeds.decoding[0].report.gained) == [1, K + 1, K + 1]
-
-
-@pytest.mark.wide
-def test_no_draft_is_longer_than_any_row_can_use():
-    """When every row is near its end the draft is only as long as the row with the most to come can use."""
-    asked = harness.requests(PROMPTS[:3], [2, 3, 4])
-    drafter = fakes.always_right(harness.truth(TARGET, asked))
-    watched(drafter, asked)
-    assert drafter.proposed == [2]
 
 
 @pytest.mark.wide
@@ -137,23 +106,6 @@ def test_one_target_pass_per_round():
     """A round that decodes runs the target once, on K + 1 tokens per row, whatever was drafted before."""
     _, feeds = watched(DRAFT, harness.requests(PROMPTS, 12))
     assert all(round.target == [(round.rows, round.report.draft.depth + 1)] for round in feeds.decoding)
-
-
-@pytest.mark.wide
-def test_plain_decoding_is_the_same_loop():
-    """Without a drafter each round feeds one token per row and gains one, and nothing counts as drafted."""
-    results, feeds = watched(None, harness.requests(PROMPTS[:3], 6))
-    assert all(round.target == [(3, 1)] and not round.draft for round in feeds.decoding)
-    assert [result.metrics.num_spec_steps for result in results] == [0, 0, 0]
-
-
-@pytest.mark.wide
-def test_results_come_in_the_order_asked():
-    """Results are yielded by index, each as soon as those before it are, whatever finishes first."""
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
-    results = list(pipe.generate(PROMPTS, max_new_tokens=5))
-    assert [result.index for result in results] == list(range(6))
-    assert all(result.prompt_tokens == len(PROMPTS[result.index]) for result in results)
 
 
 @pytest.mark.wide

@@ -70,16 +70,6 @@ def test_the_batch_is_halved_and_nothing_is_lost(align: str, rounds: set[int]) -
 
 
 @pytest.mark.wide
-def test_the_batch_that_is_halved_is_the_one_there_was() -> None:
-    """Three prompts in a batch of up to 64 go on one by one at once."""
-    verifier = Cramped(1, {1})
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=64, draft_length=3, verify=verifier)
-    with pytest.warns(RuntimeWarning, match="memory ran out: going on in batches of 1$") as found:
-        harness.check(pipe, harness.requests(PROMPTS[:3], 9))
-    assert len(found) == 1
-
-
-@pytest.mark.wide
 def test_a_cpu_without_memory_is_no_other() -> None:
     """Its allocator has no class of error of its own; what is another error stays one."""
     for message, expected in (
@@ -92,18 +82,6 @@ def test_a_cpu_without_memory_is_no_other() -> None:
             expected, match=r"one sequence: can't allocate memory: you tried to allocate 8 bytes$|mat1 and"
         ):
             list(pipe.generate(PROMPTS[:1], 4))
-
-
-@pytest.mark.wide
-def test_samples_and_noise_survive() -> None:
-    """Samples that started from another's row read their prompt on their own afterwards, and draw what they would have."""
-    how = Sampling(temperature=1.0, samples=3)
-    free = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=4, draft_length=3)
-    pipe = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=4, draft_length=3, verify=Cramped(2, {3}))
-    with pytest.warns(RuntimeWarning):
-        cramped = [result.token_ids for result in pipe.generate(PROMPTS[:3], 10, sampling=how)]
-    assert len(cramped) == 3 * 3
-    assert cramped == [result.token_ids for result in free.generate(PROMPTS[:3], 10, sampling=how)]
 
 
 @pytest.mark.wide

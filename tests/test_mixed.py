@@ -12,7 +12,6 @@ import torch
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, suite_device, zoo
-from specframe_testing.constraints import DigitSum
 from specframe_testing.paged import Gathering, Pages
 
 from specframe.caches.slab import SlabStore
@@ -91,30 +90,6 @@ def test_whatever_attends_stores_and_drafts(
     given = {"align": "ragged", "schedule": MIXED, "batch_size": 3, "draft_length": 3, **options}
     harness.check(harness.pipeline(target, draft, **given), ASKED)
     assert bool(joined) == joins
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("accept", "tree"),
-    [
-        ("gumbel", True),
-        ("rejection", False),
-        pytest.param("gumbel", False, marks=pytest.mark.slow),
-        pytest.param("rejection", True, marks=pytest.mark.slow),
-    ],
-)
-def test_samples_are_those_without(accept: str, tree: bool, joined: list[tuple[int, int]]) -> None:
-    """Rules that draw, samples that start from another's row, and constraints: tokens are those of pieces between rounds."""
-    target, found = zoo.build("qwen3"), []
-    prompts = [list(request.prompt_ids) for request in ASKED]
-    how = Sampling(temperature=1.0, samples=2)
-    for schedule in ("continuous,piece=8", MIXED):
-        drafter = {"drafter": ModelDrafter(branch="3/1/1")} if tree else {}
-        options = {"accept": accept, "schedule": schedule, "batch_size": 4, "draft_length": 3, "constraint": DigitSum()}
-        pipe = harness.pipeline(target, zoo.good_draft(target), **drafter, **options)
-        found.append([one.token_ids for one in pipe.generate(prompts, 8, sampling=how)])
-    assert found[0] == found[1]
-    assert joined
 
 
 @pytest.mark.parametrize("align", ["ragged", pytest.param("eqspec", marks=pytest.mark.slow)])

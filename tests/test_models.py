@@ -294,22 +294,6 @@ def test_something_that_is_no_model() -> None:
 
 
 @pytest.mark.wide
-def test_a_tokenizer_is_loaded_by_name_and_by_model(llama: Path) -> None:
-    """A directory and the model loaded from it give the same tokenizer, which round-trips text."""
-    by_name = models.load_tokenizer(llama)
-    by_model = models.load_tokenizer(models.load_model(llama, "target", CPU, torch.float32))
-    assert by_name.decode(by_name("naïve ☃").input_ids) == "naïve ☃"
-    assert by_name.get_vocab() == by_model.get_vocab()
-
-
-@pytest.mark.wide
-def test_a_model_made_in_memory_has_no_tokenizer() -> None:
-    """A loaded model that came from nowhere gives None."""
-    factory, config = FAMILIES["llama"]
-    assert models.load_tokenizer(factory(config)) is None
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_directory_without_a_tokenizer(family: str, tmp_path: Path) -> None:
     """A named model without a tokenizer is an error, also where transformers would make an empty one."""
@@ -529,20 +513,6 @@ def test_another_precision_by_autocast_is_refused(role: str) -> None:
 
 
 @pytest.mark.wide
-def test_padding_of_the_embedding_is_no_difference() -> None:
-    """One tokenizer and two sizes of the embedding fit, however far apart the sizes."""
-    check_vocabularies(sized(300), sized(4096), tokenizer_of(ALPHABET), tokenizer_of(ALPHABET))
-
-
-@pytest.mark.wide
-def test_tokens_that_one_side_added_are_no_difference() -> None:
-    """Special tokens at ids that the other side does not use fit, on either side."""
-    plain, extended = tokenizer_of(ALPHABET), tokenizer_of(ALPHABET, "<think>", "</think>")
-    check_vocabularies(sized(300), sized(300), plain, extended)
-    check_vocabularies(sized(300), sized(300), extended, plain)
-
-
-@pytest.mark.wide
 def test_a_token_with_another_id_is_refused() -> None:
     """The first token, by id, that has another id in the draft is named with both ids."""
     swapped = ALPHABET | {"a": ALPHABET["b"], "b": ALPHABET["a"]}
@@ -596,16 +566,6 @@ def test_vocabularies_that_differ_draft_through_text() -> None:
 
 
 @pytest.mark.wide
-def test_names_are_resolved(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Aliases become locations; hub ids and directories stay as they are."""
-    monkeypatch.chdir(llama.parent)
-    assert aliases.resolve("big") == "org/big"
-    assert aliases.resolve("someone/something") == "someone/something"
-    assert aliases.resolve(str(llama)) == str(llama)
-    assert aliases.resolve("llama") == "llama"
-
-
-@pytest.mark.wide
 def test_an_unknown_name_lists_the_known(llama: Path) -> None:
     """The error lists aliases of plugins and of the user, and the nearest."""
     model_names.add_alias("mine", llama)
@@ -613,13 +573,6 @@ def test_an_unknown_name_lists_the_known(llama: Path) -> None:
         UnknownNameError, match="unknown model 'bigg': expected one of big, mine, small; did you mean 'big'"
     ):
         aliases.resolve("bigg")
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("target", ["big", "org/big"])
-def test_a_pair_is_found_by_every_name_of_its_target(target: str) -> None:
-    """The target's alias and the hub id it stands for have the same drafter."""
-    assert pairs.paired_drafter(target) == "small"
 
 
 @pytest.mark.wide
@@ -650,15 +603,6 @@ def test_drafters_without_a_model_are_offered(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setitem(registry().defaults, purpose, [])
     with pytest.raises(OptionError, match=r": name one as the drafter, or 'none' for plain decoding$"):
         choose("org/other", "auto")
-
-
-@pytest.mark.wide
-def test_added_aliases_are_kept(llama: Path, home: Path) -> None:
-    """Aliases are added one by one to a file that is made on first use and reads back."""
-    model_names.add_alias("one", llama)
-    model_names.add_alias("two.b-c_d", str(llama))
-    assert aliases.user_aliases() == {"one": str(llama), "two.b-c_d": str(llama)}
-    assert (home / "models.toml").read_text() == f'[models]\n"one" = "{llama}"\n"two.b-c_d" = "{llama}"\n'
 
 
 @pytest.mark.wide

@@ -18,7 +18,7 @@ from specframe_std.alignments.ragged import Ragged
 from specframe_testing import fakes, harness, suite_device
 
 from specframe.contracts.drafts import Draft, Transfer, Verdict
-from specframe.engine.guards.numbers import depths, draft_fault, verdict_fault
+from specframe.engine.guards.numbers import draft_fault, verdict_fault
 from specframe.errors import ContractError
 
 V = 61
@@ -197,13 +197,6 @@ def test_a_chain_is_as_deep_as_it_has_tokens() -> None:
         ContractError, match=r"^drafter .*: propose\(\) must return a depth of N = 4 for a chain, got 3"
     ):
         harness.decode(harness.pipeline(TARGET, Short(TRUTH), draft_length=4), ASKED)
-
-
-@pytest.mark.wide
-def test_depths_of_trees() -> None:
-    """Each node is one deeper than its parent, in every row of its own tree."""
-    parents = np.array([[-1, 0, 1, 2, 3, 4, 5], [-1, -1, 0, 1, 1, 3, -1], [-1, 0, 0, 2, 0, 4, 5]])
-    assert depths(parents).tolist() == [[1, 2, 3, 4, 5, 6, 7], [1, 1, 2, 2, 2, 3, 1], [1, 2, 2, 3, 2, 3, 4]]
 
 
 def test_filler_is_not_measured() -> None:

@@ -25,7 +25,6 @@ from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
-from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording, tape
 from specframe_testing.device.rounds import Rounds, watched_rounds
 from specframe_testing.paged import Pages
@@ -106,16 +105,6 @@ def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, d
         pipe = piped(name, align=align, batch_size=batch_size, graphs=graphs, kv="slab" if align == "eqspec" else None)
         assert pipe.target_model.device.type == device
         harness.check(pipe, asked(name, 8))
-
-
-@pytest.mark.wide
-def test_prompts_as_wide_as_a_draft_are_read_in_their_own_rows() -> None:
-    """What was recorded for the first rows is not run for prompts that join in others, however alike their blocks are."""
-    prompts = harness.random_prompts([4] * 9, pair("fake")[0].config.vocab_size, seed=2)
-    requests = [attrs.evolve(one, max_new_tokens=3 + 9 * (one.index % 3)) for one in harness.requests(prompts, 1)]
-    with suite_device.running_on("sim"):
-        for schedule in ("same-length", "same-length,window=2"):  # what joins has rows beside the others' here
-            harness.check(piped("fake", graphs="on", schedule=schedule, kv="slab"), requests)
 
 
 def traffic(**options: Any) -> Rounds:
@@ -224,22 +213,6 @@ def test_as_on_the_cpu(kind: str) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ["ragged", "exspec"])
-def test_memory_that_runs_out_halves_the_batch(align: str) -> None:
-    """With less memory than a batch takes, the batch is halved, as on CUDA, and nothing is lost."""
-    pipe = piped("qwen3", align=align, batch_size=6)
-    gc.collect()  # what earlier tests have left would be freed later, and the limit be too high
-    MEMORY.peak[0] = MEMORY.used[0]
-    harness.check(pipe, asked("qwen3"))
-    pipe.close()  # the stores that stay open for the next run
-    gc.collect()
-    used, peak = MEMORY.used[0], MEMORY.peak[0]
-    with MEMORY.limited(used + (peak - used) * 2 // 3), pytest.warns(RuntimeWarning, match="memory ran out: going on"):
-        harness.check(pipe, asked("qwen3"))
-    assert pipe.report.sequences == len(LENGTHS)
-
-
 def test_attention_is_kept_from_kernels_that_need_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """While models run torch does not ask cuDNN, which builds a plan for each length of a cache; after it, it does."""
     seen: list[bool] = []
@@ -288,16 +261,6 @@ def test_a_setting_holds_until_the_last_one_is_out() -> None:
     assert changes == ["before"] * 2
 
 
-@pytest.mark.wide
-def test_forwards_and_chains_are_recorded() -> None:
-    """A run records and replays graphs for real, of target and draft, and stays exact."""
-    made, replays = SimRecording.made, SimRecording.replays
-    pipe = piped("qwen3", graphs="auto", batch_size=3)
-    harness.check(pipe, asked("qwen3"))
-    assert SimRecording.made - made >= 2
-    assert SimRecording.replays - replays > pipe.report.rounds
-
-
 @pytest.fixture
 def shelves(monkeypatch: pytest.MonkeyPatch) -> list[recording_cache.RecordingCache]:
     """The shelves of recordings that are made in a test: target, its chains, draft, its chains."""
@@ -322,18 +285,6 @@ def test_chains_are_recorded_by_buckets_of_rows(shelves: list[recording_cache.Re
     schedule = "same-length,window=7"  # batches of three of seven rows
     harness.check(harness.pipeline(target, draft, batch_size=3, schedule=schedule, draft_length=3, graphs="on"), asked)
     assert 4 in {key[0] for key in shelves[7]._kept} <= {1, 2, 4}
-
-
-@pytest.mark.wide
-def test_chains_of_all_lengths_share_recordings(shelves: list[recording_cache.RecordingCache]) -> None:
-    """A step is recorded once for the tokens that a chain begins with, and once for one, however long chains are."""
-    target, draft = pair("fake")
-    feeds = harness.Feeds()
-    asked = harness.requests(harness.random_prompts([3], 61), 60)
-    options: dict[str, Any] = {"draft_length": Lengths(3, 1, 5, 2, 4, 7), "graphs": "on", "observers": [feeds]}
-    harness.check(harness.pipeline(target, draft, **options), asked)
-    assert len({round.report.draft.depth for round in feeds.decoding}) > 4
-    assert sorted(shelves[3]._kept) == [(1, width, 64) for width in (1, 2)]
 
 
 def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[recording_cache.RecordingCache]) -> None:
@@ -478,15 +429,6 @@ def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[recordi
     asked = harness.requests(harness.random_prompts((3, 9, 5, 7), zoo.VOCABULARY), [24, 40, 30, 36])
     harness.check(harness.pipeline(target, zoo.good_draft(target), **drafter, **options), asked)
     assert {key[6] for key in shelves[0]._kept} > {None}
-
-
-@pytest.mark.wide
-def test_bitwise_rounds_are_recorded() -> None:
-    """With bitwise forwards are recorded and replayed, as kernels that its rules do not see again."""
-    target, replays = zoo.build("qwen3"), SimRecording.replays
-    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, bitwise=True)
-    harness.check(pipe, harness.requests(harness.random_prompts(LENGTHS[:3], zoo.VOCABULARY), NEW))
-    assert SimRecording.replays > replays
 
 
 class Forgetful(harness.Feeds):

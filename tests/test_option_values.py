@@ -22,7 +22,7 @@ from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
 from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import Registry, offer, parse_specification, registry
-from specframe.value_checks import bound, flag, number, whole
+from specframe.value_checks import flag, number, whole
 
 INF = math.inf
 RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
@@ -119,16 +119,6 @@ def test_a_wrong_value_of_a_strategys_option_is_one_sentence(option: tuple[str, 
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("option", RANGES, ids=" ".join)
-def test_the_ends_of_a_range_are_taken(option: tuple[str, str, str]) -> None:
-    """The table holds the ranges that the strategies have, not narrower ones."""
-    kind, name, key = option
-    ends = RANGES[option]
-    for end in [ends[0], ends[-1]] if isinstance(ends[0], str) else ends:
-        assert registry().make(kind, f"{name},{key}={end}") is not None
-
-
-@pytest.mark.wide
 def test_an_option_given_twice_is_refused() -> None:
     """Neither the first value nor the last is taken silently, with a dash or an underscore in the name."""
     with pytest.raises(OptionError, match="option 'a_b' of 'x' is given twice"):
@@ -159,21 +149,6 @@ def test_a_strategy_of_a_plugin_is_checked_by_its_annotations() -> None:
     with pytest.raises(OptionError) as caught:
         known.make("drafter", "stranger,span=2.5")
     assert str(caught.value) == "drafter 'stranger': span: expected a whole number, got 2.5"
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("least", "most", "above", "words"),
-    [
-        (-INF, INF, False, ""),
-        (0, INF, True, " above 0"),
-        (0, 1, True, " above 0 and at most 1"),
-        (0, 2**64 - 1, False, " from 0 to 18,446,744,073,709,551,615"),
-    ],
-)
-def test_a_range_in_words(least: float, most: float, above: bool, words: str) -> None:
-    """An open end is not named."""
-    assert bound(least, most, above) == words
 
 
 def test_what_is_true_or_false_is_nothing_else() -> None:

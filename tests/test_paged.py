@@ -6,9 +6,8 @@ import warnings
 from typing import Any
 
 import pytest
-import torch
 from specframe_testing import fakes, harness, paged, zoo
-from specframe_testing.conformance import AttentionBackendSuite, KVBackendSuite
+from specframe_testing.conformance import AttentionBackendSuite
 from specframe_testing.paged import Gathering, PagedStore, Pages
 
 from specframe.contracts.drafts import Budget, Draft
@@ -18,7 +17,7 @@ from specframe.contracts.round import Batch, Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import CompositionError, ContractError, InvariantError, ModelError
-from specframe.forward import compiled, unpadded
+from specframe.forward import unpadded
 from specframe.forward.runner import ModelRunner
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
@@ -162,16 +161,6 @@ def test_a_cached_beginning_is_not_fed_for_a_neighbour(
     assert 13 in computed or not laid or "schedule" in options
 
 
-@pytest.mark.slow
-def test_compiled_layers_read_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator that compiled layers attend by hands the layer's pages to the backend."""
-    monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
-    torch._dynamo.reset()
-    target = zoo.build("opt")
-    pipe = harness.pipeline(target, None, kv=Pages(), attention=Gathering(), batch_size=3, layers="compiled")
-    harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
-
-
 @pytest.mark.wide
 def test_views_that_nobody_reads_are_refused() -> None:
     """An attention backend and a KV backend that do not fit are told in one sentence, before anything is decoded."""
@@ -204,19 +193,6 @@ class TestGathering(AttentionBackendSuite):
     def make(self) -> Gathering:
         """Return a new attention backend."""
         return Gathering()
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("test", ["test_scatter"])
-def test_pages_hold_what_was_written(test: str, seed: int) -> None:
-    """The fake store keeps what every store keeps that writes any slot."""
-
-    class Suite(KVBackendSuite):
-        def make(self) -> Pages:
-            return Pages()
-
-    getattr(Suite(), test)(seed)
 
 
 @pytest.mark.wide

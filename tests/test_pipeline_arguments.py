@@ -146,15 +146,6 @@ def test_an_argument_of_assisted(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("seed", [0, 2**63, 2**64 - 1])
-def test_every_seed_in_range_draws(seed: int) -> None:
-    """The largest seed that is accepted gives random numbers like any other."""
-    pipe = Pipeline(TARGET, DRAFT, seed=seed, draft_length=2)
-    results = list(pipe.generate([[1], [2]], 4, sampling=specframe.Sampling(temperature=1.0)))
-    assert [len(result.token_ids) > 0 for result in results] == [True, True]
-
-
-@pytest.mark.wide
 def test_what_is_right_is_taken() -> None:
     """Arrays of moments, tokenizers, observers in a tuple and objects of a class of their own are no faults."""
     pipe = Pipeline(

@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -24,7 +22,7 @@ from specframe_testing import conformance, fakes, harness
 
 from specframe.cli import cli
 from specframe.contracts.cache import Dense
-from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
+from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
 from specframe.engine import error_words
@@ -61,15 +59,6 @@ SUITES = {
     "attention backend": (conformance.AttentionBackendSuite, "test_equals_reference", {"surroundings": {}}),
 }
 """The suite of each role, and a test that every suite has."""
-
-
-class Unwriting:
-    """A store that lacks members."""
-
-    nbytes = 0
-
-    def arrange(self, sequences: Any) -> None:
-        """Do nothing."""
 
 
 @attrs.frozen
@@ -111,11 +100,6 @@ def drafted(change: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
 def judged(change: Callable[[Verdict], Verdict]) -> Callable[..., Any]:
     """Return what gives another verdict."""
     return lambda verdict, *_: change(verdict)
-
-
-def last_ids(tokens: torch.Tensor, value: int) -> torch.Tensor:
-    """Return tokens whose last column holds one id."""
-    return torch.cat([tokens[:, :-1], torch.full_like(tokens[:, -1:], value)], dim=1)
 
 
 MUST = r"\(\) must return "
@@ -551,55 +535,6 @@ def test_a_batch_is_for_reading() -> None:
 
     with pytest.raises(ContractError, match=r"Writer: propose\(\) raised ValueError: .*read-only"):
         harness.decode(harness.pipeline(TARGET, Writer([[1] * 9])), harness.requests([[5, 6]], 4))
-
-
-@pytest.mark.wide
-def test_writing_is_seen_in_inference_mode_too() -> None:
-    """A run inside a caller's inference mode counts who writes to its batches as any other does."""
-
-    class Writer(fakes.ScriptedDrafter):
-        def propose(self, batch: Batch, budget: Budget) -> Draft:
-            batch.tokens_BS[:, 0] = 1
-            return super().propose(batch, budget)
-
-    with torch.inference_mode(), pytest.raises(ContractError, match=r"Writer: propose\(\) must not write to the batch"):
-        harness.decode(harness.pipeline(TARGET, Writer([[1] * 9])), harness.requests([[5, 6]], 4))
-
-
-@pytest.mark.wide
-def test_no_number_is_read_from_a_device() -> None:
-    """On a device other than the CPU a guard looks at types and shapes alone: tensors without numbers pass through all checks."""
-
-    def tensor(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
-        return torch.empty(*shape, dtype=dtype, device="meta")
-
-    host = np.array([3, 4])
-    sequences: Any = [None, None]
-    batch = Batch(sequences, tensor(2, 8), tensor(2), np.zeros((2, 8)), host, host, tensor(2), prefill=False)
-    draft = Draft(tensor(2, 3), tensor(2, 3, 61, dtype=torch.float32))
-    scores, verdict = Scores(tensor(2, 4, 61, dtype=torch.float32)), Verdict(tensor(2), tensor(2, 4))
-    transfer = Transfer(draft, verdict)
-    returns = types.SimpleNamespace(
-        propose=lambda *_: draft,
-        score=lambda *_: scores,
-        judge=lambda *_: verdict,
-        choose=lambda *_: tensor(2),
-        commit=lambda *_: transfer,
-    )
-    assert roles.guard("drafter", returns).propose(batch, Budget(3)) is draft
-    assert roles.guard("verifier", returns).score(batch, draft) is scores
-    assert roles.guard("acceptance rule", returns).judge(batch, draft, scores) is verdict
-    assert roles.guard("acceptance rule", returns).choose(batch, 0, scores.logits_BTV[:, 0]).shape == (2,)
-    assert roles.guard("alignment", returns).commit(batch, draft, transfer) is transfer
-
-
-@pytest.mark.wide
-def test_a_guard_is_put_around_once() -> None:
-    """A strategy that has its guard keeps it, and shows all that the strategy has."""
-    rule = registry().make("acceptance rule", "synthetic,rate=0.5")
-    once = roles.guard("acceptance rule", rule)
-    assert roles.guard("acceptance rule", once) is once
-    assert (once.offers, once.__wrapped__) == (rule.offers, rule)
 
 
 @pytest.mark.wide

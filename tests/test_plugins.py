@@ -15,7 +15,7 @@ from specframe.cli import cli
 from specframe.errors import OptionError, PluginError, SpecframeWarning, UnknownNameError
 from specframe.models import aliases
 from specframe.models.pairs import choose
-from specframe.plugins.entries import OTHERS, PURPOSES, ROLES, ModelAlias
+from specframe.plugins.entries import OTHERS, PURPOSES, ROLES
 from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.registry import (
     LIMIT_VARIABLE,
@@ -29,7 +29,7 @@ from specframe.plugins.registry import (
 from specframe.plugins.versions import bounds
 
 HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("specframe_register_"))
-KINDS = {hook: kind for kind, hook in {**ROLES, **OTHERS}.items()}
+
 
 DRAFTER = """
 from specframe import hookimpl
@@ -102,17 +102,6 @@ def test_options_of_a_strategy_that_takes_none():
         discover().make("alignment", "ragged,foo=1")
     with pytest.raises(OptionError, match=r"^expected a name before its options, as in 'name,key=value', got ','$"):
         parse_specification(",")
-
-
-@pytest.mark.wide
-def test_built_ins_come_through_the_same_door():
-    """Standard strategies and the lab's commands come through entry points, specframe's own commands through the same hook."""
-    known = discover()
-    assert known.entry("alignment", "ragged").distribution == "specframe-std"
-    assert known.distributions["specframe-std"] == "specframe_std"
-    assert known.entry("command", "run").distribution == "specframe"
-    assert known.entry("command", "compare").distribution == "specframe-lab"
-    assert not known.failures
 
 
 @pytest.mark.wide
@@ -189,15 +178,6 @@ def test_a_misspelt_drafter_is_answered_with_drafters_and_models():
         UnknownNameError, match=r"^unknown drafter or model 'prompt-lokup': .*tiny.*did you mean 'prompt-lookup'\?$"
     ):
         choose("auto", "prompt-lokup")
-
-
-@pytest.mark.wide
-def test_a_saved_model_beside_a_project_is_a_model(tmp_path, monkeypatch):
-    """A folder that holds a model is a model, whatever else it holds."""
-    monkeypatch.chdir(tmp_path)
-    package.write("yours")
-    (tmp_path / "yours" / "config.json").write_text("{}")
-    assert aliases.resolve("yours") == "yours"
 
 
 @pytest.mark.wide

@@ -72,18 +72,6 @@ def test_a_waiting_request_is_aborted_without_looking_at_the_others():
 
 
 @pytest.mark.wide
-def test_first_batch_reads_prompts():
-    """A batch of newcomers is a prefill: prompts in the buffers, lengths on both sides, nothing cached."""
-    pool = open_pool(requests([[1, 2, 3], [4]], 2))
-    batch = pool.batch(pool.admit(2))
-    assert batch.prefill
-    assert batch.lengths.tolist() == batch.lengths_B.tolist() == [3, 1]
-    assert batch.tokens_BS[0, :3].tolist() == [1, 2, 3]
-    assert batch.tokens_BS[1, :1].tolist() == [4]
-    assert batch.limits.tolist() == [5, 3]
-
-
-@pytest.mark.wide
 def test_states_follow_each_other():
     """A prompt read in two pieces and its fork wait, read or copy, decode and finish; giving a row back begins again."""
     asked = [Request(0, [1, 2, 3], 3), Request(0, [1, 2, 3], 3, sample=1)]
@@ -117,16 +105,6 @@ def test_states_follow_each_other():
 
 
 @pytest.mark.wide
-def test_tokens_are_appended_at_each_rows_own_length():
-    """What a row gains stands right after its tokens, on the device as in its result."""
-    pool, batch = started(requests([[1, 2, 3], [4]], 9))
-    gain(pool, batch, [[5, 6, 7], [8, 8, 8]], accepted=[2, 0])
-    assert batch.lengths.tolist() == batch.lengths_B.tolist() == [7, 3]
-    assert batch.tokens_BS[0, :7].tolist() == [1, 2, 3, 9, 5, 6, 7]
-    assert batch.tokens_BS[1, :3].tolist() == [4, 9, 8]
-
-
-@pytest.mark.wide
 def test_context_bounds_every_sequence():
     """No sequence grows beyond the target's context, whatever was asked for."""
     pool, batch = started(requests([[1] * 6], 50), context=9)
@@ -146,18 +124,6 @@ def test_metrics_count_what_stands():
     assert metrics[2].draft_acceptance_rate == pytest.approx(1 / 3)
 
 
-@pytest.mark.wide
-def test_waiting_is_counted_per_round():
-    """Live sequences count the rounds since they were last in a batch."""
-    pool, _ = started(requests([[1]] * 3, 9))
-    first, second, third = pool.live
-    for _ in range(2):
-        pool.batch([first])
-    assert (first.waited, second.waited, third.waited) == (0, 2, 2)
-    pool.batch([second])
-    assert (first.waited, second.waited, third.waited) == (1, 0, 3)
-
-
 def test_a_batch_tells_how_many_others_wait():
     """They wait for a row, from when they are let in. Those whose row waits for a later round do not, nor those that get none."""
     pool, batch = started(requests([[1]] * 3, 9))
@@ -173,17 +139,6 @@ def test_a_batch_tells_how_many_others_wait():
 
 
 @pytest.mark.wide
-def test_last_tokens():
-    """A batch hands out the tokens of each row that end at an offset from its length; before its first it pads."""
-    _, batch = started(requests([[1, 2, 3], [4]], 9))
-    assert batch.last_tokens(2).tolist() == [[3, 9], [4, 9]]
-    assert batch.last_tokens(3, offset=-1).tolist() == [[1, 2, 3], [4, 4, 4]]
-    assert batch.longest == 4
-    assert batch.even is None
-    assert len(batch) == 2
-
-
-@pytest.mark.wide
 def test_last_tokens_of_rows_that_are_even():
     """Rows of one length have the same tokens as rows that differ, and padding where they are too short."""
     _, batch = started(requests([[1, 2, 3], [4, 5, 6]], 9))
@@ -191,15 +146,6 @@ def test_last_tokens_of_rows_that_are_even():
     for width, offset in ((1, 0), (2, 0), (2, -1), (4, 0), (5, 0), (3, -2)):
         found = batch.last_tokens(width, offset)
         assert torch.equal(found, batch.tokens_BS.gather(1, batch.positions(offset - width, width).clamp(min=0)))
-
-
-@pytest.mark.wide
-def test_rows_given_back_are_taken_up_in_their_order():
-    """Sequences that gave their rows back are the next to come to rows, before those that wait, in the order they had."""
-    pool, _ = started(requests([[1]] * 3, 4))
-    pool.add(requests([[1]] * 4, 4)[3])
-    pool.put_back(4)
-    assert [sequence.request.index for sequence in pool.admit(4)] == [0, 1, 2, 3]
 
 
 def test_samples_of_an_aborted_reader_read_the_prompt_themselves():

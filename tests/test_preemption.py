@@ -6,14 +6,12 @@ import gc
 import itertools
 import re
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
-from specframe_testing.heads import checkpoints as heads
 from specframe_testing.paged import Gathering, PagedStore, Pages
 
 from specframe import row_map
@@ -155,29 +153,6 @@ def test_one_after_the_other_gives_way(options: dict[str, Any]) -> None:
     models = 2 if draft is not None else 1
     assert len(kv.stores) == (2 * models if "check" in options else models), "nothing is opened anew"
     assert all(not store.used and not any(store._users) for store in kv.stores), "all is given back"
-
-
-@pytest.mark.wide
-def test_a_head_begins_again_with_the_features_of_all_tokens(tmp_path: Path) -> None:
-    """A drafter that reads hidden states has a row's features from its first token on again, and drafts as well as before."""
-    heads.eagle3(tmp_path / "head", TARGET, drafted=70, layers=1)
-    drafter = f"eagle,checkpoint={tmp_path / 'head'}"
-    pipe, _, _ = growing(44, drafter=drafter)
-    with pytest.warns(RuntimeWarning) as caught:
-        harness.check(pipe, ASKED)
-    assert len(told(list(caught))) > 1
-
-
-@pytest.mark.wide
-def test_samples_and_noise_survive() -> None:
-    """Samples that gave way draw what they would have drawn, those that were to start from another's row, too."""
-    how = Sampling(temperature=1.0, samples=3)
-    prompts = [request.prompt_ids for request in ASKED[:3]]
-    free = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=4, draft_length=3)
-    pipe, _, _ = growing(40, DRAFT, accept="gumbel")
-    with pytest.warns(RuntimeWarning, match="gives its memory back"):
-        found = [one.token_ids for one in pipe.generate(prompts, 10, sampling=how)]
-    assert found == [one.token_ids for one in free.generate(prompts, 10, sampling=how)]
 
 
 def test_log_probabilities_go_on() -> None:

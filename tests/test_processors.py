@@ -20,7 +20,6 @@ from specframe.contracts.requests import Plan, Request
 from specframe.contracts.round import Batch
 from specframe.contracts.round import Sequence as Row
 from specframe.text import processors
-from specframe.text.generation import Settings
 from specframe.text.processor_formulas import FORMULAS, PresencePenalty, Reads, kind_of, plan_of
 from specframe.text.sampling import shape
 
@@ -173,30 +172,6 @@ def test_one_call_is_as_many_calls(name: str, tree: str, lead: bool) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("tree", TREES)
-def test_a_single_place(tree: str) -> None:
-    """One row's last place alone, as a drafter's steps and plain decoding have it, is shaped as it is among others."""
-    own = plan_of([lambda ids, scores: (scores + ids.sum()).double(), hf.TopKLogitsWarper(4)], True, (3, 3))
-    for plan in (own, *(plan_of([make(6)], True, (1,)) for _, make in CASES.values())):
-        batch = batch_of([plan])
-        drafted_BN, parents_BN = drafts(1, tree)
-        logits_BTV = logits(1, 1)
-        expected = one_by_one(batch, drafted_BN, logits_BTV, parents_BN)
-        assert same(shape(batch, drafted_BN, logits_BTV, parents_BN), expected)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", CASES)
-def test_the_cases_have_an_effect(name: str) -> None:
-    """A processor that changes nothing would be equal to anything."""
-    _, make = CASES[name]
-    batch = batch_of([plan_of([make(max(1, length - 3))], True) for length in LENGTHS])
-    drafted_BN, _ = drafts(len(batch), "chain")
-    logits_BTV = logits(len(batch), NODES + 1)
-    assert not torch.equal(shape(batch, drafted_BN, logits_BTV), logits_BTV)
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("name", CASES)
 def test_one_call_for_a_kind(name: str, called: Counter[type]) -> None:
     """However many rows and places have it, a processor is called once; one that goes by counts once for each effect."""
@@ -339,12 +314,3 @@ def test_tokens_of_mixed_requests(name: str, drafter: str, monkeypatch: pytest.M
     monkeypatch.setattr("specframe.text.processor_formulas.FORMULAS", {})
     assert kind_of(hf.TemperatureLogitsWarper(0.5)) is None
     assert ids() == together
-
-
-@pytest.mark.wide
-def test_rows_without_processors_make_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that nothing shapes have their logits handed on as they are, and no tokens are looked at."""
-    monkeypatch.setattr("specframe.text.sampling.Prefixes", None)
-    batch = batch_of([Settings(Sampling()).plan(3, 9, [0], "cpu") for _ in LENGTHS])
-    logits_BTV = logits(len(batch), 2)
-    assert shape(batch, batch.tokens_BS[:, :1], logits_BTV) is logits_BTV

@@ -77,13 +77,6 @@ def test_an_array(name: str, indent: int | None) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", ["p.jsonl", "p.ndjson"])
-def test_json_lines(name: str) -> None:
-    """JSON lines hold what the entries of an array hold."""
-    assert given("\n".join(json.dumps(entry) for entry, _ in ENTRIES), name) == [held for _, held in ENTRIES]
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("text", ["[1, 2, 3]", "[", "[\n  1,\n", "{}", "{a}\n{b}", "[x for x in y]\n[1]", '"a"', "5"])
 def test_code_that_looks_like_json_stays_text(text: str) -> None:
     """The lines of a text file are prompts unless the whole is JSON that holds some."""
@@ -365,16 +358,6 @@ def test_messages_that_cannot_be_rendered_fail_alone(pipe: Any) -> None:
     assert refused.error == "the target's chat template refuses the messages: no tools"
 
 
-@pytest.mark.wide
-def test_chats(pipe: Any) -> None:
-    """A text is one message of the user; messages and token ids are what they are in ``generate``; a blank text fails."""
-    pipe.tokenizer.chat_template = TEMPLATE
-    found = [*pipe.chat(["Why?", ASKED, [5, 6, 7], " "], 4)]
-    asked = ["<user>Why?<assistant>", "<system>Be brief.<user>Why?<assistant>", [5, 6, 7]]
-    assert [one.token_ids for one in found[:3]] == [one.token_ids for one in pipe.generate(asked, 4)]
-    assert found[3].error == "the prompt is empty: expected at least one token"
-
-
 def without_template(pipe: Any) -> str:
     """Take the chat template from a pipeline's tokenizer, and return a folder of its target that has none either."""
     pipe.tokenizer.chat_template = None
@@ -421,35 +404,6 @@ def test_a_run_of_chats(pipe: Any) -> None:
     texts = CliRunner().invoke(cli, ["run", "--resume", "--output", "o.jsonl", *options])
     assert texts.exit_code == 2
     assert "chat" in texts.output
-
-
-@pytest.mark.wide
-def test_commands_take_all_forms(pipe: Any) -> None:
-    """A run writes the JSON of token ids and messages as their prompt; a grid is handed what a pipeline takes."""
-    from click.testing import CliRunner
-    from specframe_lab.commands.grids import readable
-
-    from specframe.cli import cli
-
-    lines = [{"prompt": [5, 6, 7]}, {"messages": ASKED}, {"instruction": "a", "input": "b"}]
-    Path("p.json").write_text(json.dumps(lines))
-    options = [
-        "--target",
-        without_template(pipe),
-        "--prompts",
-        "p.json",
-        "--output",
-        "o.jsonl",
-        "--max-new-tokens",
-        "2",
-    ]
-    done = CliRunner().invoke(cli, ["run", "--drafter", "none", *options])
-    assert done.exit_code == 1, done.output
-    kept = [json.loads(line) for line in Path("o.jsonl").read_text().splitlines()]
-    assert [one["prompt"] for one in kept] == ["[5, 6, 7]", json.dumps(ASKED), "a\n\nb"]
-    assert [len(one["token_ids"]) for one in kept] == [2, 0, 2]
-    assert "has no chat template" in kept[1]["error"]
-    assert readable((), "p.json") == [[5, 6, 7], ASKED, "a\n\nb"]
 
 
 def test_an_entrys_id_comes_back_with_its_result() -> None:

@@ -26,7 +26,6 @@ from specframe.contracts.states import StateStore
 from specframe.engine.pool import Pool
 from specframe.errors import ContractError
 from specframe.pipeline import Pipeline
-from specframe.text.sampling import Sampling
 
 TARGET = zoo.build("qwen3")
 DRAFT = zoo.good_draft(TARGET)
@@ -81,22 +80,6 @@ def test_a_draft_model_with_another_tokenizer() -> None:
     pipe.parts.tokenizer, pipe.parts.draft_tokenizer = fakes.spelled_tokenizer(2), fakes.spelled_tokenizer(1)
     check(pipe, harness.requests(harness.random_prompts([4, 2], 61), 30))
     assert ("Run", "close_cache") in USED
-
-
-@pytest.mark.wide
-def test_samples() -> None:
-    """Samples start from rows of their parents, which stand-ins copy as the objects do; a seed gives the tokens of these."""
-    found = []
-    for stand_in in (True, False):
-        pipe = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=3, draft_length=3, seed=2)
-        if stand_in:
-            pipe.parts.composition = strictly(pipe.composition, USED)
-            pipe.parts.runner = strict(pipe.parts.runner, Model, USED)
-        prompts = [request.prompt_ids for request in ASKED]
-        found.append(
-            [one.token_ids for one in pipe.generate(prompts, 6, sampling=Sampling(temperature=1.0, samples=3))]
-        )
-    assert found[0] == found[1]
 
 
 SAVE: dict[str, Callable[[Path], Any]] = {

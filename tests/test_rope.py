@@ -22,7 +22,6 @@ from specframe.engine.local_executor import Local
 from specframe.engine.parts import parts_of
 from specframe.errors import SpecframeWarning
 from specframe.plugins.recipe import Recipe
-from specframe.reference import reference_decode
 
 BOUNDARY = 24
 """Tokens up to which the models of these tests take short factors."""
@@ -36,7 +35,6 @@ LONGROPE = {
     "factor": 4.0,
 }
 SHORT, LONG = (3, 19, 1, 12, 16), (BOUNDARY + 1, 40, 61)
-CROSSING = (20, BOUNDARY)
 
 
 @functools.cache
@@ -82,23 +80,6 @@ def test_short_rows_beside_long_ones_are_exact(name: str, options: dict[str, Any
     results = harness.check(pipeline(target, **options), requests)
     for request, result in zip(requests, results, strict=True):
         assert result.token_ids == generated(target, request, 6)
-
-
-@pytest.mark.wide
-def test_the_factors_make_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short row that is read with long factors has other tokens: the models of these tests can tell."""
-    target = model("phi3")
-    request = asked((19,))[0]
-    own = reference_decode(target, request.prompt_ids, 6)
-    monkeypatch.setattr(target.config, "original_max_position_embeddings", 2)
-    monkeypatch.setitem(target.config.rope_parameters, "original_max_position_embeddings", 2)
-    assert reference_decode(target, request.prompt_ids, 6) != own
-
-
-@pytest.mark.wide
-def test_long_prompts_are_read_in_pieces_with_long_factors() -> None:
-    """Pieces that end before the boundary belong to a prompt beyond it."""
-    harness.check(pipeline(model("phi3"), schedule="continuous,piece=7"), asked((61, 40, 50)))
 
 
 @pytest.mark.wide(but=["20-6-False", "24-1-True"])

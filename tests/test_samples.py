@@ -61,16 +61,6 @@ def ids(pipe, requests):
     return [result.token_ids for result in harness.decode(pipe, requests)]
 
 
-@pytest.mark.wide
-def test_samples_differ_and_keep_their_order():
-    """The samples of a prompt come one after the other, the first being what is given without others."""
-    results = list(pipeline().generate(PROMPTS, NEW, sampling=WARM))
-    assert [(one.index, one.sample) for one in results] == [(index, n) for index in range(3) for n in range(5)]
-    assert len({tuple(one.token_ids) for one in results}) == 15
-    single = pipeline().generate(PROMPTS, NEW, sampling=attrs.evolve(WARM, samples=1))
-    assert [one.token_ids for one in single] == [one.token_ids for one in results if one.sample == 0]
-
-
 @pytest.mark.wide(but=["block-storage21-continuous"])
 @pytest.mark.parametrize(("storage", "schedule"), crossed(STORAGE, SCHEDULES))
 @pytest.mark.parametrize(
@@ -80,29 +70,6 @@ def test_samples_are_those_of_requests_decoded_alone(rule, storage, schedule):
     """Starting from another's row changes no token, whatever stores the row, moves it and judges its drafts."""
     pipe = pipeline(accept=rule, align=storage[0], kv=storage[1], schedule=schedule)
     assert ids(pipe, asked()) == each_alone(rule)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("schedule", SCHEDULES[1:3])
-@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "masking,positions=content", "rollback"])
-def test_every_invariant_holds(align, schedule):
-    """The checks find every query to see its own row's tokens and those of the prompt it shares, and nothing else."""
-    pipe = pipeline(accept="gumbel", align=align, schedule=schedule, check=True)
-    assert ids(pipe, asked()) == each_alone("gumbel")
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("batch_size", "reads", "starts"), [(8, 1, [5]), (6, 1, [5]), (1, 6, []), (4, 2, [3, 1])])
-def test_a_prompt_is_read_once_for_those_decoded_together(batch_size, reads, starts):
-    """The target reads a prompt once, and its last token once for all that start from it in a round."""
-    feeds = harness.Feeds()
-    pipe = pipeline(batch_size=batch_size, schedule="fixed", observers=[feeds])
-    (prompt,) = harness.random_prompts([30], 61)
-    list(pipe.generate([prompt], 3, sampling=attrs.evolve(WARM, samples=6)))
-    assert [round.target for round in feeds.rounds if round.report.prefill] == [[(1, 30)]] * reads
-    assert [round.draft for round in feeds.rounds if round.report.prefill] == [[(1, 29)]] * reads
-    started = [round for round in feeds.decoding if (round.report.lengths == 30).all()]
-    assert [(round.target, round.draft) for round in started] == [([(rows, 1)], []) for rows in starts]
 
 
 def equal(sampling=WARM, prompts=PROMPTS, count=5):
@@ -204,45 +171,6 @@ def test_samples_do_not_read_their_prompt_each_by_itself():
         assert (widest > 20) == (samples == 1)
 
 
-@pytest.mark.wide
-def test_rows_that_become_free_start_from_one_that_decodes():
-    """Under a scheduler that refills rows, samples that wait for one start from a sample that is still decoded."""
-    feeds = harness.Feeds()
-    requests = asked(attrs.evolve(WARM, samples=9), PROMPTS[:1])
-    requests = [
-        attrs.evolve(one, max_new_tokens=3 + (one.sample == 0) * 100, stop_token_ids=frozenset()) for one in requests
-    ]
-    pipe = pipeline(accept="block", align="eqspec", schedule="continuous", observers=[feeds], check=True)
-    assert ids(pipe, requests) == alone(requests, "block")
-    assert sum(round.report.prefill for round in feeds.rounds) == 1
-
-
-@functools.cache
-def ending_at_once(how):
-    """Return requests in which the first samples end with their first token, and what they give alone."""
-    requests = asked()
-    for place, tokens in enumerate(each_alone("block")):
-        if requests[place].sample == 0:
-            change = {"max_new_tokens": 1} if how == "length" else {"stop_token_ids": frozenset(tokens[:1])}
-            requests[place] = attrs.evolve(requests[place], **change)
-    return requests, [
-        tokens[: 1 if one.sample == 0 else None] for one, tokens in zip(requests, each_alone("block"), strict=True)
-    ]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("align", "schedule", "how"), crossed(["ragged", "eqspec", "exspec"], SCHEDULES, ["length", "eos"])
-)
-def test_a_parent_may_end_at_once(align, schedule, how):
-    """Where the first sample ends with the round that reads the prompt, the others start from what it read."""
-    requests, expected = ending_at_once(how)
-    feeds = harness.Feeds()
-    pipe = pipeline(accept="block", align=align, schedule=schedule, observers=[feeds])
-    assert ids(pipe, requests) == expected
-    assert feeds.rounds[0].report.finished[0].request.sample == 0
-
-
 @pytest.mark.wide(but=["4"])
 @pytest.mark.parametrize("seed", range(8))
 def test_any_workload(seed):
@@ -280,26 +208,6 @@ def test_samples_of_real_architectures(name, rule):
     expected = alone(requests, rule, **pair)
     for align, schedule in (("ragged", None), ("exspec", "same-length,window=4")):
         assert ids(pipeline(**pair, accept=rule, align=align, schedule=schedule), requests) == expected
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("drafter", [None, "prompt-lookup"])
-def test_samples_without_a_draft_model(drafter):
-    """Plain decoding and drafters without a cache serve samples as well."""
-    pipe = pipeline(draft=drafter, accept="gumbel", align="exspec")
-    assert ids(pipe, asked()) == each_alone("gumbel")
-
-
-FIVE = "same-length,window=5"
-
-
-@pytest.mark.wide
-def test_a_draft_of_nothing_for_some_rounds():
-    """Where a policy drafts nothing for some rounds after samples have started, their draft cache catches up."""
-    masking = "masking,positions=content"
-    for align, schedule in (("ragged", None), ("eqspec", "continuous"), ("exspec", FIVE), (masking, FIVE)):
-        pipe = pipeline(accept="gumbel", align=align, schedule=schedule, draft_length=Pauses(), check=True)
-        assert ids(pipe, asked()) == each_alone("gumbel")
 
 
 @pytest.mark.wide

@@ -210,16 +210,6 @@ def test_a_value_without_effect_is_refused(sampling, why):
 
 
 @pytest.mark.wide
-def test_neutral_values_need_no_temperature():
-    """A filter that lets everything pass is no filter, and may be written down beside greedy decoding."""
-    neutral = Sampling(top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, repetition_penalty=1, min_new_tokens=4)
-    pipe = Pipeline(TARGET, DRAFT, draft_length=3)
-    assert [r.token_ids for r in pipe.generate([[1]], 4, sampling=neutral)] == [
-        r.token_ids for r in pipe.generate([[1]], 4)
-    ]
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 1}, "x", 5, [{"temperature": 1}, None], [Sampling()], 1.5], ids=str
 )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import architectures
 import pytest
-import test_distribution
 import torch
 from products import crossed
 from specframe_std.states import scans, windows
-from specframe_testing import fakes, harness, standard, suite_device, zoo
+from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
 from specframe_testing.device.rounds import watched_rounds
@@ -19,10 +17,8 @@ from transformers import PreTrainedModel
 
 import specframe
 from specframe.contracts.requests import Request
-from specframe.errors import SpecframeWarning
 from specframe.forward.runner import ModelRunner
 from specframe.plugins.registry import registry
-from specframe.text.sampling import Sampling
 
 KINDS = {
     "compressed-convolution": "zaya",
@@ -159,19 +155,6 @@ def test_inside_generate() -> None:
 
 
 @pytest.mark.wide
-@one_kind_by_default
-def test_samples_start_as_copies(name: str) -> None:
-    """Samples that start from the first one's state have the tokens that they have alone."""
-    model, prompts = architectures.build(name), harness.random_prompts([6, 1, 9], zoo.VOCABULARY)
-
-    def sampled(rows: int) -> list[list[int]]:
-        pipe = harness.pipeline(model, None, accept=standard.ALWAYS_THE_SAME, batch_size=rows)
-        return [one.token_ids for one in pipe.generate(prompts, 5, sampling=Sampling(temperature=3.0, samples=3))]
-
-    assert sampled(4) == sampled(1)
-
-
-@pytest.mark.wide
 def test_a_layer_keeps_the_states_of_all_its_modules() -> None:
     """Each of a layer's convolutions has a state of its own, none of which is another's, in the order that the layer has them."""
     if not architectures.known("inkling_text"):
@@ -208,17 +191,6 @@ def test_steps_of_prompts_are_bounded_and_others_are_not(name: str) -> None:
     asked = usual()
     drafter = fakes.ScriptedDrafter(harness.truth(model, asked), RIGHT["by-turns"])
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=4), asked)
-
-
-@pytest.mark.wide
-@one_kind_by_default
-def test_long_prompts_go_on_from_a_state(name: str) -> None:
-    """A prompt read in pieces longer than what is computed in pairs has the tokens that it has in one pass."""
-    model = architectures.build(name)
-    model.config.max_position_embeddings = 256
-    asked = harness.requests(harness.random_prompts([180, 90], zoo.VOCABULARY), 6)
-    pipe = harness.pipeline(model, None, schedule="continuous,piece=80", batch_size=2)
-    harness.check(pipe, asked)
 
 
 @pytest.mark.wide
@@ -269,42 +241,6 @@ def test_a_scan_is_its_recurrence(entries: int, delta: bool) -> None:
     _, added = scans.linear_scan(one, keys, values, decays, before, beta_BHT1=along)
     after = scans.state_after(keys, added, decays, before)
     torch.testing.assert_close(after, states[5])
-
-
-@pytest.mark.wide
-@one_kind_by_default
-@pytest.mark.parametrize("kv", ["slab", "dynamic", "pool", "paged,block=3", "paged,block=4,blocks=12"])
-def test_stores_of_keys_and_values(kv: str, name: str) -> None:
-    """States go with every store of keys and values; where blocks run out a sequence gives way, and comes back exact."""
-    model, asked = architectures.build(name), usual()
-    align = "eqspec" if kv == "dynamic" else "ragged"
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", SpecframeWarning)
-        harness.check(
-            harness.pipeline(model, zoo.good_draft(model), kv=kv, align=align, batch_size=4, draft_length=3), asked
-        )
-    gave_way = any("gives its memory back" in str(one.message) for one in told)
-    assert gave_way == ("blocks" in kv)
-
-
-@pytest.mark.slow
-@each_kind
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_draws_from_the_target(rule: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sampled tokens have the target's joint distribution, by the chi-square of all continuations of three tokens."""
-    target = architectures.build(name, vocab_size=test_distribution.VOCABULARY)
-    target.config.get_text_config().eos_token_id = target.generation_config.eos_token_id = None
-    head = target.get_output_embeddings()
-    with torch.no_grad():
-        head.weight.mul_(0.3)  # flat enough for every continuation to be drawn
-    monkeypatch.setattr(test_distribution, "TARGET", target)
-    monkeypatch.setattr(test_distribution, "DRAFT", zoo.good_draft(target, noise=0.05))
-    test_distribution.exact.cache_clear()
-    try:
-        cell = test_distribution.Cell(rule, "ragged", 4, "t1")
-        assert test_distribution.judged(cell, test_distribution.FEWER) > test_distribution.LEAST
-    finally:
-        test_distribution.exact.cache_clear()
 
 
 @pytest.mark.slow

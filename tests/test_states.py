@@ -83,20 +83,6 @@ def test_the_fake_shows_every_fault_of_a_state() -> None:
     assert any(harness.continuation(plain, one, 8) != harness.continuation(TARGET, one, 8) for one in prompts)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("align", standard.FOR_TREES)
-@pytest.mark.parametrize("draft_length", [1, 4])
-def test_a_draft_model_with_states(align: str, draft_length: int) -> None:
-    """A draft model with states drafts for a target with states, and every draft of the target itself stands."""
-    asked = usual()
-    draft = states.fake_state_draft(TARGET)
-    harness.check(harness.pipeline(TARGET, draft, align=align, batch_size=3, draft_length=draft_length), asked)
-    asked = harness.requests(harness.random_prompts(LENGTHS, 61), 11)
-    twin = states.fake_state_target()
-    pipe = harness.pipeline(TARGET, twin, align=align, batch_size=3, draft_length=4)
-    assert {one.metrics.num_spec_steps for one in harness.check(pipe, asked)} == {2}
-
-
 class Sometimes:
     """Drafts nothing in most rounds."""
 
@@ -125,28 +111,6 @@ def test_a_draft_model_with_states_reads_along() -> None:
     results = harness.check(pipe, asked)
     drafted = sum(one.metrics.num_draft_tokens for one in results)
     assert 0 < drafted == sum(one.metrics.num_accepted_draft_tokens for one in results)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ["ragged", "exspec"])
-@pytest.mark.parametrize("piece", [1, 3, 4])
-def test_prompts_in_pieces(align: str, piece: int) -> None:
-    """Long prompts are read in pieces beside rows that decode, by target and draft model, and every piece is settled."""
-    asked = harness.requests(harness.random_prompts([3, 17, 2, 11, 9], 61), 8)
-    draft = states.fake_state_draft(TARGET)
-    schedule = f"continuous,piece={piece}"
-    harness.check(harness.pipeline(TARGET, draft, align=align, schedule=schedule, batch_size=2, draft_length=3), asked)
-
-
-@pytest.mark.wide
-def test_samples_share_the_reading_of_the_prompt() -> None:
-    """Samples that are admitted with the first read nothing themselves: their rows begin as copies of its state."""
-    feeds = harness.Feeds()
-    pipe = harness.pipeline(TARGET, None, accept="gumbel", batch_size=4, observers=[feeds])
-    list(pipe.generate(harness.random_prompts([6], 61), 5, sampling=Sampling(temperature=40.0, samples=4)))
-    assert [one.rows for one in feeds.reading] == [1]
-    assert feeds.reading[0].target == [(1, 5), (1, 1)], "the state before the last token is kept for the samples"
-    assert [one.target for one in feeds.rounds if one.report.starts] == [[(3, 1)]]
 
 
 NEW = 12
@@ -214,14 +178,6 @@ def test_faults_inside_any_step(steps: int, way: str, monkeypatch: pytest.Monkey
 
 
 # ---- what is refused --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ["masking,positions=content", "padding,mask=content,positions=content,bonus=target"])
-def test_mended_alignments(align: str) -> None:
-    """Alignments that attend to more columns than a row has tokens have no more tokens in its states."""
-    asked = usual()
-    harness.check(harness.pipeline(TARGET, scripted(asked), align=align, batch_size=3, draft_length=4), asked)
 
 
 @pytest.mark.wide(but=["2"])
@@ -445,20 +401,6 @@ def test_a_path_is_taken_in_in_its_order() -> None:
     assert before_B2.tolist() == [rows.expected(0, 20, 22, 24), rows.expected(1, 30, 31)]
 
 
-@pytest.mark.wide
-def test_chains_in_several_blocks() -> None:
-    """Blocks that go on from one another are settled together, up to any of their tokens."""
-    rows = Rows(5, 3)
-    rows.read()
-    for place in range(4):
-        rows.feed(DRAFT_BT[:2, place : place + 1], place - 1)
-    rows.store.settle(rows.batch, Kept(2))
-    lengths = rows.batch.lengths + 3
-    rows.batch = attrs.evolve(rows.batch, lengths=lengths, lengths_B=torch.from_numpy(lengths))
-    (before_B2,) = rows.feed(DRAFT_BT[:2, :1], -1).before
-    assert before_B2.tolist() == [rows.expected(0, 20, 21, 22), rows.expected(1, 30, 31, 32)]
-
-
 def test_a_chain_of_blocks_keeps_one_state_after_them() -> None:
     """A draft model feeds a token at a time: of the states on the way none stays, only the tokens that they took in."""
     rows = Rows(5, 3)
@@ -493,24 +435,6 @@ def test_a_state_forgets_nothing() -> None:
         rows.feed(DRAFT_BT[:2], -1)
     with pytest.raises(ContractError, match=r"was fed and not settled when rows change their places"):
         rows.store.arrange(rows.batch.sequences[::-1])
-
-
-@pytest.mark.wide
-def test_bytes_are_counted() -> None:
-    """A run counts the bytes of states beside those of keys and values."""
-    run, plain = harness.open_run(TARGET, 3, 20), harness.open_run(fakes.fake_target(), 3, 20)
-    assert run.kv_bytes - plain.kv_bytes == run.state_bytes == 3 * 2 * 8
-    assert plain.state_bytes == 0
-
-
-@pytest.mark.wide
-def test_what_waits_to_be_settled_is_counted() -> None:
-    """A run reports the bytes of states with those of a round's tokens: by one state and the tokens' ids, drafts cost little."""
-    asked = usual()
-    pipe = harness.pipeline(TARGET, scripted(asked), batch_size=2, draft_length=3)
-    harness.check(pipe, asked)
-    held, after, longest = 2 * 2 * 8, 2 * 2 * 8, max(len(one.prompt_ids) for one in asked)
-    assert held + after + 2 * 4 * 8 <= pipe.report.state_bytes <= held + after + 2 * longest * 8
 
 
 def test_pieces_of_prompts_stand_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,13 +78,6 @@ class Divides(StoppingCriteria):
 
 
 @pytest.mark.wide
-def test_the_tokenizer_of_fakes():
-    """The fakes' tokenizer gives every token a text of its own, with nothing between them."""
-    assert TOKENIZER("007;123;").input_ids == [7, 123]
-    assert text([7, 0, 123]) == "007;123;"
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_strings_end_where_looking_after_each_token_finds_them(align):
     """Pieces of the text, of several tokens or of part of one, end every row where a naive search does."""
@@ -96,26 +89,6 @@ def test_strings_end_where_looking_after_each_token_finds_them(align):
         for result, strings, tokens in zip(results, asked, TRUTH, strict=True):
             assert (result.token_ids, result.text) == looked_for(tokens[:NEW], strings)
             assert result.finish_reason == "stop"
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ALIGNMENTS)
-def test_sampled_tokens_are_those_of_a_run_without_stops(align):
-    """Decoding with a temperature, what a stop leaves is the start of what comes without it, whatever the alignment."""
-    pipe = pipeline(align=align, accept="gumbel", seed=4)
-    unstopped = [one.token_ids for one in pipeline(accept="gumbel", seed=4).generate(PROMPTS, NEW, sampling=WARM)]
-    choose = random.Random(align)
-    asked = [some_strings(choose, text(tokens)) for tokens in unstopped]
-    samplings = [WARM.with_parameters({"stop": strings}) for strings in asked]
-    results = list(pipe.generate(PROMPTS, NEW, sampling=samplings))
-    assert [result.index for result in results] == list(range(len(PROMPTS)))
-    for result in results:
-        expected = looked_for(unstopped[result.index], asked[result.index])
-        assert (result.token_ids, result.text) == expected
-
-
-WARM = Sampling(temperature=40.0)
-"""So warm that the fakes' certainty leaves room for chance."""
 
 
 BYTES = "héllo 🎉 wörld→x 日本, and 🎉!"
@@ -137,15 +110,6 @@ def test_strings_of_characters_of_several_tokens(string, block):
     stopped, before = looked_for(tokens, [string], decode=tokenizer.decode)
     assert tokens[: start + place + 1] == stopped
     assert tokenizer.decode(stopped)[: check.place(stopped)] == before
-
-
-@pytest.mark.wide
-def test_what_the_prompt_holds_does_not_count():
-    """A string that ends in the prompt, or begins there and ends after it, is none of the continuation's."""
-    prompt, tokens = PROMPTS[0], TRUTH[0]
-    across = text([prompt[-1], tokens[0]])[1:-1]
-    (result,) = pipeline().generate([prompt], NEW, sampling=Sampling(stop=(text(prompt[1:3]), across)))
-    assert (result.token_ids, result.finish_reason) == (tokens[:NEW], "length")
 
 
 @pytest.mark.wide(but=["6"])
@@ -268,27 +232,6 @@ def test_the_first_of_several_reasons_counts(case):
         assert (result.finish_reason, result.token_ids) == (reason, TRUTH[0][: min(at, checked) + 1])
 
 
-ACCEPTED = {"string": [0, 1, 2, 3, 4, 4, 5], "criterion": [0, 1, 2, 3, 4, 4, 5], "length": [0, 0, 1, 2, 3, 4, 4]}
-"""Draft tokens that stand where a row ends with its nth token; the token at a limit is the target's own, not drafted."""
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("kind", "accepted"), ACCEPTED.items())
-def test_everything_told_is_cut_with_the_tokens(kind, accepted):
-    """Log-probabilities, counts and text are those of the tokens that stand, wherever in a block a row ends."""
-    for place in range(7):
-        sampling = ends_at(kind, place).with_parameters({"logprobs": 1})
-        (result,) = pipeline(fakes.always_right(TRUTH)).generate(PROMPTS[:1], NEW, sampling=sampling)
-        stopped = TRUTH[0][: place + 1]
-        assert result.token_ids == stopped
-        assert [list(top) for top in result.top_logprobs] == [[token] for token in stopped]
-        assert len(result.logprobs) == place + 1
-        assert result.text == (text(stopped)[:-6] if kind == "string" else text(stopped))
-        assert result.metrics.num_accepted_draft_tokens == accepted[place]
-        histogram = result.metrics.acceptance_histogram
-        assert sum(count * times for count, times in histogram.items()) == accepted[place]
-
-
 def rounds(pool, clock, gains, seconds):
     """Let every live row of a pool gain tokens, some seconds per round, and return what finished in each."""
     finished = []
@@ -311,30 +254,6 @@ def test_time_is_counted_from_when_a_prompt_is_taken_up():
     clock.now = 100.0
     pool.admit(3)
     assert rounds(pool, clock, 2, 1.0) == [[(2, "length", 1)], [], [(0, "length", 7)], [], [(1, "length", 12)]]
-
-
-@pytest.mark.wide
-def test_a_reason_of_its_own_goes_before_the_time():
-    """A row that ends by itself in the round in which its time is up says by what."""
-    clock = HandClock()
-    string = StopStrings(TOKENIZER, ["06"])
-    asked = [
-        Request(0, [1], 20, frozenset({6}), max_time=2.0),
-        Request(1, [1], 20, max_time=2.0, stop_checks=(string,)),
-        Request(2, [1], 20, max_time=2.0),
-    ]
-    pool = Pool(asked, 3, 64, 64, clock=clock)
-    pool.admit(3)
-    assert rounds(pool, clock, 3, 1.0) == [[], [(0, "eos", 3), (1, "stop", 3), (2, "length", 5)]]
-
-
-@pytest.mark.wide
-def test_no_time_gives_one_round():
-    """A prompt that is given no time gets the token that reading it gives."""
-    samplings = [Sampling(max_time=1e-9), Sampling(), Sampling(max_time=1e9)]
-    results = list(pipeline().generate(PROMPTS[:3], 6, sampling=samplings))
-    assert [result.token_ids for result in results] == [TRUTH[0][:1], TRUTH[1][:6], TRUTH[2][:6]]
-    assert {result.finish_reason for result in results} == {"length"}
 
 
 @pytest.mark.wide

@@ -88,15 +88,6 @@ def test_text_comes_in_whole_characters(draft_length):
     assert sum(map(bool, pieces[0, 0])) > 2, "the text came at once"
 
 
-@pytest.mark.wide
-def test_bytes_that_are_no_text():
-    """Random bytes, which are no characters, add up to the text of the result all the same."""
-    pieces, _, results = gathered(pipeline().stream(PROMPTS, 20))
-    for key, told in pieces.items():
-        assert "".join(told) == results[key].text == TOKENIZER.decode(results[key].token_ids, skip_special_tokens=True)
-    assert any(UNFINISHED in result.text for result in results.values())
-
-
 STOPPED = {
     "ab STO STOP cd": (["STOP"], "ab STO "),
     "ab STO STO cd": (["STOP", "x"], "ab STO STO cd"),
@@ -191,23 +182,6 @@ def test_decoders_that_look_at_a_text_s_beginning(decoder, step):
         stream = TextStream(tokenizer)
         told = "".join(stream.put(ids[place : place + step], last=False) for place in range(0, len(ids), step))
         assert told == tokenizer.decode(ids, skip_special_tokens=True)
-
-
-@pytest.mark.wide
-def test_a_string_that_does_not_count_is_told():
-    """A stop string among the first tokens, where none is looked for, is text like any other, and what follows it too."""
-    sampling = reciting("aXbcXdXe", PROMPTS[0], stop=("X",), min_new_tokens=4)
-    pieces, _, results = gathered(pipeline().stream(PROMPTS[:1], sampling=sampling))
-    assert "".join(pieces[0, 0]) == results[0, 0].text == "aXbc"
-    assert results[0, 0].finish_reason == "stop"
-
-
-@pytest.mark.wide
-def test_without_a_tokenizer_tokens_come_alone():
-    """A target without a tokenizer streams ids."""
-    pieces, tokens, results = gathered(pipeline(tokenizer=None).stream(PROMPTS, 7))
-    assert {text for told in pieces.values() for text in told} == {""}
-    assert all(tokens[key] == result.token_ids and len(tokens[key]) == 7 for key, result in results.items())
 
 
 @pytest.mark.wide

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from products import crossed
 from specframe_std.drafters.model import ModelDrafter
 from specframe_testing import fakes, harness, zoo
 
-from specframe.cli import cli
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError, ContractError
@@ -41,42 +38,6 @@ def test_tokens_are_the_targets(batch_size: int, right: fakes.Right) -> None:
 def test_real_models(architecture: str) -> None:
     """Branches do not see each other, under windows and with learned positions too; an accepted path is moved whole."""
     decode(zoo.build(architecture), {0: 3, 1: 1, 2: 2, 3: 0})
-
-
-@pytest.mark.wide
-def test_recorded_forwards() -> None:
-    """Recordings have buffers for what the nodes of a tree see."""
-    decode(zoo.build("qwen3"), {0: 3, 1: 1, 2: 2, 3: 0}, graphs="on", check=False)
-
-
-@pytest.mark.wide
-def test_flex_attention() -> None:
-    """Attention without masks keeps branches apart as masks do."""
-    with pytest.warns(RuntimeWarning, match="'masked' is faster"):
-        decode(zoo.build("qwen3"), {0: 3, 1: 1, 2: 2, 3: 0}, attention="flex", check=False)
-
-
-@pytest.mark.wide
-def test_full_acceptance_yields_the_depth_and_one() -> None:
-    """A tree whose longest path is right gives depth + 1 tokens a round, and its nodes are counted as drafted."""
-    results = decode(fakes.fake_target(eos=60), None, batch_size=4)
-    metrics = results[0].metrics
-    assert metrics.mean_acceptance_length > 3
-    assert 2 * metrics.num_spec_steps < metrics.num_draft_tokens <= 6 * metrics.num_spec_steps
-
-
-@pytest.mark.wide
-def test_processors_go_by_the_path() -> None:
-    """A processor that looks at the prefix is shown each node's own path."""
-    target = zoo.build("qwen3")
-    prompts = harness.random_prompts([5, 3, 9], zoo.VOCABULARY)
-    how = Sampling(repetition_penalty=1.7)
-    plain = [one.token_ids for one in harness.pipeline(target, None).generate(prompts, 12, sampling=how)]
-    drafter = fakes.ScriptedTree([[*ids, *[0] * 8] for ids in plain])
-    pipe = harness.pipeline(target, drafter)
-    results = list(pipe.generate(prompts, 12, sampling=how))
-    assert [one.token_ids for one in results] == plain
-    assert results[0].metrics.mean_acceptance_length > 2
 
 
 def test_logprobs_follow_the_path() -> None:
@@ -115,17 +76,6 @@ def test_a_wrong_tree_is_told(change: dict[str, Any], said: str) -> None:
     pipe = harness.pipeline(target, Wrong(harness.truth(target, asked)), batch_size=3)
     with pytest.raises(ContractError, match=rf"^drafter .*Wrong: propose\(\) must return {said}"):
         harness.decode(pipe, asked)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("tree", crossed(["tree=dynamic,nodes=6", "branch=2/2", "tree=static"]))
-def test_a_model_with_options_drafts_trees(tmp_path: Path, tree: str) -> None:
-    """A draft model may be named with the options of the drafter; the tokens are those of plain decoding."""
-    pair = zoo.save_pair(tmp_path)
-    texts = [["run", *pair[:2], "--drafter", drafter, "-q", "abcd", "ef"] for drafter in (f"{pair[3]},{tree}", "none")]
-    drafted, plain = (CliRunner().invoke(cli, text) for text in texts)
-    assert drafted.exit_code == plain.exit_code == 0, drafted.output
-    assert drafted.stdout == plain.stdout
 
 
 @pytest.mark.wide
@@ -168,13 +118,3 @@ def test_sampling_takes_a_rule_for_the_tree(tree: dict[str, Any], rule: str) -> 
     assert type(use.rule).__name__.lower() == rule
     if tree.get("branch"):
         assert use.policy.maximum == Budget(2, 6)
-
-
-@pytest.mark.wide
-def test_trees_of_many_nodes_are_recorded() -> None:
-    """A tree of more nodes than a prompt's piece is recorded like any other."""
-    target = zoo.build("qwen3")
-    drafter = ModelDrafter(tree="static", nodes=40)
-    pipe = harness.pipeline(target, zoo.good_draft(target), drafter=drafter, batch_size=2, graphs="on")
-    harness.check(pipe, harness.requests(harness.random_prompts([5, 9], zoo.VOCABULARY), 12))
-    assert pipe.report.num_draft_tokens >= 40

@@ -191,17 +191,6 @@ def test_drafts_of_unequal_length_with_whatever_attends_and_judges(
     assert len({*drafting(fed)}) > 2
 
 
-@pytest.mark.wide
-def test_plain_rows_beside_drafting_ones(fed: list[tuple[int, ...]]) -> None:
-    """Of rows without speculation the target is fed one token a round."""
-    target = zoo.build("qwen3")
-    asked = [attrs.evolve(one, speculate=one.index % 2 > 0) for one in harness.requests(PROMPTS[1:5], 24)]
-    pipe = harness.pipeline(target, zoo.bad_draft(), align="ragged", batch_size=4, draft_length=5)
-    harness.check(pipe, asked)
-    assert 2 * 1 + 2 * 6 in drafting(fed)
-    assert (4, 6) not in fed
-
-
 @pytest.mark.wide(but=["chain"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_scores_of_real_nodes_do_not_depend_on_filler(tree: bool, fed: list[tuple[int, ...]]) -> None:
@@ -333,29 +322,3 @@ def test_filler_is_left_out_where_that_pays(
     monkeypatch.setattr(unpadded, "LAYING_OUT", 4_000_000)
     block = Block(torch.zeros(4, 6, dtype=torch.long), -1, counts=np.array(counts))
     assert unpadded.pays(24, block.tokens, weights) == laid
-
-
-@pytest.mark.wide
-def test_few_tokens_of_a_small_model_stay(fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What counts is the size of the model's own layers."""
-    target = zoo.build("qwen3")
-    weights = sum(one.numel() for one in target.model.layers[0].parameters())
-    for laying_out, shape in ((weights * 9, (1, 21)), (weights * 9 + 1, (3, 10))):
-        monkeypatch.setattr(unpadded, "LAYING_OUT", laying_out)
-        fed.clear()
-        prompts = harness.random_prompts((10, 5, 6), zoo.VOCABULARY)
-        harness.check(harness.pipeline(target, None, batch_size=3), harness.requests(prompts, 3))
-        assert fed[0] == shape
-
-
-@pytest.mark.wide
-def test_little_filler_stays(fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of nearly equal length are fed as they are: spreading and gathering would cost more."""
-    prompts = harness.random_prompts((20, 19, 20), zoo.VOCABULARY)
-    pipe = harness.pipeline(zoo.build("qwen3"), None, batch_size=3)
-    harness.check(pipe, harness.requests(prompts, 3))
-    assert fed[0] == (3, 20)
-    fed.clear()
-    monkeypatch.setattr(unpadded, "FILLER_PAYS", 1 / 60)
-    harness.check(pipe, harness.requests(prompts, 3))
-    assert fed[0] == (1, 59)

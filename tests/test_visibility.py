@@ -150,37 +150,6 @@ def test_masks_are_aligned_where_kernels_need_it(width: int, slots: int) -> None
     assert torch.equal(made.cpu(), on_cpu)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("window", [None, 2])
-def test_rows_in_order(window: int | None) -> None:
-    """Tokens per row follow from their orders, and what they see is what the rule says, padding included."""
-    used_B = torch.tensor([7, 1, 4])
-    order_BT, key_order_1S = used_B[:, None] - 3 + torch.arange(3), torch.arange(8)[None]
-    placement = Placement(order_BT.clamp(min=0), order_BT.clamp(min=0), order_BT, key_order_1S, in_order=True)
-    assert placement.used_B is not None
-    assert torch.equal(placement.used_B, used_B.int())
-    assert torch.equal(attrs.evolve(placement, order_BT=order_BT - 3).used_B, torch.tensor([4, 0, 1]).int())
-    assert attrs.evolve(placement, in_order=False).used_B is None
-    assert torch.equal(placement.seen(window), attrs.evolve(placement, in_order=False).seen(window))
-    hiding = attrs.evolve(placement, key_order_BS=key_order_1S.where(key_order_1S != 5, -1))
-    assert not hiding.seen(window)[..., 5].any()  # whatever the others say, a slot without a token is not seen
-
-
-@pytest.mark.wide
-def test_orders_that_rows_share() -> None:
-    """Queries and slots whose orders are the same in all rows are told once: what they see is the same."""
-    case = random_case(1, tree=False)
-    order_1T, key_order_1S = case.placement.order_BT[:1], case.placement.key_order_BS[:1]
-    told_once = Placement(order_1T, case.placement.slots_BT, order_1T, key_order_1S)
-    told_apart = Placement(
-        order_1T.repeat(3, 1), case.placement.slots_BT, order_1T.repeat(3, 1), key_order_1S.repeat(3, 1)
-    )
-    row_B, query_T, slot_S = torch.arange(3), torch.arange(6), torch.arange(EXTENT)
-    indices: Any = (row_B[:, None, None], query_T[:, None], slot_S)
-    assert torch.equal(told_once.rule()(*indices), told_apart.rule()(*indices))
-    assert torch.equal(told_once.seen().expand(3, -1, -1), told_apart.seen())
-
-
 def feed(runner: ModelRunner, store: Any, block: Block, placement: Placement, attention: str) -> torch.Tensor:
     """Return the logits after each token of a block, (B, T, V)."""
     choice = strategy(registry(), "attention backend", attention)

@@ -29,7 +29,6 @@ from transformers import PreTrainedModel
 from specframe.devices.held import Held
 from specframe.errors import CompositionError, ModelError, OptionError
 from specframe.reference import reference_decode
-from specframe.text.sampling import Sampling
 
 BATCHES, DRAFTS, LENGTHS = (1, 3, 8, 32), (0, 2, 5), (5, 20, 1, 17, 9)
 NEW = 3
@@ -236,32 +235,6 @@ def test_an_architecture_is_the_same_to_the_bit_or_refused(name: str) -> None:
         assert same(kept.logits, wanted)
 
 
-@pytest.mark.wide
-def test_prompts_in_pieces_are_the_same_to_the_bit() -> None:
-    """A long prompt that is read in pieces, beside rows that decode, has the reference's logits."""
-    way = Way(3, 2, "ragged", 60)
-    wanted = alone("qwen3", torch.bfloat16)
-    assert same(decoded("qwen3", torch.bfloat16, way, bitwise=True, schedule="continuous,piece=7"), wanted)
-
-
-@pytest.mark.wide
-def test_recorded_forwards_are_the_same_to_the_bit() -> None:
-    """Forwards over the buffers of recordings, with padded rows and slots, have the reference's logits."""
-    found = decoded("mistral", torch.bfloat16, Way(3, 2), bitwise=True, graphs="on")
-    assert same(found, alone("mistral", torch.bfloat16))
-
-
-@pytest.mark.wide
-def test_samples_are_the_same_at_any_batch_size() -> None:
-    """In bfloat16 a seed gives the same samples at batch sizes 1 and 8."""
-    target, draft = models("llama", torch.bfloat16)
-    drawn = []
-    for size in (1, 8):
-        pipe = harness.pipeline(target, draft, accept="gumbel", batch_size=size, draft_length=3, bitwise=True)
-        drawn.append([one.token_ids for one in pipe.generate(prompts(), NEW, sampling=Sampling(temperature=0.9))])
-    assert drawn[0] == drawn[1]
-
-
 def test_memory_can_be_bounded() -> None:
     """Dry runs of an engine that is about to decode count the operators of the rules, and are not computed by these themselves."""
     target, asked = models("llama", torch.float32)[0], prompts(2)
@@ -405,13 +378,3 @@ def test_kernels_that_go_by_the_shape_are_refused(option: str, value: str) -> No
     wanted = f"bitwise: (expected no {option} '{value}'|{option} backend '{value}' has kernels that go by the shape)"
     with pytest.raises((OptionError, CompositionError), match=wanted):
         harness.pipeline(models("llama", torch.float32)[0], None, bitwise=True, **{option: value})
-
-
-@pytest.mark.wide
-def test_operators_that_write_into_a_tensor_are_refused() -> None:
-    """A product that writes its result into a given tensor has no rule, and is no silent exception."""
-    with (
-        bitwise(CPU),
-        pytest.raises(ModelError, match="bitwise: a model calls 'mm', for which no fixed shape is known"),
-    ):
-        torch.mm(WEIGHT, WEIGHT.mT, out=torch.empty(9, 9))

@@ -155,16 +155,6 @@ def test_a_row_ends_before_its_first_unlikely_token() -> None:
 
 
 @pytest.mark.wide
-def test_the_scheduler_admits_what_is_worth_its_time() -> None:
-    """Without a cost everything is admitted; the dearer a token is, the fewer, the likeliest first."""
-    chances_BK = torch.tensor([[0.9, 0.8, 0.7], [0.5, 0.5, 0.5]])
-    assert scheduled(chances_BK, 0.0).tolist() == [3, 3]
-    counts = [scheduled(chances_BK, cost).tolist() for cost in (0.1, 0.3, 0.4, 0.6)]
-    # by hand: (2 + A) / (1 + cost * n), A the sum of the first n of .9, .72, .504, .5 (row 1), .25 (row 1), .125 (row 1)
-    assert counts == [[3, 1], [2, 0], [1, 0], [0, 0]]
-
-
-@pytest.mark.wide
 def test_whether_a_token_is_submitted_depends_on_those_before_it_alone() -> None:
     """A chance of slot k that changes leaves all slots before k as they were, and, of other rows, those that are likelier."""
     generator = torch.Generator().manual_seed(0)
@@ -177,21 +167,6 @@ def test_whether_a_token_is_submitted_depends_on_those_before_it_alone() -> None
         for count in (lambda one: scheduled(one, cost), lambda one: confident(one, 0.4)):  # noqa: B023 - called at once
             one, two = count(chances_BK)[row], count(other_BK)[row]
             assert min(int(one), slot) == min(int(two), slot)
-
-
-@pytest.mark.wide
-def test_confidence_shortens_drafts_and_changes_no_token(tmp_path: Path) -> None:
-    """With a confidence the output is the same, fewer tokens are drafted, and filler is not counted."""
-    target = zoo.build("qwen3")
-    folder = block_heads.speculators(tmp_path / "head", target, "dspark", seed=2)  # drafts under each option
-    asked = harness.requests(harness.random_prompts([5, 1, 9, 12], zoo.VOCABULARY), 12)
-    drafted = []
-    for more in ("", ",confidence=0.4", ",confidence=0.6", ",token_cost=0.5"):
-        pipe = harness.pipeline(target, f"dspark,checkpoint={folder}{more}", draft_length=4, batch_size=3)
-        harness.check(pipe, asked)
-        drafted.append(pipe.report.num_draft_tokens / pipe.report.num_spec_steps)
-    assert drafted[0] > drafted[1] > drafted[2]
-    assert drafted[0] > drafted[3]
 
 
 def chance_of(draw: Any, target: Any, count: int = 4000) -> float:
@@ -342,17 +317,6 @@ def test_recognised_without_more_than_its_folder(tmp_path: Path) -> None:
         harness.check(harness.pipeline(target, folder), asked)
     target.save_pretrained(tmp_path / "model")
     assert drafter_of(str(tmp_path / "model")) is None
-
-
-@pytest.mark.wide
-def test_drafts_are_at_most_as_long_as_the_block(tmp_path: Path) -> None:
-    """A head that was trained with a block of six drafts five tokens, or six where the first slot predicts, too."""
-    target, asked = zoo.build("qwen3"), harness.requests([[5, 6], [7]], 12)
-    for save, options, longest in ((block_heads.z_lab, {}, 5), (block_heads.deepspec, {}, 6)):
-        folder = save(tmp_path / str(longest), target, **options)
-        feeds = harness.Feeds()
-        harness.check(harness.pipeline(target, folder, draft_length=9, observers=[feeds]), asked)
-        assert max(round.report.draft.depth for round in feeds.rounds) == longest
 
 
 @pytest.mark.wide

@@ -24,7 +24,7 @@ from specframe_memory.hollow_parts import named_parts
 from specframe_memory.memory_plan import ladder_of
 from specframe_testing import harness, zoo
 from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
-from specframe_testing.heads.scripted import Cramped, Drafted, steered
+from specframe_testing.heads.scripted import Drafted, steered
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
@@ -187,13 +187,6 @@ def test_every_family_is_exact(cell: Cell, saved: Callable[[str, str], Path]) ->
     assert_exact(cell, saved(cell.family, cell.architecture))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", cells(6), ids=str)
-def test_every_family_is_exact_everywhere(cell: Cell, saved: Callable[[str, str], Path]) -> None:
-    """The same on every architecture; alignments, batch sizes and rules by turns."""
-    assert_exact(cell, saved(cell.family, cell.architecture))
-
-
 HYBRID = [
     Cell(*form, zoo.HYBRIDS[0], ALIGNMENTS[number % 4], BATCH_SIZES[number % 3], RULES[number % 2])
     for number, form in enumerate(FORMS)
@@ -219,30 +212,7 @@ def test_every_family_drafts_for_targets_with_states(cell: Cell, saved: Callable
     assert_exact(cell, saved(cell.family, cell.architecture))
 
 
-@pytest.mark.wide
-def test_the_samples_cover_the_matrix() -> None:
-    """Every drafter of this plugin is a family, and the slow sample has every value of every axis for each of them."""
-    assert {name for name, *_ in FAMILIES.values()} == {
-        entry.name for entry in registry().of("drafter") if entry.distribution == "specframe-heads"
-    }
-    assert {(cell.family, cell.shape) for cell in cells(1)} == set(FORMS)
-    for family in FAMILIES:
-        of_it = [cell for cell in cells(6) if cell.family == family]
-        assert {cell.architecture for cell in of_it} == {fitting(family, one) for one in ARCHITECTURES}
-        for place, values in enumerate(AXES[1:], 3):
-            assert {cell[place] for cell in of_it} == set(values), family
-
-
 # ---- a row's drafts are its own
-
-
-WAYS: dict[str, Callable[[], dict[str, Any]]] = {
-    "pieces": lambda: {"batch_size": 3, "schedule": "continuous,piece=8"},
-    "places": lambda: {"batch_size": 3, "align": "exspec"},
-    "memory": lambda: {"batch_size": 4, "verify": Cramped()},
-    "samples": lambda: {"batch_size": 4},
-}
-"""Prompts read in pieces; rows that trade places; a batch that is halved after running out of memory; samples of one prompt."""
 
 
 def drafts_of(family: str, shape: str, folder: Path, way: str, **options: Any) -> dict[tuple[int, ...], Drafted]:
@@ -282,30 +252,6 @@ def alone(saved: Callable[[str, str], Path]) -> Callable[..., dict[tuple[int, ..
         return drafts_of(family, shape, saved(family, "qwen3"), way, batch_size=1)
 
     return made
-
-
-def ways() -> list[Any]:
-    """Return every way of every family, chains and dynamic trees by turns; one of each family runs by default."""
-    made = []
-    for number, family in enumerate(FAMILIES):
-        for place, way in enumerate(WAYS):
-            shape = ("chain", "dynamic")[(number + place) % 2] if FAMILIES[family][2] else "chain"
-            slow = place != number % len(WAYS)
-            made.append(pytest.param(family, shape, way, marks=[pytest.mark.slow] * slow))
-    return made
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("family", "shape", "way"), ways())
-@pytest.mark.filterwarnings("ignore:memory ran out")
-def test_a_rows_drafts_are_its_own(family: str, shape: str, way: str, saved: Any, alone: Any) -> None:
-    """After prompts read in pieces, in other places, after a halved batch, and of a sample, drafts are those of the row alone."""
-    here = drafts_of(family, shape, saved(family, "qwen3"), way, **WAYS[way]())
-    there = alone(family, shape, way == "samples")
-    whole = [key for key in here.keys() & there.keys() if here[key][0] == there[key][0]]  # less deep at a row's end
-    assert len(whole) >= 12
-    for key in whole:
-        assert here[key] == there[key], key
 
 
 @pytest.mark.wide(but=["hydra++"])

@@ -113,33 +113,6 @@ def test_samples_of_one_prompt(kind: str, tree: str, folder: Any) -> None:
     assert len({tuple(tokens) for _, _, tokens in found[0]}) > len(KNOWN)
 
 
-@pytest.mark.wide
-def test_processors_see_the_path_of_a_node(folder: Any) -> None:
-    """A repetition penalty is applied to a tree's nodes with the tokens of their own paths: tokens are those of plain decoding."""
-    model, sampling = target("qwen3"), Sampling(repetition_penalty=1.3, temperature=0.0)
-    drafter = f"medusa,checkpoint={folder('medusa', 'qwen3')},tree=dynamic,nodes=6"
-    found = [
-        [one.token_ids for one in harness.pipeline(model, draft, draft_length=3).generate(KNOWN, 12, sampling=sampling)]
-        for draft in (drafter, None)
-    ]
-    assert found[0] == found[1]
-
-
-@pytest.mark.wide
-def test_a_folder_is_recognised(folder: Any) -> None:
-    """The folder of a head is enough as a drafter, with options behind it or without; its configuration counts no heads."""
-    model = target("qwen3")
-    for kind in KINDS:
-        place = folder(kind, "qwen3")
-        for given in (str(place), f"{place},tree=chain", place):
-            pipe = harness.pipeline(model, given, draft_length=3)
-            drafter = pipe.composition.drafter
-            assert drafter.name == kind.split()[0].rstrip("+")
-    assert json.loads((folder("medusa", "qwen3") / "config.json").read_text())["medusa_num_heads"] == 2
-    report = decode("medusa", folder("medusa", "qwen3"))
-    assert report.num_draft_tokens > 2 * report.num_spec_steps  # three heads are in the file
-
-
 def changed(folder: Path, into: Path, tensors: Any = None, **config: Any) -> Path:
     """Copy a checkpoint with other tensors and another configuration."""
     into.mkdir()
@@ -147,16 +120,6 @@ def changed(folder: Path, into: Path, tensors: Any = None, **config: Any) -> Pat
     save_file(tensors(held) if tensors else held, into / "model.safetensors")
     (into / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
     return into
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("kind", ["clover2", pytest.param("hydra++", marks=pytest.mark.slow)])
-def test_another_state_is_accepted_less(kind: str, folder: Any) -> None:
-    """The hidden state that a format names is the right one: with its neighbour less is accepted."""
-    place, rates = folder(kind, "gemma3"), []
-    for shift in ("", ",shift=-1"):
-        rates.append(decode(kind, place, "gemma3", "chain" + shift, KNOWN).draft_acceptance_rate)
-    assert rates[1] < rates[0] - 0.1, rates
 
 
 def test_a_token_map_holds_ids(folder: Any, tmp_path: Path) -> None:

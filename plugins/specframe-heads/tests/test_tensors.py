@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.formats.recognised import format_of, formats
+from specframe_heads.formats.recognised import format_of
 from specframe_heads.target import Target
 from specframe_testing import zoo
 from specframe_testing.heads import blocks as block_heads
@@ -69,12 +69,6 @@ def with_keys(folder: Path, **more: Any) -> None:
     """Put keys into a configuration."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | more))
-
-
-@pytest.mark.wide
-def test_every_format_is_tested() -> None:
-    """The formats here are all but that of a language model, whose tensors transformers reads."""
-    assert {one.name for one in formats()} - {"PARD"} == set(SAVES)
 
 
 @pytest.mark.wide(but=["Medusa of vLLM"])

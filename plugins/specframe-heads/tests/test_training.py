@@ -20,8 +20,7 @@ from specframe_heads.training import clover2, eagle3, loop
 from specframe_heads.training.continuations import Text, texts
 from specframe_heads.training.kinds import LEARNERS, learner, require
 from specframe_heads.training.learner import frequent, mean
-from specframe_heads.training.optimizers import WARM, Optimizers
-from specframe_heads.training.training_batches import Lesson, Reader, drawn
+from specframe_heads.training.training_batches import Lesson, Reader
 from specframe_testing import harness, zoo
 from specframe_tiny import train_heads
 
@@ -145,40 +144,6 @@ def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
-def test_training_in_mixed_precision(
-    kind: str, target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lessons are in bfloat16, the trained weights stay in float32, and the loss falls as in float32."""
-    head, losses, dtypes = made(kind, target), list[float](), set[torch.dtype]()
-    reader = Reader(target.model, head.layers)
-    with torch.no_grad():
-        before = float(head.loss(reader.read(written), 3))
-    loss = head.loss
-
-    def noted(lesson: Lesson, places: int) -> torch.Tensor:
-        assert lesson.logits_BTV.dtype == torch.bfloat16
-        return loss(lesson, places)
-
-    def told(step: int, smooth: float) -> None:
-        losses.append(smooth)
-        dtypes.update(one.dtype for one in head.parameters() if one.requires_grad)
-
-    monkeypatch.setattr(head, "loss", noted)
-    loop.train(head, written, loop.Plan(20, 60, rate=5e-3, bf16=True), tmp_path, told)
-    monkeypatch.setattr(head, "loss", loss)
-    assert dtypes == {torch.float32}
-    with torch.no_grad():
-        assert float(head.loss(reader.read(written), 3)) < before
-    plain = list[float]()
-    loop.train(
-        made(kind, target), written, loop.Plan(20, 60, rate=5e-3), tmp_path / "plain", lambda _, one: plain.append(one)
-    )
-    assert losses == pytest.approx(plain, rel=0.02)
-    assert losses != plain
-
-
-@pytest.mark.wide
 @torch.no_grad()
 def test_blocks_see_nothing_after_their_anchor(target: Target, written: list[Text]) -> None:
     """The logits of a block do not change with the features of its anchor and of what follows it; they do with those before."""
@@ -264,19 +229,6 @@ def test_continuations_are_kept(target: Target, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.wide
-def test_lessons_are_drawn_by_step() -> None:
-    """The same step gives the same texts, which are of similar length; another step gives others."""
-    ordered = [Text([0] * length, 0) for length in range(1, 200)]
-    first = drawn(ordered, 4, 0, 7)
-    assert first == drawn(ordered, 4, 0, 7)
-    assert first != drawn(ordered, 4, 0, 8)
-    for step in range(20):
-        lengths = [len(text.ids) for text in drawn(ordered, 4, 0, step)]
-        assert len(set(lengths)) == 4
-        assert max(lengths) - min(lengths) <= 32
-
-
-@pytest.mark.wide
 def test_frequent_tokens() -> None:
     """The tokens that were written most often are kept, prompts aside, in ascending order."""
     some = [Text([1, 1, 1, 5, 5, 3], 3), Text([1, 7, 7, 7, 3], 1)]
@@ -284,19 +236,6 @@ def test_frequent_tokens() -> None:
     assert kept is not None
     assert kept.tolist() == [3, 7]  # 5 was written as often as 3: the smaller id is kept
     assert frequent(some, 9, 9) is None
-
-
-@pytest.mark.wide
-def test_orthogonal_updates() -> None:
-    """The singular values of an update are about the rate, times AdamW's size for the shape, for wide and tall matrices."""
-    torch.manual_seed(0)
-    for shape in ((12, 40), (40, 12)):
-        layer = torch.nn.Linear(*shape, bias=False)
-        before = layer.weight.detach().clone()
-        Optimizers(layer, 1e-2, 1000).step(0, (layer.weight * torch.randn(shape[::-1])).sum())
-        update = (before - layer.weight.detach()) / (3e-2 / WARM * 0.2 * max(shape) ** 0.5)
-        values = torch.linalg.svdvals(update)
-        assert 0.5 < float(values.min()) <= float(values.max()) < 1.5
 
 
 def command(*arguments: Any) -> Any:

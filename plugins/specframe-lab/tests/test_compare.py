@@ -14,7 +14,6 @@ import torch
 from click.testing import CliRunner, Result
 from specframe_lab import grid_models
 from specframe_lab.commands.dry_run import duration, in_time
-from specframe_lab.commands.grids import category
 from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison import modelled_time
 from specframe_lab.comparison.compare import Settings, compare, steps
@@ -24,7 +23,7 @@ from specframe_lab.comparison.forecast import Forecast, forecast
 from specframe_lab.comparison.modelled_time import modelled_seconds
 from specframe_lab.comparison.results import ABOUT, RESULTS, Comparison
 from specframe_lab.comparison.schemes import Case, cases
-from specframe_lab.comparison.shared_parts import parts_told, with_shared_parts
+from specframe_lab.comparison.shared_parts import with_shared_parts
 from specframe_lab.grid import checked, expand
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.prediction.profiles import DeviceProfile
@@ -36,7 +35,6 @@ from transformers import AutoModelForCausalLM
 from specframe import Pipeline
 from specframe.cli import cli
 from specframe.models import loading as models
-from specframe.text.prompts.prompt import Prompt
 
 GRID = {"align": "ragged,exspec", "schedule": ["continuous"], "kv": ["slab"], "batch_size": [2]}
 PROMPTS = ["ab", "def f(x):", "x = 1"]
@@ -353,35 +351,6 @@ def test_durations_have_a_unit_that_is_read_at_once(seconds: float, words: str):
 
 # ---- one part differs ------------------------------------------------------------------------------------------------
 
-PARTS_OF = {
-    "ragged,eqspec,exspec": (["continuous slab"] * 3, "All schemes have scheduler continuous and KV backend slab; "),
-    "exspec": (
-        ["continuous slab"],
-        "All schemes have scheduler continuous and KV backend slab; --each-at-its-best takes what",
-    ),
-    "ragged": (["continuous slab"], "All schemes have scheduler continuous and KV backend slab."),
-    "eqspec,masking": (
-        ["continuous dynamic"] * 2,
-        "All schemes have scheduler continuous and KV backend dynamic, plain decoding continuous and slab; ",
-    ),
-    "ragged,eqspec,masking": (
-        ["continuous slab"] * 2 + ["continuous dynamic"],
-        "Schemes differ in scheduler or KV backend, too, and not in the alignment alone: ragged, eqspec on continuous and slab; "
-        "masking on continuous and dynamic. No KV backend can be used by all of them; --kv dynamic compares eqspec, masking alone.",
-    ),
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", PARTS_OF)
-def test_alignments_share_a_scheduler_and_a_store(align: str):
-    """All have plain decoding's, else one that all can use; where none can be used by all a sentence says so, and what to pass."""
-    wanted, told = PARTS_OF[align]
-    cells = with_shared_parts(expand({"target": "tiny", "drafter": "tiny-draft", "align": align, "batch_size": 2}))
-    assert [f"{cell['schedule']} {cell['kv']}" for cell in checked(cells).cells] == wanted
-    (sentence,) = parts_told(cases(cells))
-    assert sentence.startswith(told)
-
 
 def test_each_at_its_best_has_its_own_parts_in_rows_and_labels(pair: dict[str, str]):
     """With the option each alignment has what it asks for, and names and rows tell it; what is asked for by name stays."""
@@ -443,20 +412,6 @@ def test_a_folder_takes_one_comparison_only(pair: dict[str, str]):
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
-def test_models_are_loaded_once(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
-    load, loaded = models.load_model, []
-
-    def counting(name, role, *where, **how):
-        if isinstance(name, str):
-            loaded.append((name, role))
-        return load(name, role, *where, **how)
-
-    monkeypatch.setattr(grid_models.models, "load_model", counting)
-    compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 4, 1, warm_up=0), "out")
-    assert sorted(loaded) == [(pair["drafter"], "draft"), (pair["target"], "target")]
 
 
 def test_load_options_tell_models_and_plain_decoding_apart(
@@ -530,15 +485,6 @@ def kept(line: dict[str, Any]) -> tuple[list[Case], dict[str, dict[int, Any]]]:
     """Return the case of a line, and the line by its case and repeat."""
     case = Case(line["scheme"], line["cell"])
     return [case], {case.key: {0: line}}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("asked", "turn"), [(1, 1), (2, 2)])
-def test_the_turn_of_a_chat_is_that_which_is_answered(asked: int, turn: int):
-    """A chat with two questions of the user asks for the second turn."""
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    assert category(Prompt("", messages=chat[: 2 * asked - 1], parameters={"category": "qa"})) == ["qa", turn]
-    assert category(Prompt("", messages=chat)) is None
 
 
 @pytest.mark.quick

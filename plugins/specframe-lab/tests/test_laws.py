@@ -16,7 +16,7 @@ from specframe_lab.laws.acceptance_laws import Acceptance, acceptance_of
 from specframe_lab.laws.budget_laws import Budgets, budgets_of
 from specframe_lab.laws.draft_choice import LONGEST, choose_drafts
 from specframe_lab.laws.draft_table import Draft
-from specframe_lab.laws.least_squares import fit, resample
+from specframe_lab.laws.least_squares import resample
 from specframe_lab.laws.measured_runs import MeasuredRun, read_runs
 from specframe_lab.prediction.model_costs import ModelCosts
 from specframe_lab.prediction.predict import acceptance_rate, predictions
@@ -97,21 +97,6 @@ def test_planted_coefficients_are_recovered() -> None:
         assert law.intervals[0][0] < LAYERS < law.intervals[0][1]
 
 
-@pytest.mark.wide
-def test_without_noise_the_law_is_exact() -> None:
-    """Where all prompts are alike nothing is left, intervals have no width, and no point is missed."""
-    x_NM = np.array([[float(draft.tokens), float(draft.layers)] for draft in FAMILY])
-    y_N = np.array([planted(draft) for draft in FAMILY])
-    law = fit(["tokens", "layers"], x_NM, y_N, np.tile(y_N, (5, 1)))
-    assert law is not None
-    assert law.coefficients_C == pytest.approx([TOKENS, LAYERS, CONSTANT])
-    assert np.abs(law.residuals_N).max() < 1e-9
-    assert law.r2 == pytest.approx(1)
-    assert law.misses == [False] * len(FAMILY)
-    assert law.at(500, 3) == pytest.approx(TOKENS * np.log(500) + LAYERS * np.log(3) + CONSTANT)
-    assert law.draws_at(500, 3) == pytest.approx(np.full(5, law.at(500, 3)))
-
-
 def test_what_is_left_out_is_not_fitted() -> None:
     """A draft with the most tokens, or layers, changes nothing of what is predicted for it."""
     runs = drawn(FAMILY)
@@ -140,18 +125,6 @@ def test_laws_need_their_points() -> None:
     two = acceptance(drawn(FAMILY[:2]), FAMILY[:2]).laws("tokens")[1]
     assert two.r2 is None
     assert two.misses == [False, False]
-
-
-@pytest.mark.wide
-def test_the_draft_length_that_most_drafts_have_is_fitted() -> None:
-    """Runs at another draft length, of more drafters or of fewer prompts do not change the law; --draft-length names another."""
-    runs = drawn(FAMILY)
-    others = [run("stranger", K, [1] * PROMPTS, [0] * PROMPTS), run(FAMILY[0].name, K, [1], [0])]
-    longer = [attrs.evolve(one, draft_length=9, accepted_P=one.accepted_P * 0) for one in runs[:4]]
-    found = acceptance([*others, *longer, *runs])
-    assert found.draft_length == K
-    assert found.y_N.tolist() == acceptance(runs).y_N.tolist()
-    assert acceptance_of([*longer, *runs], FAMILY, 9, 10, 0).y_N.tolist() == [1] * 4
 
 
 def test_resamples_draw_as_many_prompts() -> None:
@@ -194,23 +167,6 @@ def only(found: list[Budgets]) -> Budgets:
     """Return the only one."""
     assert len(found) == 1
     return found[0]
-
-
-@pytest.mark.wide
-def test_planted_budgets_are_recovered() -> None:
-    """The best length of each batch size is the measured one nearest to the planted, and the law has the planted slope."""
-    found = only(budgets_of(timed(), 200, 0))
-    nearest = [min(LENGTHS, key=lambda k: abs(np.log(k / best_length(size)))) for size in SIZES]
-    assert [best.draft_length for best in found.best] == nearest
-    assert found.law is not None
-    assert found.law.coefficients_C == pytest.approx(BUDGET, abs=0.1)
-    low, high = found.law.intervals[0]
-    assert low < found.law.coefficients_C[0] < high
-    for one in found.held_out:
-        assert one.predicted == pytest.approx(best_length(one.best.batch_size), rel=0.3)
-        assert one.kept > 0.9
-    assert len(found.held_out) == len(SIZES)
-    assert [best.at_edge for best in found.best] == [False] * 6
 
 
 def test_a_batch_size_that_is_left_out_is_not_fitted() -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import architectures
 import attrs
 import pytest
 import torch
@@ -43,15 +42,6 @@ def test_a_forward_reads_weights_once_and_a_cache_by_row() -> None:
     assert (load.tokens, load.weights, load.weight_bytes, load.layers) == (6, 1000, 2000, 2)
 
 
-@pytest.mark.wide
-def test_experts_are_read_as_tokens_take_them() -> None:
-    """One token reads its own experts, many tokens read nearly all, and each computes with its own alone."""
-    mixed = attrs.evolve(COSTS, expert_weights=800, expert_share=0.25)
-    assert mixed.forward(1, 1, 0).weights == 1000 + 200
-    assert mixed.forward(1, 2, 0).weights == 1000 + 800 * (1 - 0.75**2)
-    assert mixed.forward(40, 1, 0).operations == 40 * (2 * (1000 + 200) + 16)
-
-
 @pytest.mark.wide(but=["qwen3-moe"])
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "qwen3-moe"])
 def test_costs_are_those_of_the_model(name: str) -> None:
@@ -69,15 +59,6 @@ def test_costs_are_those_of_the_model(name: str) -> None:
     assert costs.itemsize == 2
     assert costs_of(model.config, torch.float32).itemsize == 4
     assert costs_of(type(model.config)(**model.config.to_dict() | {"dtype": "float32"})).itemsize == 4
-
-
-@pytest.mark.wide
-def test_layers_of_other_sizes_are_counted_each() -> None:
-    """What is cached of layers whose heads have other sizes is the sum of theirs."""
-    config = architectures.build("gemma4_unified").config.get_text_config()
-    sizes = [one.head_dim for one in config.per_layer_config]
-    assert len({*sizes}) > 1
-    assert costs_of(config).cached == sum(2 * config.num_key_value_heads * size for size in sizes)
 
 
 def test_a_forward_takes_its_reads_or_its_operations() -> None:

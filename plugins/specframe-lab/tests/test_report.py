@@ -24,7 +24,7 @@ from specframe_lab.comparison.summary import COLUMNS, columns, findings, summary
 from specframe_lab.comparison.tables import tables
 from specframe_lab.grid import checked, expand
 from specframe_lab.report import plots
-from specframe_lab.report.images import png, svg
+from specframe_lab.report.images import png
 from specframe_lab.report.page import html, write_report
 from specframe_testing import zoo
 from specframe_testing.device import kind
@@ -82,13 +82,6 @@ def made(results: dict[tuple[str, int], list[dict[str, Any]]]) -> Comparison:
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.wide
-def test_speed_up_is_taken_within_a_repeat():
-    """A machine that slows down for one repeat slows plain decoding down with it."""
-    found = made({("plain", 1): [line(100), line(10)], ("ragged", 1): [line(200), line(20)]})
-    assert f.speed_up(found) == [("ragged", 1, 2.0, 2.0, 2.0, 2)]
-
-
 def test_an_interval_is_students():
     """It is of logarithms, and holds the median; of values that can be 0 it is their own and ends at 0; one value has none."""
     error = 4.303 / 3**0.5
@@ -108,12 +101,6 @@ def test_percentiles_are_numpys_and_leave_out_what_failed():
     assert f.percentiles([None, *values]) == pytest.approx([0.55, 0.91, 0.991])
     assert f.percentiles(values) == np.percentile(values, (50, 90, 99)).tolist()
     assert np.isnan(f.percentiles([None])).all()
-
-
-@pytest.mark.wide
-def test_latency_is_the_median_over_repeats():
-    found = made({("ragged", 2): [line(1, latencies=[n, n], longest_wait=n) for n in (1.0, 5.0, 2.0)]})
-    assert f.latency(found) == [("ragged", 2, 2.0, 2.0, 2.0, 5.0, 2)]
 
 
 @pytest.mark.wide
@@ -216,38 +203,12 @@ def test_break_even_is_told_as_far_as_intervals_say(points, faster, slower, word
 
 
 @pytest.mark.wide
-def test_stage_shares_add_up():
-    rows = f.stage_shares(made({("ragged", 1): [line(1), line(1)]}))
-    assert [row[2] for row in rows] == list(f.STAGES)
-    assert sum(row[3] for row in rows) == pytest.approx(1)
-    assert {row[2]: row[4] for row in rows} == SECONDS
-
-
-@pytest.mark.wide
-def test_acceptance_by_position_counts_drafts_that_reach_it():
-    lines = [line(1), line(1, drafted_by_position=[6, 4, 2], accepted_by_position=[3, 1, 0])]
-    assert f.by_position(made({("ragged", 1): lines})) == [
-        ("ragged", 1, 1, 10, 6, 0.6),
-        ("ragged", 1, 2, 8, 4, 0.5),
-        ("ragged", 1, 3, 2, 0, 0.0),
-    ]
-
-
-@pytest.mark.wide
 def test_calibration_adds_repeats():
     """Bins are added up over repeats, empty ones are left out, and runs without a calibration show nothing."""
     repeats = [line(1, calibration=[[0.5, 1, 4], [0, 0, 0]]), line(1, calibration=[[0.25, 0, 2], [0, 0, 0]]), line(1)]
     found = tables(made({("plain", 1): [line(1, calibration=None)], ("ragged", 1): repeats}))
     assert found["calibration"].rows == [("ragged", 1, pytest.approx(0.75 / 6), pytest.approx(1 / 6), 6)]
     assert png(plots.draw(found, ["plain", "ragged"])["calibration"]).startswith(b"\x89PNG")
-
-
-@pytest.mark.wide
-def test_histogram_adds_repeats():
-    assert f.histogram(made({("ragged", 1): [line(1), line(1)]})) == [
-        ("ragged", 1, 0, 2, 0.25),
-        ("ragged", 1, 2, 6, 0.75),
-    ]
 
 
 @pytest.mark.wide
@@ -267,26 +228,6 @@ def test_equality_is_with_plain_decoding_at_one_and_at_the_same_batch_size():
         ("ragged", 2, 2, 1, pytest.approx(5 / 6), 2, True, False),
         ("padding", 2, 2, 0, pytest.approx(2 / 3), 0, False, True),
     ]
-
-
-@pytest.mark.wide
-def test_headline_names_the_fastest_of_those_that_are_equal():
-    wrong = [[1], [4, 5]]
-    found = made(
-        {
-            ("plain", 1): [line(100), line(102), line(98)],
-            ("ragged", 1): [line(150), line(153), line(147)],
-            ("eqspec", 1): [line(120)],
-            ("exspec", 1): [line(400), line(110), line(150)],
-            ("padding", 1): [line(900, token_ids=wrong, lossless=False)],
-        }
-    )
-    first, *others = findings(found, tables(found))
-    assert first.startswith(
-        "ragged decodes 1.50 times as fast as plain decoding at batch size 1 (95% confidence: 1.50 to 1.50, 3 repeats), with the "
-        "same tokens in 2 of 2"
-    )
-    assert any(text.startswith("padding gives other tokens") and "1 of 2" in text for text in others)
 
 
 def counting(rate: float, passes: int, **seconds: float) -> dict[str, Any]:
@@ -398,20 +339,6 @@ def test_headline_where_nothing_is_faster():
 
 
 @pytest.mark.wide
-def test_a_failed_cell_is_shown_without_figures():
-    found = made({("plain", 1): [line(100)], ("ragged", 1): [{"error": "no room"}]})
-    rows = summary(found, tables(found))
-    assert rows[1] == ("ragged", "1", "continuous", "slab", "failed", *["-"] * (len(COLUMNS) - 5))
-    assert findings(found, tables(found))[1:3] == [
-        "1 of 2 combinations could not be run.",
-        "ragged, batch size 1 could not be run: no room.",
-    ]
-    page = html(found, tables(found), {})
-    assert '<td><span class="differs">failed</span></td>' in page
-    assert "could not be run: no room." in page
-
-
-@pytest.mark.wide
 def test_prompts_that_failed_are_not_equal():
     """A run in which a prompt has no continuation counts for nothing, though plain decoding failed on it as well."""
     failed = line(100, token_ids=[[], [4, 5]])
@@ -488,29 +415,6 @@ def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
         assert path.suffix != ".svg" or start == b"<?xml ve"
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("tokens_per_second", "realign_share", "padding_share", "filler_share", "grouping_rate", "peak_kv_bytes"),
-        *("mean_acceptance_length", "draft_acceptance_rate"),
-    ],
-)
-def test_csv_files_hold_what_the_results_hold(folder: Path, name: str):
-    file = {"tokens_per_second": "throughput", "mean_acceptance_length": "acceptance_length"}.get(name, name)
-    kept = results(folder)
-    bounds = f.share_interval if name.endswith(("share", "rate")) else f.interval
-    assert rows(folder, file)
-    for row in rows(folder, file):
-        runs = [
-            one["figures"][name]
-            for one in kept
-            if (one["scheme"], str(one["cell"]["batch_size"])) == (row["scheme"], row["batch_size"])
-        ]
-        assert [float(row[key]) for key in ("median", "low", "high")] == pytest.approx(bounds(runs))
-        assert int(row["repeats"]) == len(runs) == 2
-
-
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
@@ -554,22 +458,6 @@ def test_pdf_holds_findings_cells_figures_and_numbers(tmp_path: Path):
     path = pdf.write_pdf(found, tables(found), tmp_path)
     assert path.read_bytes().startswith(b"%PDF")
     assert path.read_bytes().count(b"/Type /Page ") == len(pages)
-
-
-@pytest.mark.wide
-def test_pictures_are_the_same_each_time(folder: Path):
-    found = made({("plain", 1): [line(100)], ("ragged", 1): [line(150)]})
-    once, again = (svg(plots.draw(tables(found), found.schemes)["speed_up"], "speed_up") for _ in range(2))
-    assert once == again
-
-
-@pytest.mark.wide
-def test_one_batch_size_is_drawn_as_bars():
-    found = made({("plain", 4): [line(100)], ("plain", 1): [line(50)], ("ragged", 4): [line(150), line(140)]})
-    only = Comparison(found.about, [one for one in found.cases if one.batch_size == 4], found.lines)
-    drawn = plots.draw(tables(only), only.schemes)
-    assert len(drawn["throughput"].axes[0].patches) == 2
-    assert png(drawn["latency"]).startswith(b"\x89PNG")
 
 
 LOOK = """() => {

@@ -6,15 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import attrs
-import numpy as np
 import pytest
 from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner, Result
 from specframe_lab.comparison.results import RESULTS
-from specframe_lab.grid_models import LoadedModels
 from specframe_lab.reproduction import page as reproduction
-from specframe_lab.reproduction.reproduce import Shaped
 from specframe_testing import zoo
 
 from specframe.cli import cli
@@ -133,26 +129,6 @@ def test_shares_are_those_of_decoding(whole: Path) -> None:
 
 
 @pytest.mark.wide
-def test_the_tail_under_bursts_is_the_same_on_every_machine(whole: Path) -> None:
-    """Its moments are whole passes after an arrival or after another pass, and all prompts give their own tokens."""
-    found = [line for line in lines(whole) if line["cell"]["part"] == "bursty"]
-    ids = found[0]["token_ids"]
-    for line in found:
-        assert line["token_ids"] == ids
-        for served, tokens in zip(line["requests"], ids, strict=True):
-            gaps = [after - before for before, after in zip(served["chunks"], served["chunks"][1:], strict=False)]
-            assert all(gap == pytest.approx(round(gap)) and gap > 0.5 for gap in gaps)
-            assert served["chunks"][0] - served["taken_up"] == pytest.approx(1)
-            assert sum(served["tokens"]) == len(tokens)
-    page = (whole / reproduction.PAGE).read_text(encoding="utf-8")
-    assert "Prompts arrive as `--bursty gamma:0.05,burstiness=0.25` says" in page
-    rows = [row for row in page.partition("## The tail")[2].splitlines() if row.startswith("| exspec, unbounded | 2 |")]
-    latency = np.percentile(found[-1]["latencies"], 90)
-    assert f"| {latency:.2f} | - | {len(ids)} |" in rows[0]
-    assert [cell.strip() for cell in rows[0].split("|")][5] == "-"  # P99 of so few first tokens
-
-
-@pytest.mark.wide
 def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command only writes the page again; another setting is refused with one sentence."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
@@ -213,33 +189,6 @@ def test_a_cell_that_fails_is_named(failing: tuple[Result, Path]) -> None:
     for name, start in ((reproduction.PAGE, "- "), (reproduction.HTML, "<li>")):
         page = (folder / name).read_text(encoding="utf-8")
         assert f"{start}match, assisted, batch size 1: MemoryError: no room" in page
-
-
-@pytest.mark.wide
-def test_a_dry_run_of_some_parts(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names every cell of the parts that would be run, loads no model and writes nothing."""
-    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
-    command = [*pair, *SIZES, *TOKENS, "--parts", "uniform", "--output", str(tmp_path / "out"), "--dry-run"]
-    result = run(*command)
-    assert result.exit_code == 0, result.stderr
-    assert re.findall(r"(uniform, \w+) +same-length,\S+ +dynamic +2 +1 +0", result.stdout) == [
-        "uniform, bounded",
-        "uniform, unbounded",
-    ]
-    assert f"2 of 2 runs to make: at most {2 * len(PROMPTS) * 6} new tokens" in result.stdout
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.wide
-def test_prompts_of_one_length_and_of_many(pair: list[str]) -> None:
-    """Grouping is measured on the same prompts, cut to the median length, or at random to between 1 token and that."""
-    pipe = LoadedModels().pipeline({"target": pair[1], "drafter": pair[3]})
-    settings = Shaped([character * count for count, character in enumerate("abcdefghijklmnopqrst", start=1)])
-    uniform = settings.prompts_for(pipe)
-    random = attrs.evolve(settings, uniform=False).prompts_for(pipe)
-    assert [len(prompt) for prompt in uniform] == [10] * 11
-    assert len({len(prompt) for prompt in random}) > 3
-    assert all(long[: len(short)] == short and short for short, long in zip(random, uniform, strict=True))
 
 
 def test_batches_that_prompts_do_not_fill_are_told(pair: list[str], failing: tuple[Result, Path]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner, Result
 from specframe_lab.trace.captions import Captions
@@ -28,12 +27,11 @@ from specframe_lab.trace.frames import (
 from specframe_lab.trace.page import page_data, render
 from specframe_lab.trace.recording import Trace, record, summed
 from specframe_lab.trace.slots import NOTHING
-from specframe_std.kv.pooled import PooledStore
 from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.plugins.compose import able, strategy
+from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 
 ALIGNMENTS = [
@@ -41,7 +39,8 @@ ALIGNMENTS = [
     *("masking,positions=content", "padding,mask=content,positions=content,bonus=target"),
 ]
 LENGTHS = (7, 1, 13, 4, 9)
-FLAWED = ("masking", "padding")
+
+
 TARGET = fakes.fake_target(eos=7)
 PROMPTS = harness.random_prompts(LENGTHS, 61, seed=3)
 
@@ -109,88 +108,6 @@ def test_slots_hold_the_tokens_of_their_row(align: str) -> None:
             assert lane.marks.count(ACCEPTED) == lane.score.accepted
             assert lane.marks.count(REJECTED) == lane.score.drafted - lane.score.judged
             assert lane.marks.count(CUT) == lane.score.judged - lane.score.accepted
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ALIGNMENTS)
-def test_positions_and_masks(align: str) -> None:
-    """Correct alignments feed every token at its place and hide what is to be hidden; published flaws show."""
-    trace = traced(align)
-    wrong = [cell for cell in trace.cells if cell.position != cell.order]
-    leaks = sum(lane.score.leaks for lane in lanes(trace) if lane.score)
-    assert not any(lane.score.blind for lane in lanes(trace) if lane.score)
-    assert bool(wrong) == (align in FLAWED)
-    assert any(lane.drift for lane in lanes(trace)) == (align in FLAWED)
-    assert bool(leaks) == (align == "padding")
-    assert trace.lossless == (align not in FLAWED)
-    assert (trace.outputs == trace.reference) == (align not in FLAWED)
-
-
-def keys_of(store: Any) -> torch.Tensor:
-    """Return the keys of the first layer's only head, in every slot of the rows that a store has side by side, (B, S, D)."""
-    if hasattr(store, "_tensors"):
-        return store._tensors[0][:, 0]
-    if not isinstance(store, PooledStore):
-        return store._blocks[0].whole[0, :, :, 0]
-    table_BS = store._table(store._own, torch.from_numpy(store._numbers(store._own)))
-    return store.memory.layers[0][0][table_BS, 0]
-
-
-class Witness(Trace):
-    """A trace that, at every pass, holds its book against what the fake model's cache really contains."""
-
-    def before_forward(self, book, batch, block, placement):
-        if book is self.book and self._pass is None:
-            self.compare(len(batch))
-        super().before_forward(book, batch, block, placement)
-
-    def compare(self, rows: int) -> None:
-        """The fake's keys are (token + 1, position + 1): read every slot that the book says holds a standing token."""
-        store = self.caches[0].store
-        keys_BSD = keys_of(store)
-        self.compared = getattr(self, "compared", 0)
-        for row, prompt in enumerate(self.book.batch[:rows]):
-            for slot, number in enumerate(self.book.slots.get(prompt, [])):
-                if number != NOTHING and self.book.stands(number):
-                    cell = self.book.cells[number]
-                    assert keys_BSD[row, slot].tolist() == [cell.token + 1, cell.position + 1], (row, slot, cell)
-                    self.compared += 1
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ALIGNMENTS)
-def test_book_is_what_the_cache_holds(align: str) -> None:
-    """On every KV backend, each slot of the real cache holds the token and position that the trace says it does."""
-    alignment = strategy(registry(), "alignment", align)
-    backends = able(registry(), "KV backend", alignment.needs)
-    assert alignment.kv in backends
-    for kv in backends:
-        witness = Witness()
-        options = {"align": witness.around(alignment), "kv": kv, "observers": [witness], "draft_length": 4}
-        pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), batch_size=2, **options)
-        harness.decode(pipe, harness.requests(PROMPTS, 14))
-        assert witness.compared > 100, kv
-
-
-@pytest.mark.wide
-def test_moves_of_eqspec() -> None:
-    """A row is shifted by the difference of what was accepted, and all of its cached tokens are counted."""
-    trace = scripted("eqspec", {0: 3, 1: 1, 2: 4})
-    settled = trace.frames[3]
-    assert [lane.shift for lane in settled.lanes] == [1, 3, 0]
-    assert settled.shifted == (6 + 1 + 3) + (4 + 1 + 1)  # rows 0 and 1: prompt, its first token, accepted tokens
-    assert {len(lane.marks.rstrip(EMPTY)) for lane in settled.lanes} == {9 + 5}
-    assert trace.slot_bytes == 4 * (2 + 1)
-
-
-@pytest.mark.wide
-def test_rollback_and_padding_change_the_verdict() -> None:
-    """What the rule judged is told apart from what the alignment let stand."""
-    score = {lane.prompt: lane.score for lane in passes(scripted("rollback", {0: 3, 1: 1, 2: 4}))[1].lanes}
-    assert [(score[i].judged, score[i].committed) for i in range(3)] == [(3, 1), (1, 1), (4, 1)]
-    altered = [lane.score.altered for lane in passes(scripted("padding", {0: 3, 1: 1, 2: 4}))[1].lanes if lane.score]
-    assert len(altered) == 3
-    assert any(altered)
 
 
 @pytest.mark.wide

@@ -15,7 +15,6 @@ from specframe_memory.allocations import Allocations
 from specframe_memory.footprint import CACHE, LOGITS, MASKS, STATES, TARGET, Workload
 from specframe_memory.full_drafts import Steady
 from specframe_memory.hollow import META
-from specframe_memory.hollow_parts import hollow
 
 from specframe import Sampling
 from specframe.contracts.drafts import Budget
@@ -139,19 +138,6 @@ def test_a_span_has_its_own_peak_and_is_a_part_of_the_whole() -> None:
             torch.empty(900, dtype=torch.uint8)
         assert (second[0].total, counter.peak.total) == (1000, 1000)
     assert len(kept) == 100
-
-
-@pytest.mark.wide
-def test_a_hollow_model_has_shapes_and_no_numbers() -> None:
-    """A copy without weights is on no device, keeps tied weights tied, and leaves the model as it is."""
-    model = CASES["slab"].models[0]
-    before = [one.clone() for one in model.parameters()]
-    made = hollow(model)
-    assert {one.device.type for one in [*made.parameters(), *made.buffers()]} == {"meta"}
-    assert [one.shape for one in made.parameters()] == [one.shape for one in model.parameters()]
-    tied = hollow(CASES["windows"].models[0])
-    assert tied.get_output_embeddings().weight is tied.get_input_embeddings().weight
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
 
 
 @pytest.mark.wide

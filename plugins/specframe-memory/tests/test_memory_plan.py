@@ -164,13 +164,6 @@ def test_a_draft_is_shortened_before_its_cache_is_and_that_before_rows(
 
 
 @pytest.mark.wide
-def test_a_tree_is_pruned() -> None:
-    """Fewer nodes are no deeper than the tree was, nor than there are nodes."""
-    found = [ladder(Budget(3, 8))[0].choose(nbytes, Workload(1, 10, 20)).budget for nbytes in (1180, 1159, 1125)]
-    assert found == [Budget(3, 8), Budget(3, 5), Budget(2, 2)]
-
-
-@pytest.mark.wide
 def test_less_than_the_least_is_refused_with_the_numbers() -> None:
     """One row without a drafter is the least: what it takes is named beside what there is."""
     with pytest.raises(
@@ -241,23 +234,6 @@ def test_a_bound_is_kept_by_drafting_less_and_by_no_drafter() -> None:
     (most_drafts, few), (drafts, more), (none, all_alone) = seen
     assert most_drafts > drafts > none == 0
     assert few <= more < all_alone
-
-
-@pytest.mark.wide
-def test_copies_on_the_host_take_nothing_of_the_bound() -> None:
-    """Where rows give way and their keys and values go to the host, a run takes what it takes where they are read again."""
-    few = "paged,block=4,blocks=15"  # for less than both rows, so that one gives way in the dry run, too
-    footprints, tokens = [], []
-    for host in ("", ",host=1MB"):
-        load, options = Workload(2, 24, 29), {"draft_length": 2, "kv": few + host}
-        case = attrs.evolve(CASES["slab"], load=load, options=options)
-        pipe = case.pipeline(memory=10**9)
-        tokens.append([one.token_ids for one in pipe.generate(case.prompts[:2], 5)])
-        (step,) = [one for one in plans_of(pipe.parts).ladders[True]._known.values() if one.budget.nodes]
-        footprints.append(step.footprint)
-    assert tokens[0] == tokens[1]
-    assert footprints[1].total <= footprints[0].total
-    assert footprints[1].kv_bytes == footprints[0].kv_bytes
 
 
 @pytest.mark.wide

@@ -58,15 +58,6 @@ def test_requests_at_once_get_the_tokens_of_a_pipeline(running, pipe):
 
 
 @pytest.mark.wide
-def test_a_request_without_a_seed_is_not_repeated(running, pipe):
-    """Two requests at a temperature have different tokens, and not those of seeds 0 and 1."""
-    client, hot = running.client(), {"temperature": 1.5, "prompt": PROMPTS[0], **ASKED}
-    answers = [ids(client.completions.create(**hot, **seed))[0] for seed in ({}, {}, {"seed": 0}, {"seed": 2**32})]
-    assert len({*map(tuple, answers)}) == 4
-    assert all(len(answer) for answer in answers)
-
-
-@pytest.mark.wide
 def test_speculation_off_drafts_nothing_and_changes_nothing(running, pipe):
     """A request without speculation has the same tokens, and no token is drafted for it."""
     before = running.figure("vllm:spec_decode_num_draft_tokens_total")

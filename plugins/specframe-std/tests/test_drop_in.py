@@ -71,14 +71,6 @@ def test_tokens_are_those_without_an_assistant(name):
     assert (ended[:, -3:] == zoo.EOS).any(), "no row ended early"
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("draft_length", [1, 2, 7])
-@pytest.mark.parametrize("options", [{}, {"align": "eqspec"}, {"align": "exspec", "kv": "slab"}], ids=str)
-def test_any_draft_length_and_alignment(draft_length, options):
-    """Rows that end on their own change nothing for the others, however much is drafted and wherever tokens sit."""
-    assert_same(draft_length=draft_length, options=options, eos_token_id=common_tokens(3))
-
-
 class Own(LogitsProcessor):
     """A user's processor, which looks at the whole prefix."""
 
@@ -164,13 +156,6 @@ def test_criteria_end_rows_where_they_end_in_generate(criteria):
     """Criteria are asked after every token with the ids that ``generate`` would show them, and each row ends on its own."""
     plain = assert_same(stopping_criteria=StoppingCriteriaList(CRITERIA[criteria]()))
     assert (plain[:, -1] == zoo.EOS).any() or plain.shape[1] < 14 + NEW, "no row ended early"
-
-
-@pytest.mark.wide
-def test_time():
-    """When there is no time, there is one token, as in ``generate``; with time enough there are all."""
-    assert assert_same(max_time=0.0).shape[1] == 15
-    assert assert_same(max_time=1e6).shape[1] == 14 + NEW
 
 
 @pytest.mark.wide
@@ -478,13 +463,6 @@ def test_ids_beyond_the_vocabulary_are_refused():
     """A prompt that holds no token's id is refused by a sentence."""
     with pytest.raises(PromptError, match="token id 97"):
         MODEL.generate(torch.tensor([[5, 97]]), max_new_tokens=2, custom_generate=specframe.assisted(DRAFT))
-
-
-@pytest.mark.wide
-def test_a_context_bounds_the_new_tokens():
-    """As many tokens as the model's context holds may be asked for, and are given."""
-    inputs = padded([[5] * 150, [7] * 3])
-    assert assert_same(inputs=inputs, max_new_tokens=10).shape[1] == 160
 
 
 class Asking(LogitsProcessor):

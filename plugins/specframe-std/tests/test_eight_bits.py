@@ -10,10 +10,10 @@ import torch
 from specframe_std.kv.quantised import QuantisedStore
 from specframe_std.kv.quantiser import QUANTISERS, Quantiser
 from specframe_std.kv.slab import Slab
-from specframe_testing import fakes, harness, states, suite_device, zoo
+from specframe_testing import fakes, harness, states, zoo
 from specframe_testing.probes import cache_checks
 
-from specframe.contracts.cache import KVShape, rounding
+from specframe.contracts.cache import KVShape
 from specframe.errors import ModelError, OptionError
 from specframe.forward.runner import ModelRunner
 from specframe.models.own_cache import OwnCache
@@ -27,7 +27,8 @@ DRAFT = fakes.fake_draft(TARGET)
 PROMPTS = harness.random_prompts([5, 21, 1, 9, 40, 3, 14, 7], 61)
 ASKED = harness.requests(PROMPTS, [9, 4, 17, 7, 12, 3, 25, 1], {7})
 BOTH = "dtype={0},draft_dtype={0}"
-STORES = ["slab", "pool", "paged,block=1", "paged,block=3", "paged,block=16", "paged,block=3,share=on"]
+
+
 DTYPES = ["int8", "fp8"]
 
 
@@ -110,37 +111,6 @@ def test_tokens_are_those_of_a_reference_with_the_same_quantiser(kv: str, dtype:
     assert [one.token_ids for one in harness.decode(pipe, ASKED)] != exact, "the quantiser must change something here"
 
 
-WAYS: list[dict[str, Any]] = [
-    {"drafter": "model,tree=dynamic,nodes=8"},
-    {"drafter": "model,tree=dynamic,nodes=8", "align": "eqspec"},
-    {"schedule": "continuous,piece=4,mixed=on"},
-    {"align": "eqspec"},
-    {"align": "exspec"},
-    {"align": "rollback"},
-    {"check": True},
-    {"graphs": "on"},
-]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("options", WAYS, ids=str)
-def test_tokens_are_exact_however_they_are_drafted(options: dict[str, Any]) -> None:
-    """Trees, pieces and the other alignments move bytes, and what they move stays what it was."""
-    harness.check(pipeline("paged,block=3,dtype=int8,draft_dtype=int8", **options), ASKED)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kv", STORES)
-@pytest.mark.parametrize("options", WAYS, ids=str)
-def test_every_store_in_every_way(kv: str, options: dict[str, Any], dtype: str) -> None:
-    """Every store in 8 bits serves every alignment that fits, with trees and pieces, and under checks."""
-    if "share=on" in kv and "align" in options:
-        pytest.skip("blocks that are kept by their content have no padding")
-    for batch in (1, 3, 8):
-        harness.check(pipeline(f"{kv},{BOTH.format(dtype)}", batch_size=batch, **options), ASKED)
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
 def test_real_models_are_exact(name: str) -> None:
@@ -175,14 +145,6 @@ def test_drafts_in_8_bits_cost_no_exactness(accept: str) -> None:
 
 
 @pytest.mark.wide
-def test_recorded_forwards_round_as_others_do() -> None:
-    """On a device with graphs codes are made and read inside of recordings, without a wait or a copy of the host's."""
-    with suite_device.running_on("sim"):
-        pipe = pipeline("slab,dtype=int8,draft_dtype=fp8", graphs="on", batch_size=2)
-        harness.check(pipe, ASKED[:4])
-
-
-@pytest.mark.wide
 @pytest.mark.cuda
 @pytest.mark.parametrize("graphs", ["on", "off"])
 @pytest.mark.parametrize("kv", ["slab", "paged,block=3"])
@@ -198,17 +160,6 @@ def test_a_rounded_target_is_marked() -> None:
     """The combination is lossless only where the target's keys and values are kept as they are."""
     marked = {kv: pipeline(kv).composition.lossless for kv in ("slab,dtype=int8", "paged,dtype=fp8", "pool")}
     assert marked == {"slab,dtype=int8": False, "paged,dtype=fp8": False, "pool": True}
-
-
-@pytest.mark.wide
-def test_samples_start_from_one_row() -> None:
-    """Samples of a prompt draw what plain sampling with the same quantiser draws, one by one."""
-    how = Sampling(temperature=1.0, samples=3)
-    found = [
-        [one.token_ids for one in pipeline(kv, draft=draft, accept="gumbel").generate(PROMPTS[:3], 6, sampling=how)]
-        for kv, draft in (("slab,dtype=int8", None), ("paged,block=4,dtype=int8,draft_dtype=int8", DRAFT))
-    ]
-    assert found[0] == found[1]
 
 
 def test_what_a_later_prompt_has_in_common_is_kept_in_bytes() -> None:
@@ -289,10 +240,3 @@ def test_a_budget_of_bytes_is_one_of_packed_heads() -> None:
         store: Any = strategy(registry(), "KV backend", kv).open(shapes, 2, 99, torch.device("cpu"))
         blocks = getattr(store, "packed", store).blocks
         assert blocks.most == (2000 // slot - 1) // 4
-
-
-@pytest.mark.wide
-def test_a_backend_that_rounds_nothing_has_nothing_to_say() -> None:
-    """``rounding`` is None for what is kept, also where drafts are rounded."""
-    made = (registry().make("KV backend", kv) for kv in ("slab", "slab,draft_dtype=int8", "slab,dtype=int8"))
-    assert [rounding(one) is None for one in made] == [True, True, False]

@@ -11,7 +11,6 @@ import pytest
 import torch
 from products import crossed
 from specframe_std.drafters.first import First
-from specframe_std.drafters.worth import Worth
 from specframe_std.policies.round_seconds import Prior
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
@@ -26,7 +25,8 @@ from specframe.models.pairs import choose, chosen_name
 from specframe.plugins.registry import registry
 
 TARGET = fakes.fake_target()
-PROMPTS = harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5)
+
+
 TREES = 'first,"of=suffix,tree=dynamic,nodes=6,factor=3|model,branch=2/1"'
 
 
@@ -188,34 +188,6 @@ def test_steps_are_weighed_by_what_stood() -> None:
         assert (part.depths[-1] > 0) == (stepped > found)
 
 
-@pytest.mark.wide
-def test_worth_is_tokens_for_time() -> None:
-    """Three rows and a draft of two tokens that stand with 0.6 each gain 3.96 tokens; a token costs 0.0566 / 3 of a plain round."""
-    worth = Worth()
-    worth._prior = Prior(0.2, 0.02)
-    token = 3 * 0.02 / 1.06 / 3
-    worth.begin(3)
-    worth.add("sure", np.array([2, 0, 0]))
-    assert worth.found("unsure", np.array([0, 0, 0])) == pytest.approx(3.96 / (1 + 2 * token))
-    assert worth.found("unsure", np.array([0, 0, 1])) == pytest.approx(4.56 / (1 + 3 * token))
-    by_depth = [4.56 / (1.2 + 3 * token), 4.92 / (1.4 + 4 * token), 5.136 / (1.6 + 5 * token)]
-    found, depth = worth.stepped("model", np.array([0, 0, 3]), stepwise=True)
-    assert (found, depth) == (pytest.approx(max(by_depth)), 1)
-    found, depth = worth.stepped("head", np.array([0, 0, 3]), stepwise=False)
-    assert (found, depth) == (pytest.approx(5.136 / (1.2 + 5 * token)), 3)
-    worth.stood(np.array([1, 0, 0]), np.array([True, True, False]))  # one of two that were tested stood
-    worth.begin(1)
-    worth.add("sure", np.array([1]))
-    assert worth.found("unsure", np.array([0])) == pytest.approx((1 + (1 + 5 * 0.6) / (2 + 5)) / (1 + 0.02 / 1.02))
-    worth.begin(1)
-    worth.add("sure", np.array([2]))
-    worth.stood(np.array([0]), np.array([False]))  # a row that has ended says nothing
-    worth.begin(1)
-    worth.add("sure", np.array([1]))
-    seen = 0.5 ** (1 / 512)
-    assert worth._gained == pytest.approx(1 + (seen + 5 * 0.6) / (2 * seen + 5))
-
-
 def test_certain_tokens_beside_drawn_ones_have_all_probability() -> None:
     """Where some rows have logits, those of certain tokens are 0 at the token and -inf elsewhere, in the target's vocabulary."""
 
@@ -231,33 +203,6 @@ def test_certain_tokens_beside_drawn_ones_have_all_probability() -> None:
     chances_BNV = draft.logits_BNV.softmax(-1)
     assert chances_BNV[0, :2].tolist() == [[float(token == 9) for token in range(11)]] * 2
     assert torch.allclose(chances_BNV[1], torch.tensor([1 / 7] * 7 + [0] * 4).expand(3, -1))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("shape", ["", ",branch=2/1"], ids=["chain", "tree"])
-@pytest.mark.parametrize("align", ["ragged", "eqspec"])
-def test_the_cache_of_a_drafter_follows_rows_that_others_drafted_for(align: str, shape: str) -> None:
-    """A draft model that is a copy of the target is always right, also after rounds in which a row had another's draft."""
-    perfect = registry().make("drafter", f"model{shape}")
-    asked = harness.requests(PROMPTS, [30, 14, 20, 9, 17, 12, 4])
-    made = first_of(Known(), perfect)
-    made.offers, made.needs, made._trees = perfect.offers, perfect.needs, bool(shape)
-    feeds = harness.Feeds()
-    options = {"align": align, "batch_size": 4, "check": True, "draft_length": 2 if shape else 3, "observers": [feeds]}
-    pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET, slip_every=0), drafter=made, **options)
-    harness.check(pipe, asked)
-    gained = [
-        (int(gain), int(drafted) if not shape else 2, int(limit))
-        for round in feeds.decoding
-        for gain, drafted, limit in zip(
-            round.report.accepted,
-            round.report.drafted,
-            [one.limit for one in round.report.sequences] - round.report.lengths,
-            strict=True,
-        )
-    ]
-    assert len(gained) > 20
-    assert all(gain >= min(drafted, room - 1, 2) for gain, drafted, room in gained)
 
 
 @pytest.mark.wide(but=["greedy-first,of=suffix|model,match=2,weigh=off"])

@@ -61,13 +61,6 @@ def test_near_the_best_fixed_length(curve: str, rows: int) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("curve", CURVES)
-def test_a_single_row(curve: str) -> None:
-    """With one row a round tells little of acceptance: within 3 percent in most runs."""
-    assert sorted(world.ratio() for world in played(curve, 1))[2] >= 0.965
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("costs", "rate"), crossed([(1, 0.35, 0.23), (4, 0.2, 0.3), (8, 0.2, 0.32), (32, 0.1, 0.4)], [0.35, 0.6, 0.8])
 )
@@ -87,21 +80,6 @@ def test_short_runs(costs: tuple[int, float, float], rate: float) -> None:
         later.append(world.ratio())
     assert np.mean(first) >= 0.95
     assert np.mean(later) >= 0.97
-
-
-@pytest.mark.wide
-def test_the_first_trial_is_short_where_tokens_are_dear() -> None:
-    """The first draft has four tokens for one row, and as many as the models' shapes let expect to pay for eight."""
-    shapes = Prior(step=0.1, each=0.09)  # a model that is as slow for eleven tokens as for its weights
-    ratios: dict[int, list[float]] = {1: [], 8: []}
-    for rows, found in ratios.items():
-        for seed in range(8):
-            world, policy = World(lambda rows, length: 1 + shapes.token(rows) * length, 0.5, rows, seed), Goodput()
-            policy._seconds.prepare(shapes)
-            world.run(80 if rows > 1 else 240, policy)
-            assert world.said[:4] == [0, 0, 0, 4 if rows == 1 else 3]
-            found.append(world.ratio())
-    assert np.mean(ratios[8]) >= 0.97, "0.965 where four tokens are tried"
 
 
 def test_one_token_is_tried_where_no_draft_is_expected_to_pay() -> None:
@@ -203,36 +181,6 @@ def test_acceptance_that_drifts() -> None:
         assert world.ratio(700) > 0.95
 
 
-@pytest.mark.wide
-def test_trials_cost_little() -> None:
-    """Where plain decoding is best by far, all that is not plain decoding costs 4 percent of 300 rounds and 2 of 3000."""
-    for rounds, share in ((300, 0.04), (3000, 0.02)):
-        worlds = [World(CURVES["compute-bound"][0], 0.75, 4, seed) for seed in range(12)]
-        for world in worlds:
-            world.run(rounds)
-            assert 0 < sum(length > 0 for length in world.said) < 0.1 * rounds
-        assert np.mean([world.ratio() for world in worlds]) >= 1 - share
-
-
-@pytest.mark.wide
-def test_rows_that_draft_nothing_are_seldom_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where plain decoding is best it stays for a while, the longer the longer it was; where drafts pay plans follow rounds."""
-    planned, usual = list[int](), RoundSeconds.curve
-
-    def curve(self: RoundSeconds, rows: int) -> Curve:
-        planned.append(rows)
-        return usual(self, rows)
-
-    monkeypatch.setattr(RoundSeconds, "curve", curve)
-    idle, busy = (World(CURVES[name][0], rate, 4) for name, rate in (("compute-bound", 0.75), ("memory-bound", 0.8)))
-    idle.run(600)
-    assert sum(length > 0 for length in idle.said) < 30
-    assert len(planned) < 60
-    planned.clear()
-    busy.run(600)
-    assert len(planned) > 60
-
-
 def test_plain_rounds_are_seldom_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where plain decoding stays the best one round in three is timed at most, the last ones of each choice; drafts are always."""
     timed, usual = list[int](), RoundSeconds.add
@@ -277,27 +225,6 @@ def test_costs_that_change_are_noticed() -> None:
 
 
 @pytest.mark.wide
-def test_batches_that_shrink() -> None:
-    """Where plain decoding is best for many rows and drafting for few, a batch that shrinks ends up drafting."""
-
-    def cost(rows: int, length: int) -> float:
-        return max(1.0, rows * (length + 1) / 16) + 0.08 * length
-
-    world = World(cost, 0.75, 16)
-    now, noise = 0.0, np.random.default_rng(1)
-    policy, used = Goodput(), {}
-    policy.clock = lambda: now
-    for rows in [*[16] * 100, *[12] * 30, *[8] * 30, *[4] * 40, *[2] * 40, *[1] * 40]:
-        length = policy.budget(Rows(rows)).depth
-        now += world.cost(rows, length)
-        policy.observe(round_report((noise.random((rows, length)) < 0.75).cumprod(1).sum(1), length))
-        used.setdefault(rows, []).append(length)
-    assert np.mean(used[16][20:]) < 0.5
-    assert np.mean(used[4]) > 1.5
-    assert np.mean(used[1]) > 1.5
-
-
-@pytest.mark.wide
 def test_time_between_rounds_says_nothing() -> None:
     """Time that passes between two rounds of the policy, such as the reading of prompts, is not counted."""
     now = [0.0]
@@ -323,19 +250,6 @@ class Drafts(Observer):
             report.sequences, report.lengths.tolist(), report.draft.tokens_BN.tolist(), strict=True
         ):
             self.seen.append((sequence.request.index, length, tokens))
-
-
-@pytest.mark.wide
-def test_rounds_of_new_shapes_are_not_timed() -> None:
-    """Rounds that a device runs anew or records, three and six times as long, decide nothing: where few tokens stand drafts end."""
-    worlds = [World(lambda rows, length: 1 + 0.11 * length, 0.2, 8, seed, recorded=True) for seed in range(8)]
-    for world in worlds:
-        policy = world.run(120)
-        assert world.ratio(10) > 0.97, world.seed
-        timed = {pair: one.seconds for pair, one in policy._seconds._measured.items() if one.seconds}
-        assert (8, 0) in timed
-        assert all(sorted(seconds)[len(seconds) // 2] < 2.5 for seconds in timed.values())
-        assert policy._plain_first == PLAIN_FIRST + 2
 
 
 def test_new_shapes_in_every_round_are_timed_after_a_while() -> None:

@@ -8,23 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_std.kv.host_memory import HostCopies
-from specframe_std.kv.paged import Paged, PagedStore
+from specframe_std.kv.paged import PagedStore
 from specframe_std.kv.slots import Slots
 from specframe_testing import fakes, harness, states, suite_device
 from specframe_testing.device.counters import COUNTERS
 from specframe_testing.device.rounds import watched_rounds
 
-from specframe.contracts.cache import KVShape
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
-from specframe.contracts.round import Sequence
 from specframe.devices import kinds
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
-from specframe.errors import SpecframeError
 from specframe.pipeline import Pipeline
-from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -108,38 +103,6 @@ def test_tokens_are_exact(options: dict[str, Any], stores: list[PagedStore]) -> 
     assert all(store.host is not None and not store.host.nbytes for store in stores)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [1, 3, 16])
-@pytest.mark.parametrize("more", ["", ",share=on", ",dtype=int8,draft_dtype=fp8"])
-@pytest.mark.parametrize("options", WAYS, ids=str)
-def test_every_block_in_every_way(options: dict[str, Any], more: str, block: int) -> None:
-    """Blocks of all sizes, shared ones and those in 8 bits."""
-    if "share" in more and "align" in options:
-        pytest.skip("blocks that are kept by their content have no padding")
-    draft = None if options.get("drafter") == "prompt-lookup" else DRAFT
-    kv = f"paged,block={block},blocks={-(-104 // block)},host=1MB{more}"
-    for batch in (1, 3, 8):
-        harness.check(pipeline(kv, draft, **{"batch_size": batch, **options}), ASKED)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("more", ["share=on", "dtype=int8,draft_dtype=int8"])
-def test_shared_blocks_and_bytes_come_back(more: str) -> None:
-    """What is found on the device is not brought back, and bytes are as they were."""
-    harness.check(pipeline(f"{FEW},host=1MB,{more}"), ASKED)
-
-
-@pytest.mark.wide
-def test_samples_draw_what_they_would_have_drawn() -> None:
-    """Samples that gave way go on with their own noise, those that began from another's row, too."""
-    prompts, how = [one.prompt_ids for one in ASKED[:3]], Sampling(temperature=1.0, samples=3)
-    found = [
-        [one.token_ids for one in pipeline(kv, accept="gumbel").generate(prompts, 12, sampling=how)]
-        for kv in ("slab", "paged,block=4,blocks=22,host=1MB")
-    ]
-    assert found[0] == found[1]
-
-
 @pytest.mark.wide
 def test_layers_with_states_are_read_again() -> None:
     """A state is not kept with blocks, so all tokens are read."""
@@ -194,44 +157,6 @@ def test_all_copies_together_have_the_bytes(stores: list[PagedStore]) -> None:
     for store in stores:
         assert store.host is not None
         assert 388 < store.host.nbytes <= 400
-
-
-@pytest.mark.wide
-def test_rows_that_are_opened_anew_come_back(stores: list[PagedStore]) -> None:
-    """Where caches are opened with more room, live sequences are not read again either."""
-    counted = Fed()
-    engine = begun("paged,block=4,host=1MB", counted)
-    longer = Request(9, [5] * 100, 4)
-    before = counted.tokens
-    engine.add(longer)
-    assert engine._opened is None
-    assert min(store.host.nbytes for store in stores if store.host) > 0
-    ended = dict[Any, list[int]]()
-    while not engine.idle:
-        report = engine.step()
-        ended |= {one.request.key: one.token_ids for one in (report.finished if report else ())}
-    left = sum(len(one) for one in ended.values())
-    assert counted.tokens - before < 100 + 4 * left, "each round feeds four tokens of a row"
-    for one in (*ASKED, longer):
-        assert ended[one.key] == harness.expected(TARGET, one)[0]
-    assert [store.host.nbytes for store in stores if store.host] == [0, 0]
-
-
-@pytest.mark.wide
-def test_what_nobody_waits_for_is_let_go() -> None:
-    """A sequence that is forgotten without an end leaves nothing, and neither does one that has begun again."""
-    kept = HostCopies(Slots([KVShape(1, 2, 2, torch.float32)], torch.device("cpu")), 1000)
-    old = Sequence(Request(0, [1, 2, 3], 5), 8)
-    waiting = old.again()
-    assert old.resumed_as is waiting
-    kept._memory.resize(9)
-    kept.keep(waiting, torch.arange(1, 4).numpy())
-    assert kept.count(waiting) == 3
-    del waiting
-    old.resumed_as = None
-    assert kept.nbytes == 0
-    with pytest.raises(SpecframeError, match="host: expected bytes as in 2GB"):
-        Paged(host="2 parsecs")
 
 
 def test_a_device_without_memory_for_copies_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

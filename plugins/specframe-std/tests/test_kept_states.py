@@ -12,7 +12,6 @@ import torch
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
 
-from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
@@ -73,24 +72,6 @@ def test_what_prompts_have_in_common_is_read_once(batch_size: int, draft: Any) -
     assert hits(pipe, [[*COMMON, 5]]) == 0
 
 
-@pytest.mark.wide
-def test_who_waits_begins_where_prompts_part() -> None:
-    """Of the row that is read a copy is taken at the last block that the one that waits shares with it."""
-    pipe = pipeline(batch_size=8)
-    assert hits(pipe, [[*COMMON, 5, 6], [*COMMON[:9], 7], [*COMMON[:9], 8], [*COMMON[:8], 9]]) == 8 * 3
-
-
-@pytest.mark.wide
-def test_where_prompts_part_the_next_begins() -> None:
-    """The second to come reads from the last copy on, and leaves one where it parts from the first."""
-    pipe = pipeline(kv=",stride=4,blocks=64", batch_size=1)
-    long = harness.random_prompts([23], 61, seed=5)[0]
-    assert hits(pipe, [long]) == 0
-    assert hits(pipe, [[*long[:15], 9, 9, 9]]) == 8, "after 4, 8, 16 tokens, and at its end"
-    assert hits(pipe, [[*long[:15], 8, 8, 8]]) == 14
-    assert hits(pipe, [[*long, 1]]) == 22
-
-
 def test_a_stride_of_less_than_a_block_is_a_block() -> None:
     """Copies are taken after a block, two, four and so on."""
     pipe, long = pipeline(kv=",stride=1,blocks=64", batch_size=1), harness.random_prompts([15], 61, seed=5)[0]
@@ -123,16 +104,6 @@ def test_a_copy_that_a_row_waits_to_begin_with_stays() -> None:
     assert run.reserve(again, 14) == 12
 
 
-@pytest.mark.wide
-def test_the_next_turn_of_a_chat_reads_on_from_the_prompt_before() -> None:
-    """The answer is read as a part of the prompt, and what comes before is not."""
-    pipe, turn = pipeline(states.fake_state_draft(TARGET), batch_size=1), [*COMMON]
-    for before in (0, 12, 36, 58):
-        (result,) = harness.check(pipe, harness.requests([turn], 20))
-        assert pipe.report.prefix_hit_tokens == before
-        turn = [*turn, *result.token_ids, 5, 6, 7]
-
-
 @pytest.mark.wide(but=["kimi_linear"])
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_state(name: str) -> None:
@@ -152,17 +123,6 @@ def test_a_model_without_attention() -> None:
     prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in ALIKE]
     assert [hits(pipe, prompts) for _ in range(2)][1] == 52
     assert hits(pipe, [[*prompts[0][:9], 4, 4, 4]]) == 8
-
-
-@pytest.mark.wide
-def test_long_pieces() -> None:
-    """Of a piece that stands as a whole nothing is kept to take in, and copies are taken of it all the same."""
-    target = architectures.build("qwen3_5_text")
-    long = harness.random_prompts([150, 90], zoo.VOCABULARY, seed=5)
-    pipe = pipeline(target=target, kv=",stride=16", batch_size=2)
-    assert hits(pipe, long, 3) == 0
-    assert hits(pipe, [[*long[0][:141], 5], [*long[1], 7]], 3) == 128 + 88
-    assert hits(pipe, [[*long[0][:141], 6], long[1]], 3) == 140 + 88
 
 
 @pytest.mark.wide
@@ -188,17 +148,6 @@ def test_blocks_that_are_given_up() -> None:
         warnings.simplefilter("ignore")
         found = [hits(pipe, [*prompts, prompts[0]], 8) for _ in range(3)]
     assert all(count < 8 + 10 + 10 + 14 + 8 for count in found)
-
-
-@pytest.mark.wide
-def test_copies_are_counted() -> None:
-    """Bytes of copies are there from the start: no prompt makes them more."""
-    few, many = (pipeline(kv=f",states={count}") for count in (0, 10))
-    asked = harness.requests(harness.random_prompts([9, 7, 3, 8], 61), 4)
-    for pipe in (few, many):
-        harness.check(pipe, asked)
-    assert many.report.state_bytes - few.report.state_bytes == 10 * 2 * 8
-    assert many.report.peak_kv_bytes - few.report.peak_kv_bytes == 10 * 2 * 8
 
 
 @pytest.mark.wide
@@ -260,11 +209,3 @@ def test_generated_tokens_are_no_prompt() -> None:
         (result,) = harness.check(pipe, harness.requests([turn], 8))
         assert pipe.report.prefix_hit_tokens < len(turn)
         turn = [*turn, *result.token_ids, 5, 6, 7]
-
-
-@pytest.mark.wide
-def test_the_checks_of_invariants() -> None:
-    """Checks that compute the target's choices without a cache find nothing."""
-    pipe = pipeline(states.fake_state_draft(TARGET), check=True)
-    for _ in range(2):
-        harness.check(pipe, [Request(index, prompt, 6) for index, prompt in enumerate(ALIKE)])

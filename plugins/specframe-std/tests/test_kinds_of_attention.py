@@ -13,7 +13,6 @@ import architectures
 import pytest
 import torch
 from generating import padded
-from products import crossed
 from specframe_std.counted_positions import OwnPositions, alibi, distance_bias
 from specframe_std.drafters.model import ModelDrafter
 from specframe_testing import harness, zoo
@@ -91,26 +90,6 @@ def check(name: str, align: str, tree: str | None, accept: str = "greedy", seed:
 def test_trees_equal_the_target(place: int) -> None:
     """Nodes of a tree stand where their path says, not where their slots are; each alignment by turns."""
     check([*MODELS][place], ALIGNMENTS[place % 4], [*TREES][place % 2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("accept", ["greedy", "gumbel"])
-@pytest.mark.parametrize("tree", [None, *TREES])
-@pytest.mark.parametrize("align", ALIGNMENTS)
-@pytest.mark.parametrize("name", list(MODELS))
-def test_every_alignment(name: str, align: str, tree: str | None, accept: str, seed: int) -> None:
-    """Chains and trees are exact under every alignment, greedily and with shared noise."""
-    check(name, align, tree, accept, seed)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("name", "accept", "align"), crossed([*WITH_STATES], ["greedy", "gumbel"], ALIGNMENTS), ids=str
-)
-def test_chains_beside_states(name: str, accept: str, align: str) -> None:
-    """Chains of a draft model are exact under every alignment, greedily and with shared noise."""
-    check(name, align, None, accept)
 
 
 @pytest.mark.wide(but=["flex"])

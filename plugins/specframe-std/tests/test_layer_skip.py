@@ -22,7 +22,6 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError, ModelError, OptionError
-from specframe.text.sampling import Sampling
 
 LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
@@ -137,31 +136,6 @@ def continued(model: PreTrainedModel, draft: PreTrainedModel, given: list[int], 
     return made
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"drafter": "layer-skip,skip=attn:0+mlp:1,branch=3/2/1", "draft_length": "auto"},
-        {"drafter": "layer-skip,skip=attn:0,branch=2/2", "draft_length": "auto", "align": "eqspec", "accept": "gumbel"},
-        {"drafter": "layer-skip,skip=attn:0,tree=dynamic,nodes=8", "draft_length": "auto", "align": "exspec"},
-        {"kv": "slab", "align": "eqspec"},
-        {"schedule": "continuous,piece=4"},
-        {"schedule": "continuous,piece=4,mixed=on"},
-        {"draft_length": "goodput"},
-        {"attention": "flex"},
-        {"bitwise": True},
-        pytest.param({"layers": "compiled"}, marks=pytest.mark.slow),
-        {"drafter": "layer-skip"},
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore:attention 'flex'")
-def test_with_everything_else(options: dict[str, Any]) -> None:
-    """Trees, other stores, prompts in pieces, policies and attention backends change no token."""
-    for model in (target("qwen3"), emptied("qwen3", "attn:0+mlp:1")):
-        harness.check(piped(model, **options), asked())
-
-
 def test_memory_can_be_bounded() -> None:
     """A dry run has no numbers to tell whether a layer does more than add its sublayers to its input; the run itself has."""
     harness.check(piped(target("qwen3"), memory="8MB", batch_size=1), asked()[:1])
@@ -173,31 +147,6 @@ def test_compiled_layers_leave_the_sublayers_out() -> None:
     pipe = piped(emptied("qwen3", "attn:0+mlp:1"), layers="compiled")
     harness.check(pipe, asked())
     assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("own", OWN)
-def test_sampled_tokens_do_not_depend_on_the_batch(own: str) -> None:
-    """With a seed, samples under gumbel are those of plain sampling, alone and in a batch."""
-    found = []
-    for drafter, batch_size in ((own, 1), (own, 4), ("none", 4)):
-        pipe = piped(target("qwen3"), drafter=drafter, accept="gumbel", batch_size=batch_size, seed=3)
-        given = [one.prompt_ids for one in asked()]
-        sampling = Sampling(temperature=0.9, samples=2)
-        found.append([one.token_ids for one in pipe.generate(given, NEW, sampling=sampling)])
-    assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("align", "graphs"), [("ragged", "on"), ("exspec", "off")])
-@pytest.mark.parametrize("own", OWN)
-def test_on_the_device(own: str, align: str, graphs: str) -> None:
-    """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""
-    with suite_device.running_on("sim"):
-        pipe = piped(target("qwen3"), drafter=own, align=align, graphs=graphs)
-        for _ in range(2):
-            harness.check(pipe, asked())
-        assert pipe.report.host_syncs == 1
 
 
 @pytest.mark.wide
@@ -214,17 +163,6 @@ def test_memory_that_runs_out_halves_the_batch(own: str) -> None:
         used, peak = MEMORY.used[0], MEMORY.peak[0]
         with MEMORY.limited(used + (peak - used) * 2 // 3), pytest.warns(RuntimeWarning, match="memory ran out"):
             harness.check(pipe, asked())
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("own", OWN)
-def test_a_run_that_is_left_early_leaves_nothing_behind(own: str) -> None:
-    """After a run of which one result was taken, the same pipeline gives the reference's tokens."""
-    pipe = piped(target("qwen3"), drafter=own, batch_size=2)
-    given = pipe.generate([one.prompt_ids for one in asked()], NEW)
-    next(given)
-    given.close()
-    harness.check(pipe, asked())
 
 
 def test_layers_of_a_growing_cache_may_lack_what_a_draft_left_out() -> None:
@@ -253,23 +191,6 @@ def test_layers_of_a_growing_cache_may_lack_what_a_draft_left_out() -> None:
     store.expect(told)
     one = torch.full((1, 1, 1, 1), 9.0)
     assert [store.write(layer, one, one).keys.flatten().tolist() for layer in (0, 1)] == [[1.0, 9.0]] * 2
-
-
-@pytest.mark.wide
-def test_there_is_one_cache_and_what_is_left_out_is_not_run() -> None:
-    """Draft and target hold what plain decoding holds, the draft reads no prompt, and its sublayers are not computed."""
-    model, feeds = copy.deepcopy(target("qwen3")), harness.Feeds()
-    runs = {"skipped": 0, "kept": 0}
-    layers = model.model.layers
-    layers[0].self_attn.q_proj.register_forward_hook(lambda *_: runs.update(skipped=runs["skipped"] + 1))
-    layers[1].self_attn.q_proj.register_forward_hook(lambda *_: runs.update(kept=runs["kept"] + 1))
-    pipe = piped(model, "attn:0", kv="slab", observers=[feeds])
-    harness.decode(pipe, asked())
-    before, feeds.rounds = dict(runs), []
-    harness.decode(pipe, asked())
-    drafts = sum(len(one.draft) for one in feeds.decoding)
-    assert runs["kept"] - before["kept"] - (runs["skipped"] - before["skipped"]) == drafts > 0
-    assert all(not one.draft for one in feeds.reading)
 
 
 def test_the_target_is_left_as_it_is() -> None:

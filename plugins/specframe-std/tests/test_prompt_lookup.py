@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from specframe_testing import fakes, harness, zoo
+from specframe_testing import fakes, harness
 from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
 from torch.nn.functional import one_hot
 
@@ -15,7 +15,6 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError
 from specframe.plugins.registry import registry
-from specframe.text.sampling import Sampling
 
 
 @pytest.mark.wide(but=["test_equals_reference[default]"])
@@ -126,49 +125,6 @@ def test_rows_are_looked_up_on_their_own() -> None:
     assert proposed(rows, 6) == [proposed([row], 6)[0] for row in rows]
 
 
-@pytest.mark.wide
-def test_reading_prompts_proposes_nothing() -> None:
-    """A round that reads prompts gets an empty draft."""
-    assert proposed([[1, 2, 1], [4]], 0) == [[], []]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("accept", ["greedy", "rejection", "traversal", "gumbel"])
-def test_trees_are_exact_under_every_rule_for_them(accept: str) -> None:
-    """Rules that compare distributions take the nodes of a tree as certain, and the output stays the target's."""
-    target = zoo.build("qwen3")
-    asked = harness.requests([[*p, *p, *p] for p in harness.random_prompts((9, 1, 14), 97)], 12)
-    for align in ("ragged", "eqspec"):
-        pipe = harness.pipeline(
-            target, "prompt-lookup,ngram=1,tree=dynamic,nodes=6", accept=accept, align=align, check=True
-        )
-        harness.check(pipe, asked)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("draft_length", [1, 5])
-@pytest.mark.parametrize("accept", ["greedy", "rejection", "block", "gumbel"])
-def test_exact_under_every_lossless_rule(accept: str, draft_length: int) -> None:
-    """Rules that compare distributions take a draft without logits as certain, and the output stays the target's."""
-    target = zoo.build("qwen3")
-    prompts = harness.random_prompts((9, 1, 14), 97)
-    asked = harness.requests([[*p, *p, *p] for p in prompts], 12)
-    pipe = harness.pipeline(target, "prompt-lookup", accept=accept, draft_length=draft_length)
-    harness.check(pipe, asked)
-
-
-@pytest.mark.wide
-def test_drawing_is_that_of_plain_decoding() -> None:
-    """With a rule whose noise is keyed by place, sampled tokens are those of decoding without a draft."""
-    prompts = [[4, 9, 2, 7] * 3, [1, 2]]
-    drawn = []
-    for drafter in ("prompt-lookup", "none"):
-        pipe = Pipeline(zoo.build("llama"), drafter, accept="gumbel", seed=3)
-        results = pipe.generate(prompts, 16, sampling=Sampling(temperature=0.7))
-        drawn.append([result.token_ids for result in results])
-    assert drawn[0] == drawn[1]
-
-
 class Cyclic(fakes.FakeModel):
     """Answers each token below 7 with the next of 7."""
 
@@ -202,11 +158,3 @@ def test_bad_options() -> None:
     for value in ("0", "-2", "1.5", "true", "many"):
         with pytest.raises(OptionError, match="ngram: expected a whole number"):
             registry().make("drafter", f"prompt-lookup,ngram={value}")
-
-
-@pytest.mark.wide
-def test_the_embedded_target_needs_no_draft_model() -> None:
-    """``Pipeline(drafter="prompt-lookup")`` decodes with the embedded target alone."""
-    pipe = Pipeline(drafter="prompt-lookup", device="cpu")
-    assert pipe.draft_model is None
-    assert len(next(pipe.generate(["Once upon a time"], 4)).token_ids) == 4

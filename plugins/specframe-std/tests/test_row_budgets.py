@@ -15,7 +15,6 @@ from specframe_std.policies.acceptance import Acceptance, survival
 from specframe_std.policies.confidence import Calibration, ConfidenceStop, Evidence, distribution_features
 from specframe_std.policies.explicit import Explicit
 from specframe_std.policies.goodput import Choice, Plans
-from specframe_std.policies.implicit import Implicit
 from specframe_std.policies.levels import Levels
 from specframe_std.policies.round_seconds import Curve, RoundSeconds
 from specframe_testing import fakes, harness, zoo
@@ -269,17 +268,6 @@ def test_each_place_has_a_curve_of_its_own() -> None:
 
 
 @pytest.mark.wide
-def test_a_draft_that_nobody_begins_is_a_plain_round() -> None:
-    """Where the rule lets no row draft, rounds are plain ones, and the next draft follows right."""
-    target = zoo.build("llama")
-    turns = iter([[0], [4], [0], [0], [4], *[[1]] * 50])
-    pipe = harness.pipeline(
-        target, zoo.good_draft(target, noise=0.05), batch_size=2, draft_length=Stopping(lambda: Script(next(turns)))
-    )
-    harness.check(pipe, harness.requests(harness.random_prompts((7, 3), zoo.VOCABULARY, seed=4), 16))
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -338,21 +326,6 @@ def test_the_calibration_finds_the_curve() -> None:
     assert off < 0.05, "the expected calibration error"
 
 
-@pytest.mark.wide
-def test_confidence_learns_in_a_run() -> None:
-    """After a run of ``implicit`` the curves have moved, and each tested token was counted in one bin."""
-    target, policy = zoo.build("llama"), Implicit(4, 0.05)
-    pipe = harness.pipeline(target, zoo.good_draft(target, noise=0.03), batch_size=3, draft_length=policy)
-    harness.check(pipe, harness.requests(harness.random_prompts((7, 1, 12, 4), zoo.VOCABULARY, seed=4), 40))
-    predicted, stood, tested = policy.calibrated().T
-    assert tested.sum() > 50
-    assert (stood <= tested).all()
-    places, full = np.arange(len(tested)) / len(tested), tested > 0
-    assert (predicted[full] / tested[full] >= places[full]).all(), "the mean of a bin's predictions lies in the bin"
-    assert (predicted[full] / tested[full] <= places[full] + 1 / len(tested)).all()
-    assert np.abs(policy.calibration.weights_KF - Calibration(4).weights_KF).max() > 0.05
-
-
 def test_seconds_of_what_was_not_measured() -> None:
     """Depths and batch sizes in between and beyond follow from those measured; the first round of each pair does not count."""
     seconds, depths = RoundSeconds(Levels(Budget(8))), np.arange(9)
@@ -366,19 +339,6 @@ def test_seconds_of_what_was_not_measured() -> None:
     off_8, off_4 = at_8.deviations(depths, depths), at_4.deviations(depths, depths)
     assert off_8[[0, 2, 6]].max() < off_8[[1, 3, 5, 7, 8]].min(), "what was measured is more certain than what was not"
     assert (off_4[[0, 6, 8]] > off_8[[0, 6, 8]]).all(), "another batch size is less certain"
-
-
-@pytest.mark.wide
-def test_steps_and_tokens_are_told_apart() -> None:
-    """Where rows draft unequal numbers of tokens, the cost of a step of the draft and that of a token of the target are found."""
-    seconds, noise = RoundSeconds(Levels(Budget(8))), np.random.default_rng(3)
-    for _ in range(40):
-        for depth in (0, 2, 4, 8):
-            tokens = 8 + int(noise.integers(0, 8 * depth + 1) * 0.2) if depth in (2, 8) else 8 * (depth + 1)
-            seconds.add(8, depth, tokens, 1 + 0.05 * depth + 0.02 * (tokens - 8))
-    curve = seconds.curve(8)
-    assert curve.step == pytest.approx(0.05, abs=0.03)
-    assert curve.token == pytest.approx(0.16, abs=0.05), "of all eight rows"
 
 
 def test_what_is_not_used_becomes_uncertain() -> None:
@@ -464,16 +424,3 @@ def test_a_plan_of_a_rectangle_holds_for_other_rows() -> None:
     before = policy._plans
     assert policy.budget(near_its_end).depths_B.tolist() == [1, 3, 3]
     assert policy._plans is not before, "a row's part follows what is known of the row in each round"
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("cheap", [0.12, 0.3])
-def test_rows_that_differ_gain_by_their_own_budgets(cheap: float) -> None:
-    """Where half of the rows copy and half do not, ``goodput`` is 15 percent above the best fixed length, learning included."""
-    found = []
-    for seed in range(4):
-        world = World(lambda rows, k: 1 + 0.1 * (k > 0) + cheap * k, [0.93] * 4 + [0.3] * 4, 8, seed, tight=True)
-        world.run(150)
-        found.append(world.ratio())
-        assert min(world.lengths[-1][:4]) > 2 + max(world.lengths[-1][4:])
-    assert np.mean(found) > 1.15

@@ -70,44 +70,6 @@ class TestSameLength(SchedulerSuite):
         return 5 + -(-12 // batch_size)
 
 
-@pytest.mark.wide
-def test_one_row_is_no_group() -> None:
-    """In a batch of two, two sequences of different lengths go together: decoding each alone would take twice the rounds."""
-    seen = simulate(
-        registry().make("scheduler", "same-length"), [3, 5, 9, 14], [20] * 4, 2, lambda index, length: index % 2
-    )
-    assert all(len(round.indices) == 2 for round in seen if not round.prefill and round.live > 1)
-
-
-def fills(wait: float, ends: list[int], batch_size: int, waiting: int = 1000) -> list[int]:
-    """Return how many rows are filled in each round in which any are; so many rows end per round."""
-    refill, live, filled = Refill(wait, batch_size), batch_size, []
-    refill.filled(live)
-    for ended in ends:
-        live -= ended
-        refill.look(live)
-        free = batch_size - live
-        if free and refill.due(free, waiting):
-            filled.append(free)
-            live = batch_size
-            refill.filled(live)
-    return filled
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("wait", "batch_size", "pause"), [(1.0, 32, 1), (0.25, 32, 1), (0.5, 64, 2), (1.0, 16, 4), (0.25, 4, 8)]
-)
-def test_as_many_rows_are_filled_as_cost_least(wait: float, batch_size: int, pause: int) -> None:
-    """Where one row ends every so many rounds, no other number of rows costs less, forwards and empty rows together."""
-    ends = [int(number % pause == 0) for number in range(1, 400)]
-    steady = fills(wait, ends, batch_size)[-8:]
-    costs = {count: wait / count + (count - 1) / 2 * pause / batch_size for count in range(1, batch_size + 1)}
-    least = min(costs.values())
-    average = sum(costs[count] * count for count in steady) / sum(steady)
-    assert average <= 1.1 * least, (steady, min(costs, key=costs.__getitem__))
-
-
 def test_rows_are_not_left_empty_for_long() -> None:
     """After many rows have ended at once and no more do, the last of them stay empty for as long as a forward costs, no longer."""
     refill = Refill(1.0, 16)

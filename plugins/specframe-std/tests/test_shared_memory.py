@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from products import crossed
-from specframe_std.kv.blocks import Blocks
 from specframe_std.kv.paged import Paged, PagedStore
 from specframe_std.kv.pool import SPARE
 from specframe_std.kv.pooled import PooledStore
@@ -137,17 +136,6 @@ def test_tokens_are_exact_however_they_are_drafted(options: dict[str, Any]) -> N
     harness.check(pipeline("paged,block=3", **options), ASKED)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kv", STORES)
-@pytest.mark.parametrize("options", WAYS, ids=str)
-def test_every_store_in_every_way(kv: str, options: dict[str, Any]) -> None:
-    """Every store serves every alignment that fits, with trees and pieces, and under checks."""
-    if "share=on" in kv and "align" in options:
-        pytest.skip("blocks that are kept by their content have no padding")
-    for batch in (1, 3, 8):
-        harness.check(pipeline(kv, batch_size=batch, **options), ASKED)
-
-
 @pytest.mark.wide(but=["pool-qwen3"])
 @pytest.mark.parametrize(
     ("kv", "name"),
@@ -210,16 +198,6 @@ def sequences(prompts: list[list[int]]) -> list[Any]:
     return [Sequence(Request(index, prompt, 5), len(prompt) + 5) for index, prompt in enumerate(prompts)]
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("kv", STORES[1:])
-def test_any_order_of_blocks(kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Free blocks are given out in any order: no forward depends on where a row is."""
-    choose = random.Random(3)
-    monkeypatch.setattr(Blocks, "_lowest_free", lambda self: choose.choice(sorted(self.free)))
-    monkeypatch.setattr(Blocks, "trim", lambda self: None)
-    harness.check(pipeline(kv), ASKED)
-
-
 def come_and_go(kv: str, stores: list[PooledStore], count: int, seed: int) -> None:
     """Add, abort and preempt requests at random while others decode, and check tokens, and where every slot is."""
     choose, pipe = random.Random(seed), pipeline(kv, batch_size=4)
@@ -269,14 +247,6 @@ COMING = [
 def test_requests_come_and_go(kv: str, poison: list[PooledStore]) -> None:
     """Whatever comes, is aborted and is preempted, tokens are exact, and every slot is accounted for after every round."""
     come_and_go(kv, poison, 14, 5)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the device's memory ran out")
-@pytest.mark.parametrize("kv", COMING)
-def test_many_requests_come_and_go(kv: str, poison: list[PooledStore]) -> None:
-    """A thousand steps of it."""
-    come_and_go(kv, poison, 250, 6)
 
 
 @pytest.mark.wide

@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from products import crossed
 from specframe_std.drafters.suffix.drafter import SuffixDrafter
 from specframe_std.drafters.suffix.memory import HEAD
 from specframe_testing import fakes, harness, zoo
@@ -72,22 +71,6 @@ def end(drafter: SuffixDrafter, ids: list[int], reason: FinishReason = "length")
     drafter.observe(Outcome(batch, nothing, Scores(torch.zeros(1, 1, 9)), None, batch.lengths, [sequence]))
 
 
-@pytest.mark.wide
-def test_rows_draft_unequal_numbers() -> None:
-    """A row drafts as many tokens as match, up to its own budget, and the draft is no wider than the longest."""
-    rows = [[1, 2, 3, 4, 5, 6, 1, 2, 3], [5, 6, 7, 5], [1, 2, 3], [1, 2, 3, 4, 5, 6, 1, 2, 3], [8, 8, 8]]
-    batch = batch_of(rows, plain=(4,))
-    own = Budget(8, depths_B=batch.lengths * 0 + [8, 8, 8, 2, 8])
-    assert proposed(SuffixDrafter(), batch, own) == [[4, 5, 6], [6], [], [4, 5], []]
-    assert SuffixDrafter().propose(batch, own).nodes == 3
-
-
-@pytest.mark.wide
-def test_nothing_found_drafts_nothing() -> None:
-    """A round in which no row has a match has an empty draft, and costs the target nothing."""
-    assert SuffixDrafter().propose(batch_of([[1, 2, 3], [4]]), Budget(5)).nodes == 0
-
-
 def test_what_has_ended_is_found_by_other_rows() -> None:
     """Responses of sequences that have ended are looked up, those of aborted and failed ones are not."""
     drafter, batch = SuffixDrafter(requests=1), batch_of([[9, 1, 2]])
@@ -111,25 +94,6 @@ def test_a_second_run_drafts_what_the_first_has_said() -> None:
         harness.check(pipe, asked)
         forwards.append(pipe.report.target_forwards)
     assert forwards[1] < forwards[0]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("accept", "drafter"), crossed(["greedy", "rejection", "traversal", "gumbel", "block"], ["suffix", TREE])
-)
-def test_exact_under_every_lossless_rule(accept: str, drafter: str) -> None:
-    """Rules that compare distributions take its drafts as certain, and the output stays the target's."""
-    if accept == "block" and drafter == TREE:
-        return  # judges chains only
-    target = zoo.build("qwen3")
-    prompts = harness.random_prompts((9, 1, 14), 97)
-    asked = harness.requests([[*p, *p, *p] for p in prompts], 12)
-    for align, batch_size in (("ragged", 8), ("eqspec", 3), ("rollback", 2), ("exspec", 1)):
-        pipe = harness.pipeline(
-            target, drafter, accept=accept, align=align, batch_size=batch_size, draft_length=4, check=True
-        )
-        harness.check(pipe, asked)
-        assert pipe.report.num_draft_tokens > 0
 
 
 @pytest.mark.wide

@@ -192,30 +192,6 @@ def changed(draw: random.Random, row: list[int], response: list[int], tokens: in
 
 @pytest.mark.wide
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
-def test_what_is_certain_is_what_counting_gives(trees: bool) -> None:
-    """The whole draft of a row that copies is found at once, and nothing is where anything else has followed, or too little."""
-    reach, one, response = Reach(depth=16, tree=trees), Most(4, 4), [*range(1, 41)]
-    corpus = Corpus(reach, 2)
-    corpus.add(response)
-    context = array("q", response[10:26])
-    found = corpus.whole(corpus.places(context), one)
-    assert found is not None
-    assert (found.tokens, found.probabilities, found.match) == ([27, 28, 29, 30], [1.0] * 4, 12)
-    assert same(found, counted([response], context.tolist(), one, reach)[0], trees)
-    assert corpus.whole(corpus.places(array("q", response[22:38])), one) is None, "three tokens are left"
-    assert corpus.whole(corpus.places(array("q", response[10:14])), one) is None, (
-        "after three tokens that match a row drafts three"
-    )
-    other = [*response[10:28], 50]
-    corpus.add(other)
-    assert corpus.whole(corpus.places(context), one) is None, "29 follows once, and 50"
-    corpus.add(response)
-    corpus.add(response)
-    assert corpus.whole(corpus.places(context), one) == found, "the other response has gone"
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 def test_matches_of_other_places_are_found(trees: bool) -> None:
     """The latest place of a short match is not the one that matches furthest, and shorter matches have followers of their own."""
     reach, one = Reach(tree=trees), Most(4, 4)
@@ -246,26 +222,3 @@ def shape(child: object) -> object:
     if isinstance(child, int):
         return 1
     return child.count, child.length, {token: shape(one) for token, one in sorted(child.children.items())}  # type: ignore[attr-defined]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("row", "reach", "expected"),
-    [
-        (
-            [1, 2, 3, 1, 2],
-            Reach(),
-            ([3, 1], [0.5, 0.5], 2),
-        ),  # the row's end is an occurrence: a first repetition has 1/2
-        ([1, 2, 3, 4, 1, 2], Reach(2), ([3, 4, 1, 2], [0.5] * 4, 2)),
-        ([5, 1, 2, 3, 4, 9, 9, 8, 5, 1, 2], Reach(), ([3, 4, 9], [0.5] * 3, 3)),  # as many as match
-        ([1, 2, 1, 3, 1, 3, 1], Reach(1, 1), ([3, 1], [0.5, 0.5], 3)),  # as good after 1 alone: the longer match
-        ([1, 2, 3], Reach(), ([], [], 0)),
-        ([7], Reach(), ([], [], 0)),
-        ([1, 2, 3, 1, 2], Reach(least=0.6), ([], [], 0)),
-    ],
-)
-def test_examples(row: list[int], reach: Reach, expected: tuple[list[int], list[float], int]) -> None:
-    """Small texts whose counts are seen at a glance."""
-    (found,) = OwnText(reach).find(np.array([row]), np.array([len(row)]), [Most(8, 8)])
-    assert (found.tokens, found.probabilities, found.match) == expected

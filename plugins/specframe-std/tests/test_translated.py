@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from specframe import Pipeline
 from specframe.errors import SpecframeWarning
 from specframe.reference import reference_decode
-from specframe.text.sampling import Sampling
 
 TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "
 EOS = "<|endoftext|>"
@@ -148,15 +146,6 @@ def test_exact(align: str, batch_size: int, draft_length: int) -> None:
     harness.check(pair(target, draft, first, second, **options, check=True), asked)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("accept", ["rejection", "block", "gumbel"])
-def test_exact_under_every_lossless_rule(accept: str) -> None:
-    """Rules that compare distributions take the draft as certain."""
-    target, draft, first, second = different_pair("gpt2")
-    asked = harness.requests(ragged_prompts(first), 8)
-    harness.check(pair(target, draft, first, second, accept=accept, batch_size=3, draft_length=4), asked)
-
-
 # ---- models that say the same in different tokens --------------------------------------------------------------------
 
 
@@ -223,35 +212,7 @@ def test_one_text_in_tokens_of_other_sizes(sizes: tuple[int, int], least: float)
     assert pipe.report.draft_acceptance_rate >= least
 
 
-@pytest.mark.wide
-def test_samples_of_one_prompt() -> None:
-    """Continuations that start from the row of another are those of plain decoding, and what is cached is read once."""
-    target, draft, first, second = different_pair("llama")
-    asked, sampling = [first(TEXT).input_ids, first(TEXT[9:30]).input_ids], Sampling(temperature=0.8, samples=3)
-    feeds = harness.Feeds()
-    options = {"accept": "gumbel", "batch_size": 3, "draft_length": 3}
-    drawn = [
-        [result.token_ids for result in pipe.generate(asked, 8, sampling=sampling)]
-        for pipe in (
-            harness.pipeline(target, None, **options),
-            pair(target, draft, first, second, **options, observers=[feeds]),
-        )
-    ]
-    assert drawn[0] == drawn[1]
-    assert len(drawn[0]) == 6
-    assert max(tokens for round in feeds.decoding for _, tokens in round.draft) < 30 < len(second(TEXT).input_ids)
-
-
 # ---- refusals --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
-def test_models_of_one_vocabulary_are_not_translated() -> None:
-    """Where the tokens are the same, tokens are what is exchanged, and nothing is said."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SpecframeWarning)
-        pipe = Pipeline("tiny", "tiny-draft", device="cpu")
-    assert type(pipe.composition.drafter).__name__ == "ModelDrafter"
 
 
 def test_a_draft_by_way_of_text_is_told(tmp_path: Path) -> None:

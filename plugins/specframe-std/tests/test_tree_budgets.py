@@ -141,16 +141,6 @@ def test_chains_of_a_drafter_with_trees_are_chains() -> None:
 
 
 @pytest.mark.wide
-def test_an_object_drafts_what_each_pipeline_s_drafter_does() -> None:
-    """A policy that has drafted small trees drafts larger ones, and chains as long as were asked for."""
-    policy = Goodput(6)
-    for drafter, most in ((TREES[2], Budget(3, 15)), (TREES[0], Budget(5, 12)), ("model", Budget(6))):
-        pipe = pipeline(drafter, policy)
-        harness.check(pipe, ASKED)
-        assert policy.maximum == most
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("align", ["eqspec", "exspec", "rollback"])
 @pytest.mark.parametrize("policy", ["explicit", "goodput"])
 def test_every_alignment_places_unequal_trees(policy: str, align: str) -> None:

@@ -108,14 +108,6 @@ def test_usual_shapes(depth: int, nodes: int) -> None:
 
 
 @pytest.mark.wide
-def test_cuts_keep_parents() -> None:
-    """A tree cut in depth and nodes is a tree with the most promising nodes."""
-    shape = Shape.read("3/2/2").cut(2, 5)
-    assert shape.ranks == ((0,), (1,), (0, 0), (0, 1), (1, 0))
-    assert Shape.read("3/2/2").cut(9, 99) == Shape.read("3/2/2")
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -306,21 +298,6 @@ def test_rows_have_their_own_trees_beside_rows_without_speculation() -> None:
             count = Nodes.rows[index] if index % 3 else 0
             assert report.drafted[row] == count
             assert parents_BN[row, :count].tolist() == ([*shape.cut(3, count).parents] if count else [])
-
-
-@pytest.mark.wide
-def test_a_static_tree_has_the_likeliest_children() -> None:
-    """A node of rank r is its parent's token of rank r, and a node that has children was fed."""
-    shape = Shape.read(MEDUSA)
-    grown = growth.static(shape, Budget(shape.depth, shape.nodes), ROOTS_B1V, run, choose)
-    fed = [node for node in range(shape.nodes) if node in shape.parents]
-    for row in range(3):
-        paths = list[list[int]]()
-        for node, (token, parent) in enumerate(zip(grown.draft.tokens_BN[row].tolist(), shape.parents, strict=True)):
-            before = paths[parent] if parent >= 0 else [row]
-            assert token == int(after(before).argsort(descending=True)[shape.ranks[node][-1]])
-            paths.append([*before, token])
-        assert [int(grown.fed_BN[row, node]) for node in fed] == list(range(len(fed)))
 
 
 @pytest.mark.wide

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.drafters.window import Window
-from specframe_std.kv.slab import Slab
 from specframe_std.partial.window_runner import narrow
 from specframe_testing import harness, suite_device, zoo
 from specframe_testing.paged import Gathering, Pages
@@ -221,88 +220,6 @@ def test_the_rule_of_a_narrow_placement() -> None:
                 assert sorted(found) == seen.nonzero()[:, 0].tolist()
 
 
-class Reading(Slab):
-    """Counts the slots that views of drafts have, and others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drafts, self.others = list[int](), list[int]()
-
-    def open(self, *given: Any) -> Any:
-        """Return a slab whose views are counted."""
-        store = super().open(*given)
-        expect = store.expect
-
-        def noted(placement: Placement) -> None:
-            chosen = placement.attended_BS
-            if chosen is None:
-                self.others.append(placement.key_order_BS.shape[1])
-            else:
-                self.drafts.append(chosen.shape[1])
-            expect(placement)
-
-        store.expect = noted  # type: ignore[method-assign]
-        return store
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("graphs", ["off", "on"])
-def test_a_draft_reads_as_many_keys_as_its_window_has(graphs: str) -> None:
-    """However long a row is; the target reads all, and recorded forwards are no exception."""
-    kv = Reading()
-    pipe = piped(target("qwen3"), kv=kv, graphs=graphs)
-    for _ in range(2):
-        harness.check(pipe, harness.requests(harness.random_prompts((40, 33), zoo.VOCABULARY), 12, set()))
-    assert {*kv.drafts} == {6}
-    assert min(kv.others) > 33
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"drafter": "window,sink=2,recent=4,branch=3/2/1", "draft_length": "auto"},
-        {"drafter": "window,sink=2,recent=4,branch=2/2", "draft_length": "auto", "align": "eqspec", "accept": "gumbel"},
-        {"drafter": "window,sink=1,recent=3,tree=dynamic,nodes=8", "draft_length": "auto", "align": "exspec"},
-        {
-            "drafter": "window,sink=1,recent=3,branch=2/2",
-            "draft_length": "auto",
-            "kv": "paged,block=4,share=on,view=blocks",
-        },
-        pytest.param({"kv": "slab", "align": "eqspec"}, marks=pytest.mark.slow),
-        {"schedule": "continuous,piece=4,mixed=on"},
-        pytest.param({"draft_length": "goodput"}, marks=pytest.mark.slow),
-        {"attention": "flex"},
-        pytest.param({"bitwise": True}, marks=pytest.mark.slow),
-        pytest.param({"graphs": "on"}, marks=pytest.mark.slow),
-        pytest.param({"layers": "compiled"}, marks=pytest.mark.slow),
-        {"drafter": "window"},
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore:attention 'flex'")
-def test_with_everything_else(options: dict[str, Any]) -> None:
-    """Trees, other stores, prompts in pieces, policies and attention backends change no token."""
-    harness.check(piped(target("qwen3"), **options), asked())
-
-
-@pytest.mark.parametrize(
-    "options", [{"attention": "flex"}, {"bitwise": True}, {"graphs": "on"}, {"layers": "compiled"}], ids=str
-)
-@pytest.mark.filterwarnings("ignore:attention 'flex'")
-@pytest.mark.slow
-def test_drafts_do_not_depend_on_how_forwards_run(options: dict[str, Any]) -> None:
-    """Flex attention, bitwise sums, recorded and compiled forwards keep to the window: drafts are the same, token by token."""
-    drafted = []
-    for given in ({}, options):
-        drafter = Noting(1, 3)
-        pipe = piped(target("qwen3"), drafter=drafter, **given)
-        for _ in range(2):
-            harness.check(pipe, asked())
-        drafted.append(drafter.noted)
-    assert drafted[0] == drafted[1]
-
-
 @pytest.mark.wide
 def test_a_target_with_states_drafts_with_its_own() -> None:
     """States are run on, and taken back, as under every draft on the target's cache; trees of such a target are refused."""
@@ -324,14 +241,6 @@ def test_recordings_for_rows_of_any_length_keep_to_the_window() -> None:
             assert pipe.report.host_syncs == 2, "one wait of the loop, one for the notes"
             drafted.append(drafter.noted)
         assert drafted[0] == drafted[1]
-
-
-@pytest.mark.wide
-def test_rows_give_way_to_one_another() -> None:
-    """Blocks that run out have the youngest row read again, and the window go on."""
-    pipe = piped(target("qwen3"), kv="paged,block=2,blocks=26", batch_size=4)
-    with pytest.warns(RuntimeWarning, match="gives its memory back"):
-        harness.check(pipe, asked())
 
 
 @pytest.mark.wide

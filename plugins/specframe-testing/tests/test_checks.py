@@ -360,23 +360,6 @@ def test_what_is_sound_passes(align: str, schedule: str) -> None:
     harness.assert_exact(TARGET, asked(), decode(align=align, schedule=schedule))
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("options", [{"kv": "slab"}, {"drafter": None}, {"batch_size": 1}, {"draft_length": 1}])
-def test_other_surroundings_pass(options: dict[str, Any]) -> None:
-    """Checks hold with another KV backend, without a drafter, for a batch of one and for drafts of one token."""
-    harness.assert_exact(TARGET, asked(), decode(align="eqspec", **options))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("architecture", "dtype"), [("qwen3", "float32"), ("gemma3", "bfloat16"), ("opt", "float32")])
-def test_real_models_pass(architecture: str, dtype: str) -> None:
-    """Rounding is no violation: choices that differ from those computed without a cache are near ties."""
-    precision = getattr(torch, dtype)
-    target = zoo.build(architecture).to(precision)
-    results = decode(target, zoo.good_draft(zoo.build(architecture)).to(precision))
-    assert all(result.finish_reason in ("eos", "length") for result in results)
-
-
 @pytest.mark.wide(but=["padding-position"])
 @pytest.mark.parametrize(
     ("align", "invariant"),

@@ -37,37 +37,6 @@ def events(act: Callable[[], Any]) -> tuple[int, int]:
     return count(seen, WAIT), count(seen, COPY)
 
 
-VALUES = {
-    "factories": lambda on: torch.arange(6, device=on).view(2, 3) + torch.full((2, 1), 3, device=on),
-    "like": lambda on: torch.ones(2, 3, device=on).new_zeros(4).add_(torch.eye(4, device=on)[1]),
-    "views": lambda on: torch.arange(12.0, device=on).view(3, 4).t()[1:, ::2].contiguous().reshape(-1),
-    "writes": lambda on: torch.zeros(3, 3, device=on).index_fill_(0, torch.ones(1, device=on).long(), 2)[:, 1:],
-    "parts": lambda on: torch.cat(torch.arange(6, device=on).split([1, 3, 2])[::-1]),
-    "products": lambda on: torch.nn.functional.linear(torch.ones(2, 4, device=on), torch.ones(3, 4, device=on)),
-    "attention": lambda on: torch.nn.functional.scaled_dot_product_attention(*[torch.ones(1, 2, 3, 4, device=on)] * 3),
-    "norm": lambda on: torch.nn.functional.rms_norm(torch.arange(8.0, device=on).view(2, 4), [4]),
-    "sorted": lambda on: torch.tensor([3, 1, 2], device=on).sort().indices,
-    "scalars": lambda on: torch.ones(2, device=on).half() * torch.tensor(2.0) + 1,
-    "lists": lambda on: torch.tensor([[1, 2], [3, 4]], device=on)[[1, 0], 1],
-    "counted": lambda on: (
-        torch.linspace(0, 1, 4, device=on) + torch.eye(4, device=on) + torch.arange(1, 9, 2, device=on)
-    ),
-    "masked": lambda on: torch.zeros(4, device=on).masked_fill(torch.arange(4, device=on) > 1, 5),
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("name", VALUES)
-def test_values_are_those_of_the_cpu(name: str, inference: bool) -> None:
-    """Whatever is computed, in inference mode or not, is what the CPU computes, in a tensor of the device."""
-    with torch.inference_mode(inference):
-        found, wanted = VALUES[name](SIM), VALUES[name](torch.device("cpu"))
-    assert found.device == SIM
-    assert found.dtype == wanted.dtype
-    assert torch.equal(found.cpu(), wanted)
-
-
 @pytest.mark.wide
 def test_a_view_is_the_same_memory() -> None:
     """What is written to a view is in the tensor that it is a view of."""
@@ -334,18 +303,6 @@ def test_a_device_after_the_last_one_is_refused() -> None:
     assert kinds.pick("sim:1") == OTHER
     with pytest.raises(OptionError, match="sim:2"):
         kinds.pick("sim:2")
-
-
-@pytest.mark.wide
-def test_a_model_moves() -> None:
-    """A module is sent to the device, from one to another and back with its values."""
-    module = torch.nn.Linear(3, 2)
-    wanted = module(torch.ones(1, 3))
-    module.to("sim:1")
-    assert {one.device for one in module.parameters()} == {OTHER}
-    found = module(torch.ones(1, 3, device=OTHER))
-    assert torch.equal(found.detach().cpu(), wanted.detach())
-    assert torch.equal(module.to("cpu")(torch.ones(1, 3)), wanted)
 
 
 @pytest.mark.wide

@@ -38,12 +38,6 @@ def batch_of(sequences: list[Sequence], rows: Any = PROMPTS) -> Batch:
 
 
 @pytest.mark.wide
-def test_a_sound_batch_passes(sequences: list[Sequence]) -> None:
-    """Rows that hold their sequences' tokens are in order."""
-    assert [account.index for account in Checks().batch(batch_of(sequences))] == [0, 1]
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("rows", "on_host", "told"),
     [
@@ -78,13 +72,6 @@ def test_a_row_that_goes_on_after_its_end(sequences: list[Sequence], added: list
     checks.account(sequences[1]).tokens.extend(added)
     with pytest.raises(InvariantError, match="invariant 'stop' is broken: the row decodes on after its end"):
         checks.batch(batch_of(sequences, (PROMPTS[0], [*PROMPTS[1], *added])))
-
-
-@pytest.mark.wide
-def test_a_stop_token_in_a_prompt_ends_nothing() -> None:
-    """A prompt may hold the stop token, at its end too."""
-    sequence = Sequence(Request(0, [3, STOP], 5, frozenset({STOP})), LIMIT)
-    assert not Checks().batch(batch_of([sequence], ([3, STOP],)))[0].ended
 
 
 def test_a_sequence_with_two_rows(sequences: list[Sequence]) -> None:
