@@ -15,7 +15,6 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.engine.arrivals import HandClock
-from specframe.engine.pool import Pool
 from specframe.errors import OptionError
 from specframe.observe import stopwatch
 
@@ -55,33 +54,7 @@ def asked(*arrivals: float) -> list[Request]:
     return [Request(index, [1, 2], 4, arrival=moment) for index, moment in enumerate(arrivals)]
 
 
-def indices(requests) -> list[int]:
-    return [request.index for request in requests]
-
-
 # ---- the pool --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
-def test_what_has_not_arrived_is_not_seen():
-    clock = HandClock()
-    pool = Pool(asked(0, 2, 1, 0), 8, 16, 64, clock=clock)
-    assert indices(pool.waiting) == [0, 3]
-    assert indices(sequence.request for sequence in pool.admit(8)) == [0, 3]
-    assert pool.admit(8) == []
-    clock.now = 1.5
-    assert indices(pool.waiting) == [2]
-    clock.now = 2.0
-    assert indices(pool.waiting) == [2, 1]
-
-
-@pytest.mark.wide
-def test_a_jump_that_falls_short_by_rounding_still_lets_the_next_in():
-    class Late(HandClock):
-        def jump(self, moment: float) -> None:
-            self.now = float(np.nextafter(moment, 0))
-
-    assert len(Pool(asked(0.1), 1, 16, 64, clock=Late()).waiting) == 1
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------

@@ -90,18 +90,6 @@ def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.wide
-def test_packed_attention_is_taken_where_it_can_be_had(flash: list[int]) -> None:
-    """By ``auto``, for tokens whose slots are their places, prompts padded on the left included; other alignments have masks."""
-    target = zoo.build("qwen3")
-    for align, packs in (("ragged", True), ("eqspec", False)):
-        flash.clear()
-        pipe = harness.pipeline(target, zoo.good_draft(target), align=align, batch_size=3, draft_length=3)
-        harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
-        assert bool(flash) == packs
-        assert not packs or max(flash) == 19
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("implementation", "asked", "message"),
     [

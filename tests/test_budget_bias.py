@@ -7,78 +7,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
-import test_distribution
-import torch
 from products import crossed
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.policies.goodput import Goodput
 from specframe_std.policies.round_seconds import Prior
-from test_distribution import DRAFT, LEAST, Cell, judged, small
+from test_distribution import DRAFT, LEAST, Cell, judged
 
-from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
 
-SAMPLES = 2000
-"""Sequences per prompt: with so many the p-values of budgets that look past the first drop are below 1e-10."""
 TREE = "2/2/1"
-
-
-class Cut(ModelDrafter):
-    """A draft model, whose drafts are cut where tokens per second are most by the drafter's confidence in each place.
-
-    Args:
-        peeks: look at all places; else stop at the first place that makes it less, as DSpark does. The objective is the same.
-        costs: shares of a plain round that the first draft token costs, and each further one.
-        branch: of a static tree, which is cut to its first nodes; None: a chain.
-    """
-
-    def __init__(self, peeks: bool, costs: tuple[float, float], branch: str | None = None) -> None:
-        super().__init__(branch=branch)
-        self._peeks, self._costs = peeks, costs
-
-    def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Draft, and cut the draft of each row."""
-        draft = super().propose(batch, budget)
-        if not draft.nodes:
-            return draft
-        assert draft.logits_BNV is not None
-        sure_BN = draft.logits_BNV.softmax(-1).amax(-1)
-        stands_BN = sure_BN if draft.parents_BN is not None else sure_BN.cumprod(1)
-        places_N = torch.arange(draft.nodes + 1)
-        first, rest = self._costs
-        costs_N = 1 + first * (places_N > 0) + rest * (places_N - 1).clamp(min=0)
-        rates_BN = torch.nn.functional.pad(1 + stands_BN.cumsum(1), (1, 0), value=1.0) / costs_N
-        drops_BN = rates_BN[:, 1:] < rates_BN[:, :-1]
-        first_B = torch.nn.functional.pad(drops_BN, (0, 1), value=True).long().argmax(1)
-        return attrs.evolve(draft, counts_B=rates_BN.argmax(1) if self._peeks else first_B)
 
 
 STEP, LINE = (0.7, 0.1), (0.6, 0.6)
 """Costs with a step, as kernels have them, and without. The objective of a chain on a line has one peak, where a first drop is
 the maximum too; that of a tree has several, since a node's confidence is not bounded by that of the node before it."""
-RULES: dict[str, tuple[Any, tuple[float, float], str | None]] = {
-    "rejection": (small(5), STEP, None),
-    "block": (small(5), STEP, None),
-    "rejection-tree": (DRAFT, LINE, TREE),
-    "traversal-tree": (DRAFT, LINE, TREE),
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("peeks", [False, True], ids=["first-drop", "past-it"])
-@pytest.mark.parametrize("rule", crossed([*RULES]))
-def test_the_first_drop_is_where_to_stop(rule: str, peeks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft that ends at the first drop of the objective draws from the target; one that ends at its maximum does not."""
-    draft, costs, branch = RULES[rule]
-    monkeypatch.setattr(test_distribution, "DRAFT", draft)
-    cell = Cell(rule.partition("-")[0], "ragged", 3, "t1")
-    value = judged(cell, SAMPLES, drafter=Cut(peeks, costs, branch), draft_length="auto" if branch else 3)
-    assert (value < LEAST**2) if peeks else (value > LEAST)
 
 
 class Lengths(Observer):

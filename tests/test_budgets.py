@@ -110,22 +110,6 @@ def test_a_budget_stays_whole_where_the_output_depends_on_it() -> None:
 TOKENS_BN = torch.arange(12).view(3, 4)
 
 
-@pytest.mark.wide
-def test_a_chain_is_cut_to_the_budgets() -> None:
-    """Each row has as many real tokens as its budget and the drafter say, and the host knows the bound."""
-    budget = Budget(4, 4, np.array([4, 0, 2]), np.array([4, 0, 2]))
-    for draft, expected, known in (
-        (Draft(TOKENS_BN), [4, 0, 2], [4, 0, 2]),
-        (Draft(TOKENS_BN, counts_B=torch.tensor([1, 4, 4])), [1, 0, 2], [4, 0, 2]),
-        (Draft(TOKENS_BN, counts=np.array([3, 3, 1])), [3, 0, 1], [3, 0, 1]),
-        (Draft(TOKENS_BN[:, :1]), [1, 0, 1], [1, 0, 1]),
-    ):
-        found = cut(draft, budget)
-        assert found.counts_B is not None
-        assert found.counts is not None
-        assert (found.counts_B.tolist(), found.counts.tolist()) == (expected, known)
-
-
 @pytest.mark.wide(but=["parents of each row"])
 @pytest.mark.parametrize("shared", [True, False], ids=["one row of parents", "parents of each row"])
 def test_a_tree_is_cut_where_it_gets_too_deep(shared: bool) -> None:

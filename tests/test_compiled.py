@@ -73,14 +73,6 @@ def test_other_caches_and_recordings(graphs: list[Any], options: dict[str, str])
     assert graphs
 
 
-@pytest.mark.slow
-def test_a_graph_serves_all_layers_and_lengths(graphs: list[Any]) -> None:
-    """Ten layers take one graph for each of one row or several, one token or several, and one for rows that are laid in one."""
-    pipe = harness.pipeline(zoo.build("qwen3", num_hidden_layers=10), None, batch_size=3, layers="compiled")
-    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
-    assert 2 <= len(graphs) <= 5
-
-
 @COMPILED
 @pytest.mark.parametrize(("name", "most"), [("opt", 4), pytest.param("gemma3", 8, marks=pytest.mark.slow)])
 def test_a_graph_serves_all_masks(graphs: list[Any], name: str, most: int) -> None:
@@ -136,19 +128,6 @@ def test_architectures_that_cannot_be_compiled_are_exact(graphs: list[Any], name
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled")
     with pytest.warns(SpecframeWarning, match="layers are not compiled"):
         harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
-
-
-@pytest.mark.wide
-def test_a_model_is_left_as_it_was(graphs: list[Any]) -> None:
-    """Between forwards the caller's model has its own layers and attention."""
-    model = zoo.build("opt")
-    first, second = model.model.decoder.layers
-    first.forward = hooked = first.forward
-    harness.decode(harness.pipeline(model, None, layers="compiled"), harness.requests(PROMPTS[:1], 4))
-    assert graphs
-    assert model.config._attn_implementation == "sdpa"
-    assert vars(first)["forward"] is hooked
-    assert "forward" not in vars(second)
 
 
 @pytest.mark.wide
@@ -229,12 +208,3 @@ def test_auto_compiles_when_it_pays(graphs: list[Any], monkeypatch: pytest.Monke
     assert not graphs
     harness.check(pipe, asked)
     assert graphs
-
-
-@pytest.mark.wide
-def test_auto_leaves_large_layers_alone(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are bound by their matrices, which compiling does not shorten."""
-    monkeypatch.setattr(runner, "COMPILING_PAYS", 0)
-    monkeypatch.setattr(runner, "SMALL_LAYER", 100)
-    harness.check(harness.pipeline(zoo.build("qwen3"), None, layers="auto"), harness.requests(PROMPTS[:2], 4))
-    assert not graphs

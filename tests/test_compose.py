@@ -12,7 +12,7 @@ from specframe_std.drafters.model import ModelDrafter
 from specframe_std.drop_in.pipeline_cache import check
 from specframe_std.kv.dynamic import Dynamic
 from specframe_std.policies.fixed import FixedLength
-from specframe_testing import fakes, harness, zoo
+from specframe_testing import harness, zoo
 
 from specframe.contracts.drafts import Budget
 from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
@@ -93,13 +93,6 @@ def test_draft_lengths_out_of_range(given):
     """A draft length below 1, or none at all, is refused."""
     with pytest.raises(OptionError, match="at least 1"):
         draft_length_policy(registry(), given)
-
-
-@pytest.mark.wide
-def test_no_draft_model_is_known_for_a_loaded_target():
-    """A loaded target has no known draft: the pipeline says so instead of guessing."""
-    with pytest.raises(OptionError, match="no draft model is known"):
-        harness.Pipeline(target=fakes.fake_target())
 
 
 @pytest.mark.wide

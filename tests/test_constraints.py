@@ -170,36 +170,6 @@ def zoo_pair() -> tuple[Any, Any]:
     return target, zoo.good_draft(target)
 
 
-RULES = [
-    *[
-        ("rejection", "model"),
-        ("block", "model"),
-        ("rejection", "model,tree=static"),
-        ("traversal", "model,tree=static"),
-    ],
-    *[("rejection", "prompt-lookup"), ("block", "prompt-lookup"), ("traversal", "prompt-lookup")],
-]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("accept", "drafter"), RULES)
-@pytest.mark.parametrize("name", CONSTRAINTS)
-def test_rules_that_draw_drafts(name: str, accept: str, drafter: str) -> None:
-    """Rules that compare distributions draw as with the same constraint as a processor, and only what is allowed."""
-    make, processor = CONSTRAINTS[name]
-    prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in PROMPTS[:4]]
-
-    def ids(sampling: Any, **options: Any) -> list[list[int]]:
-        pipe = harness.pipeline(
-            *zoo_pair(), drafter=drafter, accept=accept, batch_size=4, draft_length=3, seed=5, **options
-        )
-        pipe.requests._stops = STOPS
-        return tokens([*pipe.generate(prompts, 9, sampling=sampling)])
-
-    own = [Sampling(temperature=1.1, processors=(processor(len(prompt)),)) for prompt in prompts]
-    assert ids(Sampling(temperature=1.1), constraint=make()) == ids(own)
-
-
 class High(Even):
     """Allows ids that a draft model of 60 ids does not have."""
 

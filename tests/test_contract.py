@@ -13,10 +13,7 @@ from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.contracts.roles import Observer
 from specframe.errors import OptionError
-from specframe.plugins.entries import OTHERS, ROLES
 from specframe.plugins.protocols import METHOD, PROPERTY, PROTOCOLS, fault, members, require_members
-from specframe.plugins.registry import registry
-from specframe.plugins.traits import REQUIRED
 
 MEMBERS = [(kind, name) for kind in PROTOCOLS for name in members(kind)]
 
@@ -26,27 +23,6 @@ def complete(kind: str) -> types.SimpleNamespace:
     plain = {METHOD: len, PROPERTY: None, "bool": True, "int": 3, "str": "slab"}
     made = plain | {"frozenset[str]": frozenset(), "Budget": Budget(3), "torch.device": torch.device("cpu")}
     return types.SimpleNamespace(**{name: made[annotation] for name, annotation in members(kind).items()})
-
-
-@pytest.mark.wide
-def test_members_are_those_of_the_protocol() -> None:
-    """Methods and attributes are listed, those of the protocols that one builds on too."""
-    words = {"needs": "frozenset[str]", "offers": "frozenset[str]"}
-    assert members("drafter") == {"observe": "method", "propose": "method", "start": "method"} | words
-    methods = dict.fromkeys(("budget", "observe", "start"), "method")
-    assert members("draft-length policy") == {"maximum": "Budget"} | methods | words
-    assert members("alignment")["needs"] == "frozenset[str]"
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("kind", PROTOCOLS)
-def test_an_object_with_all_members_is_taken(kind: str) -> None:
-    """Nothing is said of an object that has everything, nor of what the built-in plugins register and needs no option."""
-    assert fault(kind, complete(kind)) is None
-    assert fault("observer", type("Quiet", (Observer,), {})()) is None
-    registered = registry().of(kind) if kind in {*ROLES, *OTHERS} else []
-    made = [registry().make(kind, one.name) for one in registered if REQUIRED not in one.traits.options.values()]
-    assert [fault(kind, one) for one in made] == [None] * len(made)
 
 
 @pytest.mark.wide

@@ -198,24 +198,10 @@ def test_typical_acceptance_is_seen_to_be_biased() -> None:
     assert judged(Cell("typical", "ragged", 4, "t1"), FEWER) < LEAST**2
 
 
-TREES = ("2/2", "3/1/1")
-SIBLINGS = ("distinct", "independent")
-
-
 def tree_cell(rule: str, siblings: str, branch: str) -> tuple[Cell, dict[str, Any]]:
     """Return a cell of trees, and the options of its pipeline."""
     options = {"drafter": ModelDrafter(branch=branch), "accept": f"{rule},siblings={siblings}", "draft_length": "auto"}
     return Cell(f"{rule}-{siblings}-{branch}", "ragged", branch.count("/") + 1, "t1"), options
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("branch", TREES)
-@pytest.mark.parametrize("siblings", SIBLINGS)
-@pytest.mark.parametrize("rule", ["rejection", "traversal"])
-def test_trees_draw_from_the_target(rule: str, siblings: str, branch: str) -> None:
-    """Whatever the tree and however siblings are drawn, the rule made for them draws from the target: 9,000 sequences each."""
-    cell, options = tree_cell(rule, siblings, branch)
-    assert judged(cell, SAMPLES, **options) > LEAST
 
 
 @pytest.mark.wide

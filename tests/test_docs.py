@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 import pytest
 from pages import BLOCK, FORMS, PAGES, ROOT, name, put
@@ -20,8 +19,6 @@ from specframe_lab.commands.option_types import ListOf
 from specframe_lab.grid import split_list
 
 from specframe.cli import cli
-from specframe.contracts.requests import SequenceMetrics
-from specframe.observe.counts import RunReport
 from specframe.plugins import hookspecs
 from specframe.plugins import registry as plugins
 from specframe.plugins.entries import ROLES
@@ -158,16 +155,6 @@ def test_every_strategy_is_described() -> None:
         assert section is not None, f"{entry.kind} {entry.name} has no section"
         missing = [option for option in entry.traits.options if f"| `{option}` |" not in section[1]]
         assert missing == [], f"{entry.kind} {entry.name}"
-
-
-@pytest.mark.wide
-def test_every_figure_is_defined() -> None:
-    """docs/figures.md defines every figure of a run and of a sequence."""
-    text = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
-    kinds = (RunReport, SequenceMetrics)
-    names = {field.name for kind in kinds for field in attrs.fields(kind)}
-    names |= {figure for kind in kinds for figure, member in inspect.getmembers(kind) if isinstance(member, property)}
-    assert sorted(figure for figure in names if f"`{figure}`" not in text) == []
 
 
 @pytest.mark.wide

@@ -105,21 +105,6 @@ def test_the_clock_is_agreed_on(late: Request) -> None:
 
 
 @pytest.mark.wide
-def test_rank_zeros_time_ends_a_request() -> None:
-    """A request whose time is up on rank 0 ends with the round, whatever this rank's clock shows."""
-
-    class Late(Asked):
-        def agree(self, value: Any) -> Any:
-            super().agree(value)
-            return value + 1e6 * len(self.values) if isinstance(value, float) else value
-
-    result = harness.decode(
-        harness.pipeline(TARGET, DRAFT, draft_length=2, executor=Late()), [Request(0, [1, 2], 50, max_time=1e5)]
-    )[0]
-    assert (len(result.token_ids), result.finish_reason) == (1, "length")
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("executor", "error", "told"),
     [

@@ -94,31 +94,6 @@ def test_cached_tokens_are_fed_where_anyone_needs_their_states(past: list[bool],
     assert run.target.reserve(again, 14) == cached
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("name", ["qwen3", "glm4", "gemma3", "gpt2"])
-@torch.inference_mode()
-def test_the_last_state_before_the_norm(name: str) -> None:
-    """The number after the last is what the final norm is given: with the norm it is the last."""
-    model = zoo.build(name)
-    last, target = layers_of(model), cached(model)
-    target.capture([last, last + 1])
-    hidden = target.read(batch_of_prompts()).hidden
-    norm = model.transformer.ln_f if name == "gpt2" else model.model.norm
-    torch.testing.assert_close(norm(hidden[last + 1]), hidden[last], atol=2e-4, rtol=2e-4)
-    assert (hidden[last] - hidden[last + 1]).abs().max() > 1e-3
-
-
-@pytest.mark.wide
-def test_further_arguments_reach_the_model() -> None:
-    """What a drafter has for its model beside ids, positions and a cache is handed to it as it is."""
-    model, given = zoo.build("qwen3"), []
-    model.register_forward_pre_hook(lambda _, args, options: given.append(options.get("note")), with_kwargs=True)
-    target, batch = cached(model), batch_of_prompts()
-    note, before = batch.last_tokens(1), len(given)
-    target.feed(batch, Block(batch.last_tokens(1), -1, extra={"note": note}))
-    assert given[before:] == [note]
-
-
 @pytest.mark.wide(but=["unknown"])
 @pytest.mark.parametrize(
     ("model", "message"),

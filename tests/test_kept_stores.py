@@ -119,27 +119,6 @@ def test_what_a_round_has_failed_in_is_not_used_again(error: Exception) -> None:
     assert (len(kv.opened), kv.alive()) == (4, 2)
 
 
-@pytest.mark.wide
-def test_engines_that_are_open_together_share_nothing() -> None:
-    """Whoever opens has the stores alone; what the last one leaves is used next."""
-    pipe, kv = noted(drafter="none")
-    harness.check(pipe, ASKED)
-    engines = [Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor) for _ in range(2)]
-    for engine in engines:
-        for request in ASKED:
-            engine.add(request)
-        engine.step()
-    assert engines[0]._opened
-    assert engines[1]._opened
-    first, second = (engine._opened.run.target.store for engine in engines if engine._opened)
-    assert first is not second
-    assert len(kv.opened) == 2
-    for engine in engines:
-        engine.close()
-    harness.check(pipe, ASKED)
-    assert len(kv.opened) == 2
-
-
 def test_other_rotary_factors() -> None:
     """What was cached with other rotary factors suits nobody; rows that keep nothing suit a model whose weights have changed."""
     run = harness.open_run(zoo.build("llama", seed=5), 2, 20)

@@ -99,37 +99,6 @@ def test_as_many_as_there_are():
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("new", [1, 2, 3, 5, 6, 7])
-def test_rows_that_end_inside_a_block(new):
-    """There is a value for each token of a result and none for what was cut, wherever in a block it ends."""
-    plain = [result.token_ids for result in pipeline().generate(PROMPTS, NEW)]
-    lengths = [new, NEW, 1, new + 1, 4]
-    samplings = [Sampling(logprobs=1, max_new_tokens=length) for length in lengths]
-    for result, length in zip(pipeline().generate(PROMPTS, NEW, sampling=samplings), lengths, strict=True):
-        assert result.token_ids == plain[result.index][:length]
-        assert len(result.logprobs) == len(result.top_logprobs) == len(result.token_ids)
-        assert_own(result, 1)
-
-
-@pytest.mark.wide
-def test_samples_have_their_own():
-    """Each sample of a prompt is told the values of its own tokens, those that start from another's row included."""
-    results = list(pipeline().generate(PROMPTS[:2], NEW, sampling=Sampling(temperature=1.3, samples=4, logprobs=2)))
-    assert len({tuple(result.token_ids) for result in results}) > 4
-    for result in results:
-        assert_own(result, 2)
-
-
-@pytest.mark.wide
-def test_streamed_results_have_them():
-    """The result that comes with the last chunk of a stream has them as well."""
-    results = [chunk.result for chunk in pipeline().stream(PROMPTS, 5, sampling=Sampling(logprobs=2)) if chunk.result]
-    assert len(results) == len(PROMPTS)
-    for result in results:
-        assert_own(result, 2)
-
-
-@pytest.mark.wide
 def test_prompts_that_failed_have_none():
     """An error has no tokens, and so no values."""
     failed = next(pipeline().generate([[]], sampling=Sampling(logprobs=2)))

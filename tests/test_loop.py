@@ -10,7 +10,6 @@ import torch
 import transformers
 from specframe_testing import fakes, harness, zoo
 
-from specframe.contracts.drafts import Budget
 from specframe.engine import loop as decode_module
 from specframe.errors import ModelError, OptionError
 from specframe.pipeline import Pipeline
@@ -41,25 +40,6 @@ def test_prompts_are_read_once(align):
         longest = int(round.report.lengths.max())
         assert sum(tokens for _, tokens in round.target) == longest
         assert sum(tokens for _, tokens in round.draft) == longest - 1
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ALIGNMENTS)
-def test_full_acceptance_yields_k_plus_one_tokens(align):
-    """When all draft tokens stand the round gives K + 1 tokens, the target's own after them included."""
-    asked = harness.requests(PROMPTS, 1 + 3 * (K + 1))
-    results, feeds = watched(fakes.always_right(harness.truth(TARGET, asked)), asked, align=align)
-    assert {tuple(round.report.gained) for round in feeds.decoding} == {(K + 1,) * 3}
-    assert [result.metrics.acceptance_histogram for result in results] == [{K: 3}] * len(asked)
-
-
-@pytest.mark.wide
-def test_no_acceptance_yields_one_token():
-    """When no draft token stands the round gives the target's own token, as plain decoding does."""
-    asked = harness.requests(PROMPTS[:3], 6)
-    results, feeds = watched(fakes.always_wrong(harness.truth(TARGET, asked)), asked)
-    assert all((round.report.gained == 1).all() for round in feeds.decoding)
-    assert [result.metrics.num_accepted_draft_tokens for result in results] == [0, 0, 0]
 
 
 @pytest.mark.wide(but=["ragged"])
@@ -132,35 +112,6 @@ def test_a_run_that_was_dropped_leaves_the_pipeline_free():
         next(pipe.generate(PROMPTS))
     running.close()
     harness.check(pipe, harness.requests(PROMPTS[:2], 4))
-
-
-class Sometimes:
-    """A draft-length policy that goes through a list, over and over."""
-
-    needs = offers = frozenset()
-
-    def __init__(self, lengths):
-        self.maximum, self._lengths, self._asked = Budget(max(lengths)), lengths, 0
-
-    def start(self, run):
-        """Nothing to prepare."""
-
-    def budget(self, batch):
-        self._asked += 1
-        return Budget(self._lengths[self._asked % len(self._lengths)])
-
-    def observe(self, report):
-        """Nothing to learn."""
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("lengths", [[4, 0], [0, 0, 0, 0, 3], [1, 7, 0, 2]])
-@pytest.mark.parametrize("align", ALIGNMENTS)
-def test_rounds_without_a_draft(align, lengths):
-    """A policy may draft nothing for some rounds: what the draft model has missed it is fed when it drafts again."""
-    prompts = [*PROMPTS, [5], [6], [8, 9], [0]]
-    asked = harness.requests(prompts, [20, 9, 14, 3, 20, 2, 11, 20, 5, 16])
-    watched(DRAFT, asked, align=align, schedule="continuous", draft_length=Sometimes(lengths))
 
 
 @pytest.mark.wide

@@ -11,7 +11,7 @@ import pytest
 import torch
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.verifiers.chain import ChainVerifier
-from specframe_testing import fakes, harness, states, suite_device, zoo
+from specframe_testing import fakes, harness, states, zoo
 from specframe_testing.paged import Gathering, Pages
 
 from specframe.caches.slab import SlabStore
@@ -202,15 +202,6 @@ def test_masks_that_would_be_large(monkeypatch: pytest.MonkeyPatch, joined: list
     target = zoo.build("qwen3")
     harness.check(harness.pipeline(target, zoo.good_draft(target), schedule=MIXED, batch_size=3, draft_length=3), ASKED)
     assert not joined
-
-
-@pytest.mark.wide
-def test_on_a_device() -> None:
-    """On a device as strict as CUDA pieces beside rows are exact, between rounds that are recorded."""
-    target = zoo.build("qwen3")
-    with suite_device.running_on("sim"):
-        options = {"schedule": MIXED, "batch_size": 3, "draft_length": 3, "graphs": "on"}
-        harness.check(harness.pipeline(target, zoo.good_draft(target), **options), ASKED)
 
 
 @pytest.mark.wide(but=["tree-a wide piece"])

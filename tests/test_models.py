@@ -40,7 +40,7 @@ from transformers import (
 from specframe import assisted
 from specframe.cli import cli
 from specframe.errors import ModelError, OptionError, SpecframeWarning, UnknownNameError
-from specframe.models import aliases, hub, pairs
+from specframe.models import aliases, hub
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, share_vocabulary
@@ -576,22 +576,6 @@ def test_an_unknown_name_lists_the_known(llama: Path) -> None:
 
 
 @pytest.mark.wide
-def test_a_pair_is_found_by_the_users_directory(llama: Path) -> None:
-    """A local copy that the user named after the target has the target's drafter; other models have none."""
-    model_names.add_alias("big", llama)
-    assert [pairs.paired_drafter(name) for name in ("big", str(llama))] == ["small", "small"]
-    assert [pairs.paired_drafter(name) for name in ("small", "org/small", "org/other", "nowhere")] == [None] * 4
-
-
-@pytest.mark.wide
-def test_a_hub_id_has_the_pair_of_its_alias() -> None:
-    """Without a drafter named, a target given by its hub id gets the model that drafts for its alias."""
-    assert choose("org/big", "auto") == ("org/big", "model", "small")
-    with pytest.raises(OptionError, match="no draft model is known for target 'org/other'"):
-        choose("org/other", "auto")
-
-
-@pytest.mark.wide
 def test_drafters_without_a_model_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no draft model is known, the drafters that need none are named, as far as plugins are there that have them."""
     offered = (
@@ -686,17 +670,6 @@ def test_bad_devices(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(OptionError) as caught:
         models.pick_device(name)
     assert str(caught.value) == message
-
-
-@pytest.mark.wide
-def test_dtypes() -> None:
-    """Auto follows the device; both spellings and torch's own objects are understood."""
-    cuda = torch.device("cuda")
-    assert (models.pick_dtype("auto", CPU), models.pick_dtype("auto", cuda)) == (torch.float32, torch.bfloat16)
-    expected = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    expected |= {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    assert {name: models.pick_dtype(name, cuda) for name in expected} == expected
-    assert models.pick_dtype(torch.float16, CPU) is torch.float16
 
 
 TARGETS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,23 +56,6 @@ def test_outcome_of_a_mutant(copy: Copy, changed: dict, outcome: str, detail: st
     assert finding.outcome == outcome
     assert detail in finding.detail
     assert (copy.folder / "calendar_.py").read_text() == SOURCE
-
-
-@pytest.mark.wide
-def test_files_that_git_ignores_are_not_copied(copy: Copy) -> None:
-    """A copy has the files of a checkout, not what was built beside them."""
-    assert not (copy.folder / "build").exists()
-
-
-@pytest.mark.wide
-def test_a_copy_that_is_not_imported_is_found(tmp_path: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another folder's package is imported the copy names it."""
-    for folder in (copy.folder, tmp_path):
-        (folder / "twin").mkdir()
-        (folder / "twin" / "__init__.py").touch()
-    assert copy.imported_from_elsewhere() == []
-    monkeypatch.setattr(Copy, "environment", lambda _: {**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert copy.imported_from_elsewhere() == ["twin"]
 
 
 @pytest.mark.parametrize(

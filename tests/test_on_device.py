@@ -26,7 +26,7 @@ from specframe_std.drafters.model import ModelDrafter
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.recording import SimRecording, tape
-from specframe_testing.device.rounds import Rounds, watched_rounds
+from specframe_testing.device.rounds import watched_rounds
 from specframe_testing.paged import Pages
 from torch.nn.attention.varlen import varlen_attn
 from transformers import LogitsProcessor, PreTrainedModel
@@ -105,50 +105,6 @@ def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, d
         pipe = piped(name, align=align, batch_size=batch_size, graphs=graphs, kv="slab" if align == "eqspec" else None)
         assert pipe.target_model.device.type == device
         harness.check(pipe, asked(name, 8))
-
-
-def traffic(**options: Any) -> Rounds:
-    """Decode on the device and return the rounds of a second run: a model is tried out in its first."""
-    with watched_rounds() as watched:
-        pipe = piped("fake", observers=[watched], **options)
-        for _ in range(2):
-            watched.rounds.clear()
-            harness.decode(pipe, asked(new=8))
-    assert len(watched.steady) > 2
-    return watched
-
-
-BUDGETS = {
-    "ragged": ({}, 0),
-    "ragged, recorded": ({"graphs": "on"}, 0),
-    "ragged, continuous": ({"schedule": "continuous"}, 0),
-    "ragged, lookup": ({"drafter": "prompt-lookup"}, 0),
-    "ragged, plain": ({"drafter": "none"}, 0),
-    "ragged, goodput": ({"draft_length": "goodput"}, 0),
-    "ragged, rejection": ({"accept": "rejection"}, 0),
-    "ragged, gumbel": ({"accept": "gumbel"}, 0),
-    "ragged, block": ({"accept": "block"}, 0),
-    "ragged, dynamic": ({"align": "eqspec", "kv": "dynamic"}, 2),
-    "eqspec": ({"align": "eqspec"}, 2),
-    "eqspec, slab": ({"align": "eqspec", "kv": "slab"}, 2),
-    "exspec": ({"align": "exspec", "schedule": "same-length,window=1"}, 2),
-    "rollback": ({"align": "rollback"}, 2),
-    "padding": ({"align": "padding"}, 2),
-    "masking": ({"align": "masking"}, 2),
-    "masking, mended": ({"align": "masking,positions=content"}, 2),
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", crossed([*BUDGETS]))
-def test_one_wait_per_round(name: str) -> None:
-    """In every round, those that read prompts included, the host waits once; a round of the same rows has few copies, or none."""
-    options, copies = BUDGETS[name]
-    watched = traffic(**options)
-    for one in watched.rounds:
-        assert one.waits == 1, str(one)
-    for one in watched.steady:
-        assert one.copies <= copies, str(one)
 
 
 def test_figures() -> None:

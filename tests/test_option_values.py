@@ -16,9 +16,8 @@ import pytest
 from click.testing import CliRunner
 from specframe_lab.commands.option_types import Arrivals, ListOf
 
-from specframe import Sampling, hookimpl
+from specframe import hookimpl
 from specframe.cli import cli, option_types
-from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
 from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import Registry, offer, parse_specification, registry
@@ -269,22 +268,6 @@ def test_wrong_values_of_all_options() -> None:
 def test_every_option_has_a_kind() -> None:
     """An option that is added to a command is checked as it is read."""
     assert [(words, one.name) for words, one in all_options() if not isinstance(one.type, option_types.Kind)] == []
-
-
-@pytest.mark.wide
-def test_what_options_take_sampling_takes() -> None:
-    """The ends of the range of every sampling option are accepted by the class that it is handed to."""
-    ends: dict[str, list[Any]] = {}
-    for option in sampling_options(click.Command("sampling")).params:
-        kind = option.type
-        if isinstance(kind, option_types.Number):
-            ends[option.name] = [0.001 if kind.above else max(kind.least, -1e30), min(kind.most, 1e30)]
-        elif isinstance(kind, option_types.WholeNumber):
-            ends[option.name] = [kind.least, int(min(kind.most, 100))]
-    assert len(ends) >= 11
-    for name, values in ends.items():
-        for value in values:
-            assert getattr(Sampling().with_parameters({name: value}), name) == value
 
 
 @pytest.mark.wide

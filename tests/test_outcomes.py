@@ -61,21 +61,6 @@ class Listening(fakes.ScriptedDrafter):
         self.ended += outcome.ended
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    "options",
-    [{"align": "ragged"}, {"align": "eqspec"}, {"align": "rollback"}, {"schedule": "continuous,piece=4"}],
-    ids=str,
-)
-def test_rows_are_told_as_they_stand(options: dict[str, Any]) -> None:
-    """After every round and piece the tokens are those that were kept, on both sides, and each sequence ends once."""
-    drafter = Listening()
-    pipe = harness.pipeline(TARGET, drafter, batch_size=3, draft_length=4, **options)
-    harness.check(pipe, ASKED)
-    assert sorted(one.request.index for one in drafter.ended) == [request.index for request in ASKED]
-    assert any(len(set(gained)) > 1 for gained in drafter.gains)
-
-
 class Reading(Listening):
     """Keeps the places of the prompts' tokens that it is told of."""
 

@@ -53,27 +53,6 @@ def test_tokens_are_exact(name: str, options: dict[str, Any], sharing: list[int]
     assert max(sharing) >= 2
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    "prompts", [harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY), PROMPTS], ids=["own", "shared"]
-)
-@pytest.mark.parametrize("options", [{}, {"schedule": "continuous,piece=4"}], ids=str)
-def test_checks_read_pages(prompts: list[list[int]], options: dict[str, Any]) -> None:
-    """Checks look into pages, also into those that several rows have."""
-    target = zoo.build("llama")
-    pipe = harness.pipeline(
-        target,
-        zoo.good_draft(target),
-        kv=Pages(),
-        attention=Gathering(),
-        batch_size=3,
-        draft_length=3,
-        check=True,
-        **options,
-    )
-    harness.check(pipe, harness.requests(prompts, [9, 4, 12, 7, 5][: len(prompts)], {zoo.EOS}))
-
-
 class Astray(PagedStore):
     """Says of every prompt's tokens but the last that they are cached, which they are not."""
 

@@ -21,7 +21,7 @@ from specframe.text.sampling import Parameters
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
-TOKENIZER = fakes.fake_tokenizer()
+
 
 ROLES = {
     "drafter": "drafter",
@@ -143,13 +143,3 @@ def test_an_argument_of_assisted(given: dict[str, Any]) -> None:
             custom_generate=specframe.assisted(**{"draft": model if given else 5, **given}),
         )
     one_sentence(error, next(iter(given), "drafter"))
-
-
-@pytest.mark.wide
-def test_what_is_right_is_taken() -> None:
-    """Arrays of moments, tokenizers, observers in a tuple and objects of a class of their own are no faults."""
-    pipe = Pipeline(
-        TARGET, DRAFT, tokenizer=TOKENIZER, observers=(type("Quiet", (Observer,), {})(),), draft_length="2", check=True
-    )
-    results = list(pipe.generate(["001;", [2]], 4, arrivals=np.array([0.0, 0.5]), sort=True))
-    assert [result.error for result in results] == [None, None]

@@ -25,9 +25,8 @@ from specframe.contracts.cache import Dense
 from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
-from specframe.engine import error_words
 from specframe.engine.guards import roles
-from specframe.engine.guards.base import RUNNING, longest_running
+from specframe.engine.guards.base import RUNNING
 from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
 from specframe.plugins.compose import OPTIONS
 from specframe.plugins.entries import OTHERS, ROLES
@@ -447,26 +446,6 @@ def test_what_a_store_hands_out_is_looked_at(case: str, known: Registry) -> None
         harness.decode(pipe, harness.requests([[5, 6], [7, 8, 9, 1, 2, 3]], 4))
 
 
-@pytest.mark.wide
-def test_a_placement_of_another_shape_is_told(known: Registry) -> None:
-    """Places that are not one for each token fed are told before the model is run."""
-    eqspec: Any = known.entry("alignment", "eqspec").factory
-
-    class Narrow(eqspec):
-        """An alignment with a place too few."""
-
-        def layout(self, *arguments: Any) -> Any:
-            layout = super().layout(*arguments)
-            place = layout.place
-            layout.place = lambda *given: attrs.evolve(place(*given), slots_BT=place(*given).slots_BT[:, 1:])
-            return layout
-
-    add_entry(known, "faulty-dist", "alignment", "faulty", Narrow)
-    said = r"^alignment 'faulty' of faulty-dist: layout.place\(\) must return slots_BT of shape \(B, T\) = \(1, 1\), got \(1, 0\)$"
-    with pytest.raises(ContractError, match=said):
-        harness.decode(harness.pipeline(TARGET, DRAFT, align="faulty"), harness.requests([[5, 6]], 9))
-
-
 @pytest.mark.wide(but=["40-True"])
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("moved", [40, -40])
@@ -535,26 +514,6 @@ def test_a_batch_is_for_reading() -> None:
 
     with pytest.raises(ContractError, match=r"Writer: propose\(\) raised ValueError: .*read-only"):
         harness.decode(harness.pipeline(TARGET, Writer([[1] * 9])), harness.requests([[5, 6]], 4))
-
-
-@pytest.mark.wide
-def test_nothing_is_running_after_a_run(known: Registry) -> None:
-    """The call that is under way is known while it is, and forgotten after it, whether it returned or raised."""
-    seen = []
-
-    class Curious(fakes.ScriptedDrafter):
-        def propose(self, batch: Batch, budget: Budget) -> Draft:
-            now = longest_running()
-            assert now is not None
-            seen.append((error_words.strategy_name(now[0].kind, now[0]).partition(".")[0], now[1]))
-            if budget.depth:
-                raise ValueError("enough")
-            return super().propose(batch, budget)
-
-    with pytest.raises(ContractError, match="enough"):
-        harness.decode(harness.pipeline(TARGET, Curious([[1] * 9]), draft_length=3), harness.requests([[5, 6]], 4))
-    assert {member for _, member in seen} == {"propose"}
-    assert longest_running() is None
 
 
 @pytest.mark.wide

@@ -15,21 +15,17 @@ from specframe.cli import cli
 from specframe.errors import OptionError, PluginError, SpecframeWarning, UnknownNameError
 from specframe.models import aliases
 from specframe.models.pairs import choose
-from specframe.plugins.entries import OTHERS, PURPOSES, ROLES
+from specframe.plugins.entries import PURPOSES
 from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.registry import (
     LIMIT_VARIABLE,
     Registry,
     discover,
-    hookspecs,
     offer,
     parse_specification,
     registry,
 )
 from specframe.plugins.versions import bounds
-
-HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("specframe_register_"))
-
 
 DRAFTER = """
 from specframe import hookimpl
@@ -337,13 +333,6 @@ def test_every_purpose_has_a_default():
     for purpose, kind in PURPOSES.items():
         name, _ = parse_specification(known.default(purpose))
         assert name in (known.models if kind == "model" else known.names(kind)), purpose
-
-
-@pytest.mark.wide
-def test_every_role_has_a_hook():
-    """Roles, observers, commands, models and defaults are registered through one hook each, and no hook is without a kind."""
-    others = ("specframe_register_models", "specframe_register_defaults")
-    assert sorted([*ROLES.values(), *OTHERS.values(), *others]) == HOOKS
 
 
 @pytest.mark.wide

@@ -8,7 +8,6 @@ from specframe_testing.harness import open_pool, requests
 
 from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.contracts.requests import Request
-from specframe.contracts.round import State
 from specframe.engine.pool import Pool
 
 
@@ -71,47 +70,6 @@ def test_a_waiting_request_is_aborted_without_looking_at_the_others():
     assert (pool.abort((30, 0)), pool.unfinished) == (None, 49)
 
 
-@pytest.mark.wide
-def test_states_follow_each_other():
-    """A prompt read in two pieces and its fork wait, read or copy, decode and finish; giving a row back begins again."""
-    asked = [Request(0, [1, 2, 3], 3), Request(0, [1, 2, 3], 3, sample=1)]
-    pool = open_pool(asked)
-    (parent,) = pool.admit(2)
-    fork = pool.live[1]
-    assert (fork.parent, parent.forks) == (parent, 1)
-
-    def states():
-        return parent.state, fork.state, parent.ready, fork.ready
-
-    assert states() == (State.WAITING, State.WAITING, False, False)
-    assert pool.batch([parent], piece=2).left == 1
-    assert states() == (State.READING, State.WAITING, False, False)
-    gain(pool, pool.batch([parent], piece=2), [[9]])
-    assert states() == (State.DECODING, State.WAITING, True, True)
-    batch = pool.batch(pool.live)
-    assert (batch.sequences, states()) == ([fork], (State.DECODING, State.STARTING, True, False))
-    gain(pool, batch, [[9]])
-    assert states() == (State.DECODING, State.DECODING, True, True)
-    assert parent.forks == 0
-    before = parent, fork
-    pool.put_back(2)
-    assert all(one.gone for one in before)
-    parent, fork = pool.admit(2)
-    assert states() == (State.WAITING, State.WAITING, False, False)
-    assert fork.parent is None
-    gain(pool, pool.batch([parent, fork]), [[8], [8]])
-    gain(pool, pool.batch(pool.live), [[7, 6], [7, 6]])
-    assert states() == (State.FINISHED, State.FINISHED, True, True)
-
-
-@pytest.mark.wide
-def test_context_bounds_every_sequence():
-    """No sequence grows beyond the target's context, whatever was asked for."""
-    pool, batch = started(requests([[1] * 6], 50), context=9)
-    assert batch.limits.tolist() == [9]
-    assert len(gain(pool, batch, [[5, 6, 7, 8]]).finished[0].token_ids) == 3
-
-
 def test_metrics_count_what_stands():
     """Draft tokens a row cannot use are not drafted, those after a stop not accepted; reading prompts is no step."""
     pool, batch = started(requests([[1], [1], [1]], [3, 9, 9], [set(), {5}, set()]))
@@ -136,16 +94,6 @@ def test_a_batch_tells_how_many_others_wait():
     assert pool.batch(pool.live).waiting == 2
     pool.draining = True
     assert pool.batch(pool.live).waiting == 0
-
-
-@pytest.mark.wide
-def test_last_tokens_of_rows_that_are_even():
-    """Rows of one length have the same tokens as rows that differ, and padding where they are too short."""
-    _, batch = started(requests([[1, 2, 3], [4, 5, 6]], 9))
-    assert batch.even == 4
-    for width, offset in ((1, 0), (2, 0), (2, -1), (4, 0), (5, 0), (3, -2)):
-        found = batch.last_tokens(width, offset)
-        assert torch.equal(found, batch.tokens_BS.gather(1, batch.positions(offset - width, width).clamp(min=0)))
 
 
 def test_samples_of_an_aborted_reader_read_the_prompt_themselves():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from specframe_testing import fakes
 from transformers import generation as hf
 
-from specframe import Pipeline, Sampling
 from specframe.contracts.constraints import paths
 from specframe.contracts.requests import Plan, Request
 from specframe.contracts.round import Batch
@@ -171,18 +168,6 @@ def test_one_call_is_as_many_calls(name: str, tree: str, lead: bool) -> None:
         assert same(logits_BTV, before)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("name", CASES)
-def test_one_call_for_a_kind(name: str, called: Counter[type]) -> None:
-    """However many rows and places have it, a processor is called once; one that goes by counts once for each effect."""
-    kind, make = CASES[name]
-    batch = batch_of([plan_of([make(max(1, length - 3))], True) for length in LENGTHS * 5])
-    drafted_BN, _ = drafts(len(batch), "chain")
-    shape(batch, drafted_BN, logits(len(batch), NODES + 1))
-    expected = {"decay": NODES + 1, "bias": 3, "bad-words": 4}.get(name, 1)
-    assert called == {kind: expected}
-
-
 def test_what_is_not_one_formula_is_called_for_each_place() -> None:
     """A subclass, a class of the user's own, and one made for other rows are called with the exact tokens before each place."""
 
@@ -279,38 +264,3 @@ def test_a_call_is_shown_no_more_than_fits_into_memory(monkeypatch: pytest.Monke
     assert same(shape(batch, drafted_BN, logits_BTV), expected)
     assert len(shown) > 3
     assert max(shown) <= 100
-
-
-SAMPLINGS = {
-    "penalties": Sampling(repetition_penalty=1.4, presence_penalty=0.4),
-    "counted": Sampling(frequency_penalty=0.6, sequence_bias=[[[3], 2.0], [[3, 5], -4.0]]),
-    "words": Sampling(bad_words_ids=[[3], [1, 2]], min_new_tokens=4, forced_eos=True),
-    "drawn": Sampling(temperature=0.9, top_p=0.8, repetition_penalty=1.2),
-}
-
-
-@functools.cache
-def pair() -> tuple[fakes.FakeModel, fakes.FakeModel]:
-    """Return a target and its draft."""
-    target = fakes.fake_target(vocabulary=VOCABULARY)
-    return target, fakes.fake_draft(target)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("drafter", ["model", "model,tree=static", "model,tree=dynamic"])
-@pytest.mark.parametrize("name", SAMPLINGS)
-def test_tokens_of_mixed_requests(name: str, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows decoded with requests of other kinds get the tokens that each gets when all its places are shaped one by one."""
-    target, draft = pair()
-    asked = [SAMPLINGS[name] if row % 2 else Sampling(repetition_penalty=1.1 + 0.2 * (row % 3)) for row in range(6)]
-
-    def ids() -> list[list[int]]:
-        pipe = Pipeline(target, drafter, accept="gumbel", batch_size=4, draft_length=3, generation_config=None)
-        pipe.parts.draft = draft
-        prompts = [[1 + row] * (1 + row % 3) for row in range(6)]
-        return [result.token_ids for result in pipe.generate(prompts, 12, sampling=asked)]
-
-    together = ids()
-    monkeypatch.setattr("specframe.text.processor_formulas.FORMULAS", {})
-    assert kind_of(hf.TemperatureLogitsWarper(0.5)) is None
-    assert ids() == together

@@ -69,14 +69,6 @@ ENTRIES: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", ["p.json", "p.txt", "p"])
-@pytest.mark.parametrize("indent", [None, 1])
-def test_an_array(name: str, indent: int | None) -> None:
-    """A JSON array has a prompt per entry, whatever the file is called and however it is laid out."""
-    assert given(json.dumps([entry for entry, _ in ENTRIES], indent=indent), name) == [held for _, held in ENTRIES]
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("text", ["[1, 2, 3]", "[", "[\n  1,\n", "{}", "{a}\n{b}", "[x for x in y]\n[1]", '"a"', "5"])
 def test_code_that_looks_like_json_stays_text(text: str) -> None:
     """The lines of a text file are prompts unless the whole is JSON that holds some."""

@@ -85,16 +85,6 @@ SCHEDULES = ["continuous,piece=4", "fixed"]
 
 @pytest.mark.wide
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_all_that_ends_by_itself(schedule: str) -> None:
-    """Nothing has room when an engine is idle: its caches are open still."""
-    engine, _ = opened(schedule)
-    assert ended(engine) == len(ASKED)
-    assert not pairing.HELD
-    engine.close()
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
 def test_aborts_and_a_close_between_any_steps(schedule: str, steps: int) -> None:
     """Waiting, reading, decoding, a fork, a parent of forks: what is aborted has no room; a closed engine has none for anybody."""

@@ -11,7 +11,7 @@ import torch
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence, State
 from specframe.devices.kinds import on_device
-from specframe.row_map import Moves, RowMap
+from specframe.row_map import RowMap
 
 ROWS = 6
 
@@ -75,43 +75,6 @@ def test_moves_keep_everyones_data(seed, anywhere):
                 sequence.state = state
             model.arrange(model.row_map.order(batch) if choose.random() < 0.5 else batch)
             live = [sequence for sequence in live if sequence in model.data]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("seed", range(10))
-def test_order_moves_nobody_who_need_not(seed):
-    """In the order that moves the fewest rows, everyone who sits in one of the first rows stays there."""
-    choose, row_map, everyone = random.Random(seed), RowMap(ROWS), sequences(ROWS)
-    row_map.arrange(list(everyone))
-    batch = choose.sample(everyone, 4)
-    ordered = row_map.order(batch)
-    assert set(ordered) == set(batch)
-    for row, sequence in enumerate(everyone[:4]):
-        if sequence in batch:
-            assert ordered[row] is sequence
-
-
-@pytest.mark.wide
-def test_same_batch_again_moves_nothing():
-    """A batch that has its rows already takes no moves, and a copy of it takes none either."""
-    row_map, batch = RowMap(3), sequences(3)
-    assert row_map.arrange(batch) == Moves([], [], [0, 1, 2])
-    assert row_map.arrange(batch) == Moves()
-    assert row_map.arrange(list(batch)) == Moves()
-
-
-@pytest.mark.wide
-def test_who_reads_on_stays_where_it_is():
-    """Between two pieces of its prompt the others decode in the first rows; going back and forth moves nobody."""
-    row_map, (first, second, third, newcomer) = RowMap(3, anywhere=True), sequences(4)
-    row_map.arrange([first, second, third])
-    first.finish("eos")
-    newcomer.state = State.READING
-    row_map.arrange([newcomer])
-    assert row_map.arrange(row_map.order([second, third])).destinations == [0, 2]
-    assert row_map.arrange([newcomer]) == Moves()
-    assert row_map.first == 2
-    assert row_map.arrange(row_map.order([second, third])) == Moves()
 
 
 @pytest.mark.wide

@@ -88,15 +88,6 @@ def test_the_loop_settles_the_target_once_a_round(right: Any) -> None:
     assert any(not report.prefill for report in reports)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ["eqspec", "exspec"])
-def test_a_path_settled_twice_is_moved_once(align: str) -> None:
-    """An alignment that settles at once, before the loop does, moves an accepted path once: trees stay exact."""
-    asked = harness.requests(harness.random_prompts([4, 1, 7], 61), 12)
-    drafter = fakes.ScriptedTree(harness.truth(TARGET, asked), {0: 3, 1: 0, 2: 2})
-    harness.check(harness.pipeline(TARGET, drafter, align=align, draft_length=3, check=True), asked)
-
-
 def test_a_round_settled_at_once_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an alignment has settled in its commit is not settled again by the loop, and holds none of a round's tensors."""
     told = list[Kept]()

@@ -202,14 +202,6 @@ def test_a_path_has_the_inputs_of_its_ancestors() -> None:
     assert paths_TW == [[0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5], [2, 3, 5, 6]]
 
 
-@pytest.mark.wide
-def test_a_window_slides_by_what_stands() -> None:
-    """A row's window holds the last inputs that stand, of the block or from before."""
-    window_BCW, inputs_BTC = torch.tensor([[[1.0, 2, 3]]] * 3), torch.tensor([[[4.0], [5], [6], [7]]] * 3)
-    slid = windows.slid(window_BCW, inputs_BTC, torch.tensor([0, 2, 4]))
-    assert slid[:, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
-
-
 @pytest.mark.wide(but=["True-per-head"])
 @pytest.mark.parametrize("entries", [1, 4], ids=["per-head", "per-entry"])
 @pytest.mark.parametrize("delta", [False, True])

@@ -193,22 +193,6 @@ def test_samples_of_a_draft_model_with_states(batch_size: int) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.wide
-def test_what_stands_as_a_whole_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts, and rounds without a draft, leave the states that their forwards have computed: nothing is taken in again."""
-
-    def advance(*_: Any) -> Any:
-        raise AssertionError("replayed")
-
-    monkeypatch.setattr(states.FakeHash, "advance", advance)
-    asked = usual()
-    harness.check(harness.pipeline(TARGET, None, batch_size=3), asked)
-    with pytest.raises(
-        ContractError, match=r"^state kind 'fake-hash' of .*: advance\(\) raised AssertionError: replayed$"
-    ):
-        harness.decode(harness.pipeline(TARGET, scripted(asked), batch_size=3), asked)
-
-
 def test_prefixes_of_states_are_not_cached() -> None:
     """A store that has a sequence's first keys and values has not its states: all tokens are fed."""
     run = harness.open_run(TARGET, 2, 20)

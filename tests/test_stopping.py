@@ -17,7 +17,7 @@ from specframe.engine.arrivals import HandClock
 from specframe.engine.pool import Pool
 from specframe.errors import ModelError
 from specframe.models.loading import load_tokenizer
-from specframe.text.stopping import Criteria, StopStrings, first_complete
+from specframe.text.stopping import StopStrings, first_complete
 
 VOCABULARY, NEW = 509, 24
 ALIGNMENTS = [
@@ -123,16 +123,6 @@ def test_no_string_counts_before_the_least_number_of_new_tokens(after):
         assert result.finish_reason == ("stop" if after < 9 or (asked == strings and after < NEW) else "length")
 
 
-@pytest.mark.wide
-def test_special_tokens_may_lie_inside_a_string():
-    """Tokens without text neither complete a string nor keep it apart, in the stop as in the text of the result."""
-    tokens = [7, 0, 0, 8, 9]
-    check = StopStrings(TOKENIZER, ["07;00"])
-    assert [check.first(np.array([5, *tokens[:count]]), 1, 1) for count in (1, 2, 3, 4)] == [None, None, None, 0]
-    assert check.first(np.array([5, *tokens]), 1, 5) == 3
-    assert text(tokens)[: check.place(tokens)] == "0"
-
-
 def test_the_string_that_is_complete_first_counts():
     """Of several strings it is the one that ends first, and of those that end together the longest."""
     assert first_complete("abcdef", ["cdef", "bcd"]) == 1
@@ -158,14 +148,6 @@ def test_a_criterion_ends_where_it_would_one_token_at_a_time(align):
         assert result.token_ids == tokens[: ends + 1]
         assert result.finish_reason == ("stop" if sum(prefixes[ends]) % criterion.divisor == 0 else "length")
         assert criterion.calls == [(ids, None) for ids in prefixes[: ends + 1]]
-
-
-@pytest.mark.wide
-def test_a_criterion_is_shown_what_stands_before_a_sequence():
-    """Ids that are put before a sequence's own are shown with them: what ``generate`` calls the padding."""
-    criterion = Divides(1000)
-    assert Criteria([criterion], lead=(9, 9)).first(np.array([1, 2, 3, 4]), 2, 2) is None
-    assert [ids for ids, _ in criterion.calls] == [[9, 9, 1, 2, 3], [9, 9, 1, 2, 3, 4]]
 
 
 PLACE = 3

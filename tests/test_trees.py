@@ -104,17 +104,3 @@ def test_siblings_drawn_in_another_way_are_refused(siblings: str, drawn: str) ->
             harness.pipeline(fakes.fake_target(), Drawing([[]]), accept=f"{rule},siblings={siblings}")
         harness.pipeline(fakes.fake_target(), Drawing([[]]), accept=f"{rule},siblings={drawn}")
     harness.pipeline(fakes.fake_target(), Drawing([[]]), accept="gumbel")
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("tree", "rule"), [({}, "block"), ({"branch": "2/2"}, "traversal"), ({"tree": "dynamic"}, "gumbel")], ids=str
-)
-def test_sampling_takes_a_rule_for_the_tree(tree: dict[str, Any], rule: str) -> None:
-    """With a temperature "auto" is the rule that judges what is drafted; the draft length is the tree's."""
-    target = fakes.fake_target()
-    pipe = harness.pipeline(target, fakes.fake_draft(target), drafter=ModelDrafter(**tree))
-    use = pipe.parts.strategies(pipe.recipe, greedy=False)
-    assert type(use.rule).__name__.lower() == rule
-    if tree.get("branch"):
-        assert use.policy.maximum == Budget(2, 6)

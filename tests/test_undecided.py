@@ -82,17 +82,6 @@ def test_what_ends_it_before_goes_before() -> None:
 
 
 @pytest.mark.wide
-def test_a_stream_ends_with_the_error() -> None:
-    """The last chunk of the prompt holds the result that says why; its tokens are those of the chunks."""
-    pipe = harness.pipeline(TARGET, DRAFT, draft_length=4)
-    chunks = [c for c in pipe.stream(PROMPTS, NEW, sampling=samplings(5, "nan")) if c.index == 1]
-    result = chunks[-1].result
-    assert result is not None
-    assert result.finish_reason == "error"
-    assert [token for chunk in chunks for token in chunk.token_ids] == result.token_ids
-
-
-@pytest.mark.wide
 def test_infinity_is_a_choice_of_ones_own_processors() -> None:
     """A processor may set one score to infinity, to have this token chosen; without one, infinity is the target's overflow."""
     pipe = harness.pipeline(TARGET, DRAFT)

@@ -60,25 +60,6 @@ def test_real_places(start: int, counts: list[int] | None, real: list[list[int]]
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    "real", [[[0, 0, 1], [1, 1, 1], [0, 0, 0], [0, 1, 1]], [[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0]]]
-)
-def test_there_and_back(real: list[list[int]]) -> None:
-    """Values of real tokens keep their places, in every shape that passes through a layer."""
-    real_BT = np.array(real, dtype=bool)
-    laid, kept_BT = Unpadded(real_BT, torch.device("cpu")), torch.from_numpy(real_BT)
-    values_BTD = torch.arange(4 * 3 * 2).view(4, 3, 2)
-    row_1ND = laid.row(values_BTD)
-    assert row_1ND.tolist() == [values_BTD[kept_BT].tolist()]
-    assert laid.rectangle(row_1ND)[kept_BT].tolist() == values_BTD[kept_BT].tolist()
-    states_BHTD = laid.heads(row_1ND.unflatten(2, (2, 1)).transpose(1, 2))
-    assert states_BHTD.shape == (4, 2, 3, 1)
-    assert states_BHTD.transpose(1, 2).flatten(2)[kept_BT].tolist() == values_BTD[kept_BT].tolist()
-    shared_1T = torch.tensor([[7, 8, 9]])
-    assert laid.row(shared_1T).tolist() == [shared_1T.expand(4, 3)[kept_BT].tolist()]
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("keep", [1, 2, 3])
 @pytest.mark.parametrize("takes", [True, False], ids=["asked for", "all returned"])
 def test_logits_of_the_last_places(keep: int, takes: bool) -> None:
@@ -271,23 +252,6 @@ def test_rows_that_pad_a_bucket_are_their_own() -> None:
     place_BT = torch.arange(6).repeat(5, 1)
     assert before.row(10 * torch.arange(5)[:, None] + place_BT).tolist() == [[0, 12, 13, 22, 32, 33, 34, *[40] * 4]]
     assert before.rectangle(before.row(place_BT))[1].tolist() == [2, 2, 2, 3, 3, 3]
-
-
-@pytest.mark.wide
-def test_hidden_states_are_in_their_places() -> None:
-    """Hidden states of prompts of unequal length are those of each prompt alone."""
-    target = zoo.build("qwen3")
-    asked = harness.requests(harness.random_prompts((2, 9, 4), zoo.VOCABULARY), 3)
-    run, pool = harness.open_run(target, 3, 28, align="ragged"), harness.open_pool(asked)
-    run.target.capture((1, 2))
-    batch = pool.batch(pool.admit(3))
-    scores = run.target.read(batch)
-    for row, request in enumerate(asked):
-        ids_1T = torch.tensor([request.prompt_ids])
-        alone = target(ids_1T, output_hidden_states=True)
-        torch.testing.assert_close(scores.logits_BTV[row], alone.logits[0, -1:])
-        for layer in (1, 2):
-            torch.testing.assert_close(scores.hidden[layer][row, -ids_1T.shape[1] :], alone.hidden_states[layer][0])
 
 
 @pytest.mark.wide(but=["falcon"])

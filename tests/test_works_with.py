@@ -130,20 +130,6 @@ def test_drafts(embedded: dict[str, Any], drafter: str, table: str, option: str)
                 assert works(embedded, drafter=asked, **{option: strategy}) is named, (strategy, shape)
 
 
-@pytest.mark.wide
-def test_bitwise(embedded: dict[str, Any]) -> None:
-    """With bitwise equality the attention backends are refused that the table names."""
-    refused = {
-        name for (name, column), cell in cells("attention backends").items() if (column, cell) == ("bitwise", "no")
-    }
-    for entry in registry().of("attention backend"):
-        if entry.name in refused:
-            with pytest.raises(CompositionError, match="bitwise: attention backend"):
-                Pipeline(**embedded, drafter=None, attention=entry.name, bitwise=True)
-        else:
-            assert works(embedded, drafter=None, attention=entry.name, bitwise=True)
-
-
 RUNS = [
     pytest.param(
         drafter, kind, marks=() if (place + number) % len(TRIED) == 0 and kind != "workers" else pytest.mark.slow

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from specframe_heads.blocks.block_drafter import DSpark
 from specframe_heads.blocks.formats import evenly
-from specframe_heads.blocks.markov import confident, scheduled
+from specframe_heads.blocks.markov import confident
 from specframe_heads.blocks.net import sight
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import drafter_of, format_of
@@ -154,21 +154,6 @@ def test_a_row_ends_before_its_first_unlikely_token() -> None:
     assert confident(chances_BK, 0.0).tolist() == [3, 3, 3]
 
 
-@pytest.mark.wide
-def test_whether_a_token_is_submitted_depends_on_those_before_it_alone() -> None:
-    """A chance of slot k that changes leaves all slots before k as they were, and, of other rows, those that are likelier."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(200):
-        chances_BK = torch.rand(3, 4, generator=generator)
-        cost, row = 0.3 * float(torch.rand((), generator=generator)), 1
-        slot = int(torch.randint(4, (), generator=generator))
-        other_BK = chances_BK.clone()
-        other_BK[row, slot:] = torch.rand(4 - slot, generator=generator)
-        for count in (lambda one: scheduled(one, cost), lambda one: confident(one, 0.4)):  # noqa: B023 - called at once
-            one, two = count(chances_BK)[row], count(other_BK)[row]
-            assert min(int(one), slot) == min(int(two), slot)
-
-
 def chance_of(draw: Any, target: Any, count: int = 4000) -> float:
     """Return the chance of counts as far from the target's own as those of ``count`` drawn second and third tokens.
 
@@ -295,28 +280,6 @@ def test_options_that_a_head_cannot_serve_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(SpecframeError, match=message):
             harness.decode(harness.pipeline(one, drafter), harness.requests([[5, 6]], 4))
-
-
-@pytest.mark.wide
-def test_recognised_without_more_than_its_folder(tmp_path: Path) -> None:
-    """Each format is told from its folder, with the drafter that runs it; a model that is no head is none."""
-    target = zoo.build("qwen3")
-    for number, (save, options, drafter) in enumerate(
-        (
-            (block_heads.speculators, {}, "dflash"),
-            (block_heads.speculators, {"kind": "dspark"}, "dspark"),
-            (block_heads.z_lab, {}, "dflash"),
-            (block_heads.deepspec, {}, "dspark"),
-            (block_heads.peagle, {}, "peagle"),
-            (block_heads.pard, {}, "pard"),
-        )
-    ):
-        folder = save(tmp_path / str(number), target, **options)
-        assert drafter_of(folder) == f"{drafter},checkpoint={folder}"
-        asked = harness.requests([[5, 6], [7]], 4)
-        harness.check(harness.pipeline(target, folder), asked)
-    target.save_pretrained(tmp_path / "model")
-    assert drafter_of(str(tmp_path / "model")) is None
 
 
 @pytest.mark.wide

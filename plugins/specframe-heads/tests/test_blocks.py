@@ -435,14 +435,6 @@ def test_every_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
     judged(name, ALIGNMENTS[[*MADE].index(name) % 4], tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("align", ALIGNMENTS)
-@pytest.mark.parametrize("name", MADE)
-def test_every_draft_is_the_formulas_under_every_alignment(name: str, align: str, tmp_path: Path) -> None:
-    """The same, for every kind of head under every alignment."""
-    judged(name, align, tmp_path)
-
-
 def test_a_pard_head_that_cannot_be_made_without_weights_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

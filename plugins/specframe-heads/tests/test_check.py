@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,14 +79,6 @@ def test_runs_are_compared_text_by_text() -> None:
     more, error = doctor.Acceptance(80, 2.1, 0.2, (1.2, 2.0, 2.0, 3.2)).beyond(first)
     assert (more, error) == (pytest.approx(0.1), pytest.approx(0.2 / 12**0.5))
     assert doctor.Acceptance(80, 2.1, 0.15).beyond(doctor.Acceptance(80, 2.0, 0.2))[1] == pytest.approx(0.25)
-
-
-@pytest.mark.wide
-def test_the_standard_error_of_acceptance() -> None:
-    """Of 8 rounds with 1 accepted and 8 with 3 the mean acceptance length is 3, and its standard error 1 / sqrt(16)."""
-    results = [SimpleNamespace(metrics=SimpleNamespace(acceptance_histogram={1: 4, 3: 4})) for _ in range(2)]
-    found = doctor.Acceptance.of(results)
-    assert (found.rounds, found.length, found.error) == (16, 3.0, 0.25)
 
 
 @pytest.mark.wide

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.formats.recognised import drafter_of, format_of
+from specframe_heads.formats.recognised import format_of
 from specframe_testing import zoo
 from specframe_testing.heads import checkpoints
 
@@ -19,23 +16,6 @@ from specframe.errors import ModelError, OptionError, PluginError
 from specframe.models.pairs import choose
 from specframe.plugins.entries import Entry
 from specframe.plugins.registry import parse_specification, registry
-
-MAKERS = {
-    "speculators eagle3": checkpoints.eagle3,
-    "EAGLE-3": checkpoints.eagle3_authors,
-    "speculators eagle": checkpoints.eagle1_speculators,
-    "EAGLE-1 and 2": checkpoints.eagle1,
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", MAKERS)
-def test_formats_are_recognised(name: str, tmp_path: Path) -> None:
-    """A directory is recognised from its configuration and tensors, and its path is enough as a drafter."""
-    folder = MAKERS[name](tmp_path / "head", zoo.build("qwen3"))
-    assert format_of(Checkpoint.open(str(folder))).name == name
-    assert choose("tiny", str(folder)) == ("tiny", f"eagle,checkpoint={folder}", None)
-    assert choose("tiny", f"{folder},tree=dynamic")[1] == f"eagle,checkpoint={folder},tree=dynamic"
 
 
 @pytest.mark.wide(but=["a, b"])
@@ -56,32 +36,6 @@ def test_a_quotation_mark_without_a_partner_is_refused() -> None:
     """A specification whose quotation marks do not fit is one sentence."""
     with pytest.raises(OptionError, match=r"^expected a part with a comma in double quotes, as in "):
         parse_specification('eagle,"checkpoint=a,b')
-
-
-@pytest.mark.wide
-def test_language_models_are_left_alone(tmp_path: Path) -> None:
-    """A directory with a language model is a draft model, as ever, with pickled weights too."""
-    zoo.build("llama").save_pretrained(tmp_path / "safe")
-    checkpoints.save(
-        tmp_path / "pickled", {"architectures": ["LlamaForCausalLM"]}, zoo.build("llama").state_dict(), pickled=True
-    )
-    for folder in (tmp_path / "safe", tmp_path / "pickled"):
-        assert drafter_of(str(folder)) is None
-        assert choose("tiny", str(folder)) == ("tiny", "model", str(folder))
-
-
-@pytest.mark.wide
-def test_names_are_recognised_without_torch(tmp_path: Path) -> None:
-    """A head in a safetensors and one in a pickle file are recognised without importing torch."""
-    target = zoo.build("qwen3")
-    folders = [checkpoints.eagle3(tmp_path / "a", target), checkpoints.eagle1(tmp_path / "b", target, pickled=True)]
-    code = f"""
-import sys
-from specframe.models.pairs import choose
-print(*[choose("tiny", folder)[1].partition(",")[0] for folder in {[str(one) for one in folders]}], "torch" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
-    assert done.stdout == "eagle eagle False\n", done.stderr
 
 
 class Evil:

@@ -6,7 +6,6 @@ then accept unequal numbers of tokens, and what the head is fed after that shows
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +21,8 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.errors import CompositionError, ModelError, OptionError
-from specframe.text.sampling import Sampling
 
-ALIGNS = ("ragged", "eqspec", "exspec", "rollback")
 PROMPTS = harness.random_prompts([5, 1, 12, 3, 8], zoo.VOCABULARY)
-LENGTHS = [12, 9, 14, 3, 11]
 
 
 class Helped(Eagle):
@@ -86,36 +82,6 @@ def assert_same(some: dict, others: dict, least: int) -> None:
         assert some[key][:depth] == others[key][:depth], key
 
 
-NARROW = ("tree=static,branch=2/1/1", "tree=dynamic,nodes=4,top=2")
-"""Trees that have the right path after some tokens, and not after others."""
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("align", "tree"),
-    [
-        ("ragged", NARROW[0]),
-        ("eqspec", NARROW[1]),
-        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in itertools.product(ALIGNS[2:], NARROW)),
-    ],
-)
-def test_paths_of_trees_stand(align: str, tree: str, tmp_path: Path) -> None:
-    """Of a head that is mostly right long paths stand under every alignment, and what is drafted after them is the row's own."""
-    target = checkpoints.planted_target()
-    folder = checkpoints.planted_eagle3(tmp_path, target, 3, [1, 3, 6], slips=3)
-    asked, seen = harness.requests(harness.random_prompts([3, 1, 7], 12), 16), [Drafts(), Drafts()]
-    for rows, watcher in zip((1, 3), seen, strict=True):
-        options = {"align": align, "batch_size": rows, "draft_length": 3, "observers": [watcher]}
-        pipe = harness.pipeline(target, f"eagle,checkpoint={folder},{tree}", **options)
-        harness.check(pipe, asked)
-        assert pipe.report.mean_acceptance_length > (2.0 if align == "rollback" and rows > 1 else 2.4)
-    alone, beside = (watcher.seen for watcher in seen)
-    # of other length are drafts near a row's end
-    whole = [key for key in alone.keys() & beside.keys() if len(alone[key]) == len(beside[key])]
-    assert len(whole) >= 10
-    assert all(alone[key] == beside[key] for key in whole)
-
-
 def test_a_given_top_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each level of a dynamic tree runs as many nodes as asked for, far more than the tree has: the cache has slots for them."""
     target, tops, grow = zoo.build("qwen3"), list[tuple[int, int]](), growth.dynamic
@@ -128,29 +94,6 @@ def test_a_given_top_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     harness.check(harness.pipeline(target, drafter, batch_size=3, draft_length=4), asked)
     assert (4, 20) in tops
     assert {top for _, top in tops} == {20}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("accept", ["rejection", "block"])
-def test_chains_are_drawn_where_the_rule_compares(accept: str, tmp_path: Path) -> None:
-    """Rules that compare distributions get the logits that tokens were drawn by, over the target's vocabulary."""
-    target, seen = zoo.build("qwen3"), []
-
-    class Seen(Observer):
-        def round(self, report: RoundReport) -> None:
-            seen.append(report.draft)
-
-    folder = checkpoints.eagle3(tmp_path, target, drafted=40)
-    options = {"accept": accept, "batch_size": 3, "draft_length": 3, "observers": [Seen()]}
-    pipe = harness.pipeline(target, f"eagle,checkpoint={folder}", **options)
-    list(pipe.generate(PROMPTS, 8, sampling=Sampling(temperature=1.0)))
-    logits = next(one.logits_BNV for one in seen if one.nodes)
-    assert logits is not None
-    assert logits.shape[1:] == (3, zoo.VOCABULARY)
-    assert int(logits[0, 0].isfinite().sum()) == 40
-    for draft in seen:
-        if draft.nodes:
-            assert bool(draft.logits_BNV.gather(2, draft.tokens_BN[..., None]).isfinite().all())
 
 
 @pytest.mark.wide
@@ -177,16 +120,6 @@ def test_rounds_without_a_draft_are_caught_up(tmp_path: Path) -> None:
     policy = Rarely()
     policy.every = 45
     assert_same(drafts(target, folder, asked, draft_length=policy), alone, 1)
-
-
-@pytest.mark.wide
-def test_eagle1_heads_are_exact(tmp_path: Path) -> None:
-    """A head of EAGLE-1 in the authors' layout, pickled, is exact as a chain and as EAGLE-2's tree."""
-    target = zoo.build("llama")
-    folder = checkpoints.eagle1(tmp_path, target, pickled=True)
-    for options in ("", ",tree=dynamic,nodes=6"):
-        pipe = harness.pipeline(target, f"eagle,checkpoint={folder}{options}", batch_size=3, draft_length=3)
-        harness.check(pipe, harness.requests(PROMPTS, LENGTHS))
 
 
 @pytest.mark.wide

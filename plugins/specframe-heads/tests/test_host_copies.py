@@ -102,28 +102,6 @@ def assert_nothing_left(stores: list[PagedStore]) -> None:
         assert store.host is None or not store.host._kept
 
 
-def alike(kept: dict[tuple[int, ...], Drafted], plain: dict[tuple[int, ...], Drafted]) -> None:
-    """Assert that drafts are the same wherever both runs drafted as much: who ends beside others drafts less."""
-    both = {key for key in kept.keys() & plain.keys() if kept[key][0] == plain[key][0]}
-    assert len(both) > 0.7 * len(plain)
-    assert {key: kept[key] for key in both} == {key: plain[key] for key in both}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("name", "shape"), HEADS)
-def test_rows_come_back_with_their_drafts(name: str, shape: str, stores: list[PagedStore]) -> None:
-    """Rows that gave way and came back from the host have the tokens and the drafts of rows that never did."""
-    free, plain = pipe_of(name, shape, ROOMY)
-    harness.check(free, ASKED)
-    stores.clear()
-    for check in (False, True):
-        pipe, drafts = pipe_of(name, shape, FEW, check=check)
-        with pytest.warns(RuntimeWarning, match="gives its memory back"):
-            harness.check(pipe, ASKED)
-        alike(drafts, plain)
-        assert_nothing_left(stores)
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("member", ["to_host", "from_host"])
 @pytest.mark.parametrize(("name", "shape"), HEADS)

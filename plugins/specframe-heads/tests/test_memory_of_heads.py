@@ -13,7 +13,7 @@ from planned import Case, model
 from specframe_heads import checkpoint
 from specframe_heads.eagle.eagle_drafter import Eagle
 from specframe_memory.allocations import Allocations
-from specframe_memory.footprint import CACHE, HEAD, TARGET, Workload
+from specframe_memory.footprint import CACHE, HEAD, Workload
 from specframe_memory.hollow_parts import hollow_parts
 from specframe_memory.memory_plan import ladder_of
 from specframe_testing.heads import blocks, checkpoints, stepwise
@@ -92,33 +92,6 @@ def test_a_head_stays_in_memory_where_nothing_is_drafted() -> None:
     load = Workload(1, 8, 16)
     plain, drafting = (ladder.step(load, nodes).footprint.parts for nodes in (0, 1))
     assert plain[HEAD] == drafting[HEAD] > 0
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("kind", "shape", "rows"),
-    [
-        ("eagle3", "", 1),
-        pytest.param("eagle3", TREE, 2, marks=pytest.mark.slow),
-        pytest.param("medusa", "", 2, marks=pytest.mark.slow),
-        pytest.param("dflash", TREE, 2, marks=pytest.mark.slow),
-    ],
-)
-def test_a_bound_holds(kind: str, shape: str, rows: int) -> None:
-    """Under bounds at which memory ends a head drafts less, or has fewer rows, and tokens stay as they are."""
-    one = case(kind, shape, load=Workload(rows, 40, 50))
-    free = [result.token_ids for result in one.pipeline().generate(one.prompts, 10)]
-    bounds = {one.planned().total - 1: True}
-    if rows > 1:
-        bounds[one.least(one.prompts, 10, {})] = False
-    for nbytes, drafts in bounds.items():
-        counter = Allocations(limit=nbytes)
-        counter.hold([*one.models[0].parameters(), *one.models[0].buffers()], TARGET)
-        pipe = one.pipeline(memory=nbytes)
-        with counter:
-            assert [result.token_ids for result in pipe.generate(one.prompts, 10)] == free
-        assert counter.peak.total <= nbytes
-        assert (pipe.report.num_draft_tokens > 0) == drafts
 
 
 @pytest.mark.wide

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
-from specframe_heads.skip_search import Found, SkipSearch, skipped
+from specframe_heads.skip_search import SkipSearch, skipped
 from specframe_heads.training.continuations import Text
-from specframe_std.partial.sublayers import Sublayer, read_sublayers, write_sublayers
+from specframe_std.partial.sublayers import read_sublayers, write_sublayers
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
@@ -38,22 +37,6 @@ def searched() -> SkipSearch:
     return SkipSearch(model, [Text([*one, *reference_decode(model, list(one), 12)], len(one)) for one in prompts])
 
 
-@pytest.mark.wide
-def test_a_match_rate_is_that_of_a_model_whose_sublayers_add_nothing() -> None:
-    """What adds nothing is never missed; of other sublayers the rate counts the tokens that a model without them foresees."""
-    search = searched()
-    assert search.match_rate(IDLE) == 1
-    model: Any = target()
-    model.model.layers[2].self_attn.o_proj.weight.zero_()
-    right = tokens = 0
-    for text in search._texts:
-        ids = torch.tensor([text.ids])
-        right += int((model(ids).logits[0, :-1].argmax(-1) == ids[0, 1:])[text.prompt - 1 :].sum())
-        tokens += len(text.ids) - text.prompt
-    assert 0 < right < tokens
-    assert search.match_rate(frozenset({Sublayer("attn", 2)})) == right / tokens
-
-
 def test_a_search_finds_what_can_be_spared() -> None:
     """The sublayers that add nothing are found, the same ones again with the same seed, and nothing is left changed."""
     search = searched()
@@ -74,21 +57,6 @@ def test_a_cost_is_the_share_of_weights_that_is_read() -> None:
     left_out = sum(search._removable.weights(one) for one in found.skip)
     assert len(found.skip) == 4
     assert found.cost == 1 - left_out / sum(weight.numel() for weight in search._model.parameters())
-
-
-@pytest.mark.wide
-def test_an_expected_speed_is_that_of_the_best_draft_length() -> None:
-    """Where every token matches, the longest draft is the best; where none does, the shortest is, and drafting costs."""
-    assert Found(frozenset(), 1.0, 0.5).speed == (9 / 5, 8)
-    assert Found(frozenset(), 0.0, 0.5).speed == (1 / 1.5, 1)
-    assert Found(frozenset(), 0.5, 0.25).speed == (1.5 / 1.25, 1)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("text", "count"), [("3", 3), ("0.4", 3), ("0.5", 4), ("7", 7)])
-def test_how_many_are_left_out(text: str, count: int) -> None:
-    """A whole number is a number of sublayers, a share below 1 one of all of them."""
-    assert skipped(text, 8) == count
 
 
 @pytest.mark.wide

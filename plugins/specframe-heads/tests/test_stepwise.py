@@ -78,23 +78,6 @@ def test_a_head_without_logits_of_its_own_needs_a_target_of_its_size(folder: Any
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    ("kind", "tree", "options"),
-    [
-        ("hydra++", "static,branch=2/2", {"schedule": "continuous,piece=4"}),
-        ("clover", "static,nodes=8", {"graphs": "on"}),
-        ("hydra", "chain", {"draft_length": "goodput,maximum=3"}),
-        ("clover2", "dynamic", {"draft_length": 9}),
-    ],
-    ids=str,
-)
-def test_ways_of_running(kind: str, tree: str, options: dict[str, Any], folder: Any) -> None:
-    """Prompts read in pieces, recorded forwards, changing draft lengths, and drafts longer than the head has places."""
-    report = decode(kind, folder(kind, "qwen3"), tree=tree, **options)
-    assert report.draft_acceptance_rate > 0.05
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(("kind", "tree"), [("clover2", "chain"), ("hydra++", "dynamic")])
 def test_samples_of_one_prompt(kind: str, tree: str, folder: Any) -> None:
     """Samples that fork from one prompt are those of plain decoding at the same seed: the draft never shows."""
@@ -175,13 +158,3 @@ def test_a_head_for_another_target(folder: Any) -> None:
     for kind in KINDS:
         with pytest.raises(SpecframeError, match=wanted):
             decode(kind, folder(kind, "qwen3"), "llama")
-
-
-@pytest.mark.wide
-def test_trees_are_read_from_medusa_choices(folder: Any, tmp_path: Path) -> None:
-    """A JSON file with a list of rank lists is a static tree, cut to the places that the head has."""
-    choices = [[0], [0, 0], [1], [0, 1], [2], [0, 0, 0], [1, 0], [0, 0, 0, 0]]
-    (tmp_path / "choices.json").write_text(json.dumps(choices))
-    tree = f"static,branch={tmp_path / 'choices.json'}"
-    report = decode("medusa", folder("medusa", "qwen3"), tree=tree, draft_length=4)
-    assert 5 * report.num_spec_steps < report.num_draft_tokens <= 7 * report.num_spec_steps  # fewer at a row's end

@@ -13,16 +13,14 @@ import torch
 from click.testing import CliRunner
 from products import crossed
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.commands.heads import train
 from specframe_heads.formats.recognised import format_of
 from specframe_heads.target import Target
 from specframe_heads.training import clover2, eagle3, loop
 from specframe_heads.training.continuations import Text, texts
-from specframe_heads.training.kinds import LEARNERS, learner, require
+from specframe_heads.training.kinds import LEARNERS, learner
 from specframe_heads.training.learner import frequent, mean
 from specframe_heads.training.training_batches import Lesson, Reader
 from specframe_testing import harness, zoo
-from specframe_tiny import train_heads
 
 from specframe.cli import cli
 from specframe.errors import OptionError
@@ -294,14 +292,3 @@ def test_wrong_arguments(kind: str, message: str) -> None:
     done = command(kind, "--target", "tiny", "--data", "not-there", "--out", "OUT")
     assert done.exit_code != 0
     assert message in f"{done.output}{done.exception}"
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("kind", train_heads.KINDS)
-def test_heads_of_the_embedded_target_are_asked_for_rightly(kind: str, tmp_path: Path) -> None:
-    """The options of every head of ``python -m specframe_tiny.train_heads`` are those of the command and of the kind."""
-    (tmp_path / "prompts.ids").write_text("1 2")
-    files = ["--data", str(tmp_path / "prompts.ids"), "--out", str(tmp_path / "head")]
-    given = [kind, "--target", "tiny", *files, *train_heads.COMMON, *train_heads.KINDS[kind]]
-    options = train.make_context("train", given).params
-    require(kind, [name for name, option in (("ids", "vocabulary"), ("layers", "layers")) if options[option]])

@@ -18,7 +18,7 @@ from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison import modelled_time
 from specframe_lab.comparison.compare import Settings, compare, steps
 from specframe_lab.comparison.comparison_observers import Branches, Positions
-from specframe_lab.comparison.figures import MACRO, MICRO, bitwise_price, by_category, equality
+from specframe_lab.comparison.figures import bitwise_price, equality
 from specframe_lab.comparison.forecast import Forecast, forecast
 from specframe_lab.comparison.modelled_time import modelled_seconds
 from specframe_lab.comparison.results import ABOUT, RESULTS, Comparison
@@ -30,7 +30,6 @@ from specframe_lab.prediction.profiles import DeviceProfile
 from specframe_lab.report import page
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.device.recording import SimRecording
-from transformers import AutoModelForCausalLM
 
 from specframe import Pipeline
 from specframe.cli import cli
@@ -122,19 +121,6 @@ def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
         "plain",
         "drafter · K 3",
         "drafter · K 5",
-    ]
-
-
-@pytest.mark.wide
-def test_schemes_are_called_by_what_differs(pair: dict[str, str]):
-    grid = {**pair, "align": "ragged", "draft_length": "3,5", "dtype": "float32,bfloat16", "batch_size": [1, 2]}
-    assert list(dict.fromkeys(case.scheme for case in cases(expand(grid)))) == [
-        "plain · float32",
-        "plain · bfloat16",
-        "K 3 · float32",
-        "K 3 · bfloat16",
-        "K 5 · float32",
-        "K 5 · bfloat16",
     ]
 
 
@@ -453,32 +439,6 @@ def test_branches_of_trees_are_counted() -> None:
     assert counts[1, 1][0] == counts[1, 2][0] == positions.drafted[0]
     assert counts[3, 1][1] > 0
     assert sum(stood for _, stood in counts.values()) == pipe.report.num_accepted_draft_tokens
-
-
-@pytest.mark.wide
-def test_categories_and_sizes_of_models_are_kept(pair: dict[str, str]):
-    """A prompt's category and the turn that it asks for go into the folder, and tokens per round are told by them; so are the
-    parameters of both models.
-    """
-    Path("prompts.jsonl").write_text(
-        '{"category": "math", "turns": ["ab"]}\n{"category": "code", "prompt": "def f(x):"}\n{"prompt": "x = 1"}\n'
-    )
-    result = run(*[one for one in command(pair, "--repeats", "1", "--prompts", "prompts.jsonl") if one not in PROMPTS])
-    assert result.exit_code == 0, result.output
-    assert json.loads(Path("out", ABOUT).read_text())["categories"] == [["math", 1], ["code", 1], None]
-    (line,) = [line for line in lines() if line["scheme"] == "ragged"]
-    math, code, other = (1 + a / s for a, s in zip(line["accepted"], line["spec_steps"], strict=True))
-    found = {
-        row[2]: row[5] for row in by_category(Comparison({"categories": [["math", 1], ["code", 1], None]}, *kept(line)))
-    }
-    assert found == pytest.approx(
-        {"math": math, "code": code, "none": other}
-        | {MICRO: 1 + sum(line["accepted"]) / sum(line["spec_steps"]), MACRO: (math + code + other) / 3}
-    )
-    loaded = {role: AutoModelForCausalLM.from_pretrained(folder) for role, folder in pair.items()}
-    assert line["parameters"] == {
-        role: sum(one.numel() for one in model.parameters()) for role, model in loaded.items()
-    }
 
 
 def kept(line: dict[str, Any]) -> tuple[list[Case], dict[str, dict[int, Any]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from specframe_lab.commands.option_types import ListOf
-from specframe_lab.grid import Cell, checked, expand, split_list, varying
+from specframe_lab.grid import Cell, checked, expand, split_list
 
 from specframe.cli.options import WholeNumber
 from specframe.errors import CompositionError, OptionError, SpecframeError, UnknownNameError
@@ -41,27 +41,6 @@ def test_a_list_with_a_gap_is_refused(text: str) -> None:
     """A value that is missing, or options without a name, are a fault that quotes the list."""
     with pytest.raises(OptionError, match="expected a"):
         split_list(text)
-
-
-@pytest.mark.wide
-def test_the_last_option_varies_fastest() -> None:
-    """Every combination is a cell; lists give their elements, other values stand for themselves."""
-    expanded = expand({"align": "ragged,eqspec", "seed": 0, "batch_size": [1, 4]})
-    assert [(cell["align"], cell["batch_size"]) for cell in expanded] == [
-        ("ragged", 1),
-        ("ragged", 4),
-        ("eqspec", 1),
-        ("eqspec", 4),
-    ]
-    assert {cell["seed"] for cell in expanded} == {0}
-    assert varying(expanded) == ["align", "batch_size"]
-
-
-@pytest.mark.wide
-def test_good_cells_come_back() -> None:
-    """Cells whose strategies fit are returned as they are, in order."""
-    good = cells(align="ragged,eqspec,padding,mask=content", draft_length="1,4")
-    assert checked(good).cells == good
 
 
 @pytest.mark.wide

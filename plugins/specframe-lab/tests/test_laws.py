@@ -249,17 +249,6 @@ def test_the_best_draft_and_budget_are_those_of_the_cost_model() -> None:
     assert choices[0].draft_length > choices[2].draft_length
 
 
-@pytest.mark.wide
-def test_a_draft_without_acceptance_is_not_drafted_with() -> None:
-    """Where the law gives an acceptance length of one or less, plain decoding is chosen, at its own speed."""
-    found = acceptance(drawn(FAMILY))
-    (one,) = choose_drafts(
-        found, costs(40), costs, PROFILES["h100"], tokens=[1], layers=[1], batch_sizes=[1], context=64
-    )
-    assert one.acceptance < 1
-    assert (one.draft_length, one.speed, one.speed_interval) == (0, 1, (1, 1))
-
-
 # ---- files and the command -------------------------------------------------------------------------------------------
 
 

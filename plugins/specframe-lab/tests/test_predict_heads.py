@@ -83,15 +83,6 @@ def test_a_head_reads_its_weights_once_a_pass(folder: Path, wanted: Callable[...
             assert together.bytes - together.weight_bytes == 4 * (alone.bytes - alone.weight_bytes)
 
 
-@pytest.mark.wide
-def test_keys_and_values_are_read_by_the_context(folder: Path) -> None:
-    """Each pass of a head reads the keys and values of its context once."""
-    drafts = CountedDrafts(recipe(folder / "model", folder / "eagle3"), torch.float32)
-    few, many = (sum(load.bytes for load in drafts.drafting(1, 2, context).loads) for context in (10, 30))
-    keys_and_values = 2 * 8 * 4  # one head of half of 16 numbers, in four bytes each
-    assert many - few == 2 * 20 * keys_and_values
-
-
 def test_a_tree_is_fed_to_the_target_whole(folder: Path) -> None:
     """A row gains no more than the depth, and the target is fed all nodes."""
     drafts = CountedDrafts(recipe(folder / "model", f"{folder / 'eagle3'},tree=dynamic,nodes=9,top=3"), torch.float32)

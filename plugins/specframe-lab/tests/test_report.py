@@ -20,7 +20,7 @@ from specframe_lab.comparison.compare import Settings, compare
 from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.results import RESULTS, Comparison
 from specframe_lab.comparison.schemes import Case
-from specframe_lab.comparison.summary import COLUMNS, columns, findings, summary
+from specframe_lab.comparison.summary import columns, findings, summary
 from specframe_lab.comparison.tables import tables
 from specframe_lab.grid import checked, expand
 from specframe_lab.report import plots
@@ -101,18 +101,6 @@ def test_percentiles_are_numpys_and_leave_out_what_failed():
     assert f.percentiles([None, *values]) == pytest.approx([0.55, 0.91, 0.991])
     assert f.percentiles(values) == np.percentile(values, (50, 90, 99)).tolist()
     assert np.isnan(f.percentiles([None])).all()
-
-
-@pytest.mark.wide
-def test_p99_is_told_of_a_hundred_sequences_only():
-    """Of fewer the table has none and the findings tell medians; how many sequences there are is said in either case."""
-    for count, first, cell in ((99, "Median", "-"), (100, "P99", "1.00")):
-        lines = {name: [line(1, latencies=[1.0] * count)] for name in (("plain", 2), ("ragged", 2))}
-        found = made(lines)
-        (told,) = [text for text in findings(found, tables(found)) if " latency of " in text]
-        assert told.startswith(f"{first} latency of {count} sequences at batch size 2: 1.00 s with ")
-        assert ("P99 is told from 100 sequences on" in told) == (count < 100)
-        assert {row[COLUMNS.index("P99 s")] for row in summary(found, tables(found))} == {cell}
 
 
 def test_tokens_per_second_are_told_and_drawn_against_memory():
@@ -264,20 +252,6 @@ def test_schemes_are_held_against_the_fastest_and_the_page_says_why():
         "A pass of the target gives 4.0 tokens with ragged at batch size 4, 1.0 with plain decoding, and takes 2.00 times as long "
         "with all that goes with it: 50% the target's passes, 50% drafting."
     )
-
-
-@pytest.mark.wide
-def test_schemes_that_are_alike_are_not_ranked():
-    """Where no interval leaves out 1 no scheme is called the faster one, and what moving rows takes is told all the same."""
-    rates = {"plain": (90, 100, 110), "ragged": (100, 103, 99), "eqspec": (99, 104, 98)}
-    lines = {(name, 4): [line(rate) for rate in given] for name, given in rates.items()}
-    for one in lines["eqspec", 4]:
-        one["figures"]["realign_share"] = 0.081
-    for one in lines["ragged", 4]:
-        one["figures"]["realign_share"] = 0.004
-    told = findings(found := made(lines), tables(found))
-    assert "At batch size 4 no scheme is told apart from ragged, which had the most tokens per second." in told
-    assert "Share of the time spent on moving rows at batch size 4: eqspec 8.1%." in told
 
 
 def test_nothing_but_zeros_is_a_sentence():

@@ -115,20 +115,6 @@ def test_the_page_in_a_browser(whole: Path) -> None:
 
 
 @pytest.mark.wide
-def test_shares_are_those_of_decoding(whole: Path) -> None:
-    """Verify, draft and overhead add up, prompt reading left out; no sequence waits for longer than the bound."""
-    for line in lines(whole):
-        if line["cell"]["part"] == "speed" and line["scheme"] != "plain":
-            found = reproduction.anatomy([line])
-            assert found.verify + found.draft + found.overhead == pytest.approx(1)
-            assert found.calls == line["figures"]["rounds"] > 0
-            assert found.tokens_per_call == line["figures"]["tokens"] / found.calls
-            assert reproduction.align(line) <= found.overhead
-        if line["cell"]["part"] == "arrivals" and line["scheme"] == "exspec":
-            assert line["longest_wait"] <= reproduction.PATIENCE + reproduction.WINDOW // 2
-
-
-@pytest.mark.wide
 def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command only writes the page again; another setting is refused with one sentence."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from specframe_lab.arrivals import arrival_times, check
 from specframe_lab.serving.clock import PassClock
-from specframe_lab.serving.metrics import metrics, most_at_once, of_request, rates, summary
+from specframe_lab.serving.metrics import metrics, most_at_once, rates, summary
 from specframe_lab.serving.objectives import objectives
 from specframe_lab.serving.service import Service
 from specframe_testing import harness
-from specframe_testing.fakes import fake_draft, fake_target
+from specframe_testing.fakes import fake_target
 
 from specframe.engine.local_executor import Local
 from specframe.errors import OptionError
@@ -31,10 +31,6 @@ def served(
     pipe = harness.pipeline(fake_target(eos=60), **{"batch_size": 2, **options}, executor=service)
     list(pipe.generate(prompts, new, arrivals=arrivals))
     return service.moments.lines()
-
-
-def column(requests: list[dict[str, Any]], name: str) -> list[float]:
-    return [of_request(one)[name] for one in requests]
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -58,18 +54,6 @@ def test_requests_that_decode_together():
         "request_goodput": 3 / 13,
         "good_request_fraction": 1,
     }
-
-
-@pytest.mark.wide
-def test_reading_a_prompt_is_a_gap_in_the_chunks_of_others():
-    """The second arrives in the middle of a pass, and its prompt is read by the third."""
-    first, second = served(PAIR, 6, [0, 1.5])
-    assert (first["chunks"], second["chunks"]) == ([1, 2, 4, 5, 6, 7], [3, 4, 5, 6, 7, 8])
-    assert column([first, second], "ttft") == [1, 1.5]
-    assert column([first, second], "queue_time") == [0, 0.5]
-    assert column([first, second], "tpot") == [1.2, 1]
-    assert column([first, second], "e2el") == [7, 6.5]
-    assert metrics([first, second])["itl"] == [1, 2, 1, 1, 1, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.wide
@@ -121,24 +105,6 @@ def test_objectives_that_are_none(given: str, message: str):
 
 
 # ---- requests in flight ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("align", "most"), [("ragged", 2), ("eqspec", 1), ("exspec", 5)])
-def test_a_limit_changes_no_token_and_reads_no_prompt_twice(align: str, most: int):
-    """Prompts of any length: the longest comes late, and finds its room."""
-    target, prompts = fake_target(), harness.random_prompts([3, 5, 4, 2, 3, 17], 61)
-    made, forwards = [], []
-    for limit in (None, most):
-        service = Service(Local(), limit, PassClock)
-        pipe = harness.pipeline(target, fake_draft(target), align=align, batch_size=2, draft_length=3, executor=service)
-        made.append([result.token_ids for result in pipe.generate(prompts, 8, arrivals=[0, 0, 1, 2, 3, 4])])
-        found = service.moments.lines()
-        assert rates(found)["max_concurrent_requests"] <= (limit or 6)
-        assert rates(found)["output_throughput"] == sum(map(len, made[-1])) / rates(found)["duration"]
-        forwards.append(pipe.report.target_forwards)
-        assert max(one["chunks"][-1] for one in found) >= forwards[-1]  # nothing is read anew: a pass is a second
-    assert made[0] == made[1]
 
 
 @pytest.mark.wide

@@ -19,20 +19,17 @@ from specframe_lab.trace.frames import (
     KEPT,
     PADDING,
     REJECTED,
-    STALE,
     Frame,
     Lane,
     SchemeTrace,
 )
-from specframe_lab.trace.page import page_data, render
-from specframe_lab.trace.recording import Trace, record, summed
+from specframe_lab.trace.page import render
+from specframe_lab.trace.recording import record
 from specframe_lab.trace.slots import NOTHING
 from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.plugins.compose import strategy
-from specframe.plugins.registry import registry
 
 ALIGNMENTS = [
     *("ragged", "eqspec", "exspec", "rollback", "masking", "padding"),
@@ -49,16 +46,6 @@ def traced(align: str, prompts: list[list[int]] = PROMPTS, new: int = 14, **opti
     """Return the trace of a fake pair's run."""
     given = {"batch_size": 3, "draft_length": 4, "drafter": fakes.fake_draft(TARGET), **options}
     return record(prompts, new, target=TARGET, align=align, **given)
-
-
-def scripted(align: str, right: fakes.Right, lengths: tuple[int, ...] = (6, 4, 9), new: int = 12) -> SchemeTrace:
-    """Return the trace of a run in which a script says how many draft tokens are right."""
-    asked = harness.requests(harness.random_prompts(lengths, 61), new)
-    trace, alignment = Trace(), strategy(registry(), "alignment", align)
-    drafter = fakes.ScriptedDrafter(harness.truth(TARGET, asked), right)
-    options = {"align": trace.around(alignment), "observers": [trace], "batch_size": 3, "draft_length": 4}
-    pipe = harness.pipeline(TARGET, drafter, **options)
-    return summed(trace, pipe, alignment, harness.decode(pipe, asked), align)
 
 
 def passes(trace: SchemeTrace) -> list[Frame]:
@@ -117,31 +104,12 @@ def test_prompt_that_cannot_be_decoded() -> None:
         traced("ragged", [[1], []])
 
 
-@pytest.mark.wide
-def test_plain_decoding() -> None:
-    """Plain decoding is traced as well."""
-    trace = traced("eqspec", drafter=None)
-    assert trace.draft_slot_bytes == 0
-    assert {lane.score.drafted for lane in lanes(trace) if lane.score} == {0}
-    assert trace.outputs == trace.reference
-
-
 # ---- captions --------------------------------------------------------------------------------------------------------
 
 
 def captions(trace: SchemeTrace) -> list[str]:
     told = Captions(trace)
     return [told.caption(index) for index in range(len(trace.frames))]
-
-
-@pytest.mark.wide
-def test_captions_of_eqspec() -> None:
-    """An EQSPEC round: rejected slots are cut off, rows are shifted to end together, and what that costs."""
-    told = captions(scripted("eqspec", {0: 3, 1: 1, 2: 4}))
-    assert "Shorter prompts are padded on the left: prompt 0 with 3 and prompt 1 with 5." in told[0]
-    assert told[3].startswith("4 rejected slots are cut off: 1 of prompt 0 and 3 of prompt 1.")
-    assert "Rows are shifted right so that all end in slot 13: prompt 0 by 1 and prompt 1 by 3." in told[3]
-    assert told[3].endswith("16 cached tokens moved: 192 bytes of keys and values.")
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -172,21 +140,6 @@ def test_page_is_self_contained(page: Path) -> None:
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
     assert data["texts"]["3"] == "</script><b>"
     assert [scheme["name"] for scheme in data["schemes"]] == ["ragged", "eqspec", "exspec", "padding"]
-
-
-@pytest.mark.wide
-def test_page_data_counts() -> None:
-    """The counters are sums over the frames."""
-    trace = traced("eqspec")
-    data = page_data([trace], {}, text_of)["schemes"][0]
-    last = data["frames"][-1]["totals"]
-    assert last["shifted"] == sum(frame.shifted for frame in trace.frames) > 0
-    assert last["bytes"] == sum(frame.shifted + frame.carried for frame in trace.frames) * trace.slot_bytes
-    assert last["draft_bytes"] == sum(frame.draft_moved for frame in trace.frames) * trace.draft_slot_bytes > 0
-    assert last["tokens"] == sum(map(len, trace.outputs))
-    rows = [lane for frame in passes(trace) for lane in frame.lanes if lane.row is not None]
-    assert last["padding_so_far"] == sum(lane.marks.count(PADDING) for lane in rows) > 0
-    assert last["stale_so_far"] == sum(lane.marks.count(STALE) for lane in rows)
 
 
 SCROLLED = "[...document.querySelectorAll('.box')].map((one) => one.scrollLeft)"

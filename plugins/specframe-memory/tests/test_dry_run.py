@@ -164,18 +164,6 @@ def test_operators_made_of_others_are_counted_piece_by_piece() -> None:
     assert counter.peak.total == 64 + 128 + 128
 
 
-@pytest.mark.wide
-def test_what_was_made_before_counts_when_it_is_used() -> None:
-    """Tensors from before the block count from their first use on, and by their own name where they were held."""
-    weights, constant = torch.zeros(8), torch.zeros(2)
-    counter = Allocations()
-    counter.hold([weights], "weights")
-    with counter:
-        weights.add_(1)
-        constant.add_(1)
-    assert counter.peak.parts == {"weights": 32, "constants": 8}
-
-
 def test_a_limit_raises_a_lack_of_memory() -> None:
     """More bytes than the limit raise what an allocator raises."""
     with (

@@ -24,7 +24,7 @@ from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Observer
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
-from specframe.errors import ModelError, PromptError
+from specframe.errors import ModelError
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -148,21 +148,6 @@ def test_a_kind_that_comes_later_has_the_caches_opened_anew(within: Within) -> N
     assert sorted(ended) == [*range(5)]
     assert within.drawn
     assert len(within.steps) == 2, "once for each kind"
-
-
-@pytest.mark.wide
-def test_growing_prompts_are_not_looked_at_one_by_one(within: Within) -> None:
-    """Of a thousand prompts each longer than the one before, few lengths are looked at, and as many are refused as do not fit."""
-    pipe = pipeline(within, 200)
-    engine = Engine(pipe.recipe, pipe.parts, [within], HandClock(), pipe.executor)
-    refused = 0
-    for length in range(1, 240):
-        try:
-            engine.add(Request(length, [5] * length, 4))
-        except PromptError:
-            refused += 1
-    assert refused == 239 - 196
-    assert len({*within.sizes.asked}) - refused < 80
 
 
 # ---- the server ---------------------------------------------------------------------------------------------------

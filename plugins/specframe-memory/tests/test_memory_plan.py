@@ -149,21 +149,6 @@ def test_a_run_goes_down_the_ladder(nbytes: int, rows: int, nodes: int) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    ("nbytes", "place", "rows", "nodes"),
-    [(1880, 0, 8, 1), (1879, 1, 8, 2), (1719, 1, 7, 2), (1090, 1, 1, 1), (1089, 2, 3, 0)],
-)
-def test_a_draft_is_shortened_before_its_cache_is_and_that_before_rows(
-    nbytes: int, place: int, rows: int, nodes: int
-) -> None:
-    """A further form, as with the draft's cache in 8 bits, comes after the shortest draft, and before fewer rows."""
-    sizes: list[Any] = [Sizes(1000, 100, 10), Sizes(1000, 80, 10), Sizes(900, 60)]
-    forms = [Form(sizes[0]), Form(sizes[1]), Form(sizes[2], drafts=False)]
-    chosen = Ladder(forms, FIVE).choose(nbytes, Workload(8, 10, 20))
-    assert (forms.index(chosen.form), chosen.rows, chosen.budget.nodes) == (place, rows, nodes)
-
-
-@pytest.mark.wide
 def test_less_than_the_least_is_refused_with_the_numbers() -> None:
     """One row without a drafter is the least: what it takes is named beside what there is."""
     with pytest.raises(
@@ -253,11 +238,4 @@ def test_prompts_of_many_lengths_take_no_more_than_the_longest() -> None:
 @pytest.mark.parametrize("seed", [4, 15])
 def test_memory_never_ends_under_a_bound_that_is_kept(seed: int) -> None:
     """A run within its bound asks for no byte more, and greedy tokens are those of the run without a bound."""
-    bounded(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(PLANS + LONG))
-def test_memory_never_ends_under_any_bound_that_is_kept(seed: int) -> None:
-    """The same for many runs: stores, alignments, drafters, trees, samples and lengths at random."""
     bounded(seed)

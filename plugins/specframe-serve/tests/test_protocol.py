@@ -35,32 +35,6 @@ def test_every_parameter_of_openais_client_may_be_null(body):
         assert read(**body, **{name: None}) == (plain, sampling), name
 
 
-UNUSED: dict[str, Any] = {
-    "service_tier": "auto",
-    "store": True,
-    "metadata": {"run": "7"},
-    "parallel_tool_calls": False,
-    "user": "somebody",
-    "safety_identifier": "somebody",
-    "prompt_cache_key": "key",
-    "prompt_cache_retention": "24h",
-    "prediction": {"type": "content", "content": "a"},
-    "tools": [],
-    "tool_choice": "auto",
-    "functions": [],
-    "response_format": {"type": "text"},
-    "modalities": ["text"],
-    "verbosity": "medium",
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", UNUSED)
-def test_fields_that_change_no_token_are_accepted(name):
-    """What tells who asks, how it is billed, or asks for nothing that is not done anyway leaves the sampling as it is."""
-    assert read(**CHAT, **{name: UNUSED[name]})[1] == read(**CHAT)[1]
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "value"),
@@ -109,18 +83,6 @@ def test_unknown_fields_are_refused_with_null_too():
     for value in (1, None):
         with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
             read(**CHAT, colour=value)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("body", [COMPLETION, CHAT], ids=["completion", "chat"])
-def test_the_bodies_of_guidellm(body):
-    """The fields that guidellm sends are read as vLLM reads them."""
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    asked, _ = read(**body, stream=True, stream_options=options, stop=None, ignore_eos=True)
-    assert (asked.stream, asked.usage, asked.ignore_eos) == (True, "each", True)
-    assert read(**body, stream_options={"include_usage": True})[0].usage == "last"
-    assert read(**body, stream_options={"continuous_usage_stats": True})[0].usage == "none"
-    assert read(**body)[0].usage == "none"
 
 
 @pytest.mark.wide

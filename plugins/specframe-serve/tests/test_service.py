@@ -252,22 +252,6 @@ def test_a_stop_ends_jobs_that_run_and_that_wait_and_takes_no_more(serving):
     assert not service._thread.is_alive()
 
 
-@pytest.mark.wide
-def test_jobs_under_way_have_the_grace_to_end(serving):
-    """Within the grace a job gets all its tokens, and then the service ends without waiting for the rest of the time."""
-    faults = Faults()
-    faults.gate = threading.Semaphore(1)
-    service, client = serving(faults), Client(new=40)
-    service.submit([client.job])
-    assert client.chunks.get(timeout=LATEST).token_ids
-    service.stop(10**6)
-    assert not service.alive
-    faults.gate.release(10**6)
-    assert client.result().token_ids == harness.continuation(TARGET, PROMPT, 40)
-    service._thread.join(LATEST)
-    assert not service._thread.is_alive()
-
-
 def test_a_job_that_comes_while_the_service_ends_is_not_lost(serving, monkeypatch):
     """Whatever ends the service's thread, those that wait are told, and those that come are refused."""
     service, client = serving(), Client()

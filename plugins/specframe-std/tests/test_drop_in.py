@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -109,23 +108,6 @@ def test_processors_see_what_they_see_in_generate(processors):
         assert plain.shape != unprocessed.shape or not torch.equal(plain, unprocessed), "the processor does nothing"
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("sampled", [False, True])
-def test_equal_rows_are_read_once(sampled):
-    """Rows with one prompt, padded alike or by other rows, have it read once; their tokens are what each has by itself."""
-    model, fed = copy.deepcopy(MODEL), []
-    model.get_input_embeddings().register_forward_hook(lambda module, given, found: fed.append(given[0].numel()))
-    inputs = padded([*4 * PROMPTS[1:2], *3 * PROMPTS[3:4]])
-    asked = {"max_new_tokens": 6, "do_sample": sampled, "custom_generate": specframe.assisted("prompt-lookup", 3)}
-    torch.manual_seed(3)
-    found = model.generate(**inputs, **asked)
-    assert max(fed) == 2 * len(PROMPTS[3]), "two rows, of the longer prompt's width"
-    if sampled:
-        assert len({tuple(row) for row in found.tolist()}) == 7
-    else:
-        assert torch.equal(found, model.generate(**inputs, max_new_tokens=6, do_sample=False))
-
-
 class Sums(StoppingCriteria):
     """A user's criterion, which looks at the whole prefix, padding included."""
 
@@ -176,19 +158,6 @@ def test_prompt_lookup_is_what_drafts_where_it_is_asked_for(monkeypatch):
     for options in ({}, {"max_matching_ngram_size": 2}):
         asked = {"max_new_tokens": NEW, "do_sample": False, "prompt_lookup_num_tokens": 3, **options}
         assert torch.equal(plain, MODEL.generate(**inputs, **asked, custom_generate=assisted))
-
-
-@pytest.mark.wide
-def test_the_draft_may_be_named(tmp_path):
-    """A draft model may be a directory, as text or path, or an alias; a drafter is known by its name."""
-    target = models.load_model("tiny", "target", torch.device("cpu"), torch.float32)
-    tokenizer = models.load_tokenizer("tiny")
-    models.load_model("tiny-draft", "draft", torch.device("cpu"), torch.float32).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
-    inputs = dict(tokenizer(["import os\n", "def read_lines(path):\n"], padding=True, return_tensors="pt"))
-    for draft in ("tiny-draft", str(tmp_path), tmp_path, "prompt-lookup", "prompt-lookup,ngram=2", None):
-        assert_same(model=target, draft=draft, inputs=inputs)
 
 
 @pytest.mark.wide
@@ -350,39 +319,6 @@ def small(seed):
         bos_token_id=None, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
-
-
-@torch.no_grad()
-def chances(model, prompt, temperature):
-    """Return the probability of each continuation of two tokens."""
-    found = {}
-    for first, second in itertools.product(range(5), repeat=2):
-        logits = model(torch.tensor([[*prompt, first]])).logits[0, -2:] / temperature
-        found[first, second] = float(logits[0].softmax(-1)[first] * logits[1].softmax(-1)[second])
-    return found
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("accept", ["auto", pytest.param("gumbel", marks=pytest.mark.slow)])
-def test_sampled_tokens_are_distributed_as_in_generate(accept):
-    """Continuations of two tokens come as often as the target's probabilities say: chi-square over 3,000 rows."""
-    model, prompt, count = small(1), [1, 2, 3], 3000
-    torch.manual_seed(0)
-    drafted = model.generate(
-        torch.tensor([prompt] * 30),
-        attention_mask=torch.ones(30, 3, dtype=torch.long),
-        do_sample=True,
-        temperature=1.4,
-        top_k=0,
-        num_return_sequences=100,
-        max_new_tokens=2,
-        custom_generate=specframe.assisted(small(2), 3, accept=accept),
-    )
-    assert drafted.shape == (count, 5)
-    seen = Counter(map(tuple, drafted[:, 3:].tolist()))
-    expected = {outcome: chance * count for outcome, chance in chances(model, prompt, 1.4).items()}
-    statistic = sum((seen[outcome] - meant) ** 2 / meant for outcome, meant in expected.items())
-    assert statistic < 24 + 4.5 * 48**0.5
 
 
 @pytest.mark.wide

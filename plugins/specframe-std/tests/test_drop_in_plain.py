@@ -126,41 +126,6 @@ def test_rotary_factors_are_those_of_generate(case, recwarn):
     assert torch.equal(got, generated(model, None, lambda: {**prompts, "max_new_tokens": new}, custom=False))
 
 
-class Counting(LogitsProcessor):
-    """A user's processor that forbids a token at every third of its calls."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, input_ids, scores):
-        self.calls += 1
-        return scores.index_fill(1, scores.argmax(-1), -9.0) if self.calls % 3 == 0 else scores
-
-
-class Comparing(LogitsProcessor):
-    """A user's processor that takes what all rows have in common away."""
-
-    def __call__(self, input_ids, scores):
-        return scores - scores.mean(0)
-
-
-class Matcher(LogitsProcessor):
-    """A processor made for so many rows, that follows each of them token by token, as those for structured output do."""
-
-    def __init__(self):
-        self.states = None
-
-    def __call__(self, input_ids, scores):
-        if self.states is None:
-            self.states, self.length = [0] * len(input_ids), input_ids.shape[1]
-        else:
-            assert (len(input_ids), input_ids.shape[1]) == (len(self.states), self.length + 1)
-            self.length += 1
-            self.states = [(state + int(ids[-1])) % 7 for state, ids in zip(self.states, input_ids, strict=True)]
-        allowed = [torch.arange(scores.shape[1]) % 7 != state for state in self.states]
-        return scores.masked_fill(torch.stack(allowed), float("-inf"))
-
-
 class PerRow(LogitsProcessor):
     """A user's processor made for so many rows: a strength and an own list of tokens for each."""
 
@@ -172,30 +137,6 @@ class PerRow(LogitsProcessor):
         for row, tokens in enumerate(self.tokens):
             scores[row, tokens] = -9.0
         return scores
-
-
-class Pruning(PerRow):
-    """One that shortens a row's list as it goes."""
-
-    def __call__(self, input_ids, scores):
-        self.tokens[0] = self.tokens[0][1:] or [7]
-        return super().__call__(input_ids, scores)
-
-
-IN_ORDER = {
-    "Counting, which changes from call to call": Counting,
-    "Comparing, which compares rows": Comparing,
-    "Matcher, which raises AssertionError when it is called for one row alone, or twice": Matcher,
-    "Pruning, which changes from call to call": Pruning,
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("why", IN_ORDER)
-def test_processors_that_count_calls_or_compare_rows(why):
-    """A processor that has to be called once per token, with all rows, is: it does what it does in ``generate``."""
-    tokens = assert_plain(lambda: {**padded(), "logits_processor": LogitsProcessorList([IN_ORDER[why]()])}, why)
-    assert not torch.equal(tokens, generated(MODEL, DRAFT, padded)), "the processor does nothing"
 
 
 class Lazy(LogitsProcessor):

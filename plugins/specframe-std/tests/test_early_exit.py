@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_std.drafters.early_exit import EarlyExit, first_layers
+from specframe_std.drafters.early_exit import EarlyExit
 from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
 from specframe.errors import CompositionError, ModelError, OptionError
-from specframe.forward.runner import ModelRunner
 
 LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
@@ -80,32 +79,6 @@ def test_the_cache_is_never_wrong(name: str, align: str) -> None:
     pipe = piped(idle(name), align=align, schedule="same-length,window=5" if align == "exspec" else "continuous")
     harness.check(pipe, asked())
     assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("check", [False, True])
-def test_there_is_one_cache(check: bool) -> None:
-    """Draft and target hold what plain decoding holds, and the draft reads no prompt."""
-    feeds = harness.Feeds()
-    pipe = piped(target("qwen3"), kv="slab", observers=[feeds], check=check)
-    plain = piped(target("qwen3"), kv="slab", drafter="none", draft_length=3)
-    for one in (pipe, plain):
-        harness.check(one, asked())
-    longest = max(map(len, (one.prompt_ids for one in asked()))) + NEW
-    assert pipe.report.peak_kv_bytes <= plain.report.peak_kv_bytes * (longest + 4) / longest
-    assert all(not round.draft for round in feeds.rounds if round.report.prefill)
-    assert all(tokens == 1 for round in feeds.decoding for _, tokens in round.draft)
-
-
-@pytest.mark.wide
-def test_the_target_is_left_as_it_is() -> None:
-    """The first layers are the target's own modules, and the target keeps all of its layers."""
-    runner = ModelRunner(target("gpt2"), "target")
-    made: Any = first_layers(runner, 1)
-    assert len(made.transformer.h) == 1
-    assert len(runner.module.transformer.h) == 2
-    assert made.transformer.h[0] is runner.module.transformer.h[0]
-    assert made.lm_head is runner.module.lm_head
 
 
 @pytest.mark.wide

@@ -220,18 +220,6 @@ def test_whose_cache_is_in_which_dtype(kv: str, expected: list[str | None]) -> N
 
 
 @pytest.mark.wide
-def test_bytes_are_those_of_codes_and_scales() -> None:
-    """A head of 12 numbers takes 14 bytes, not 48, and reports count them."""
-    target = zoo.build("qwen3")
-    assert {shape.key_size for shape in ModelRunner(target, "target").kv_shapes} == {12}
-    pipe = pipeline("slab,dtype=int8", target, None, batch_size=2)
-    harness.check(pipe, harness.requests(harness.random_prompts([5, 9], zoo.VOCABULARY), 6))
-    exact = pipeline("slab", target, None, batch_size=2)
-    harness.check(exact, harness.requests(harness.random_prompts([5, 9], zoo.VOCABULARY), 6))
-    assert pipe.report.peak_kv_bytes * 48 == exact.report.peak_kv_bytes * 14 > 0
-
-
-@pytest.mark.wide
 def test_a_budget_of_bytes_is_one_of_packed_heads() -> None:
     """Of ``memory=`` as many blocks are made as bytes suffice for."""
     shapes = [KVShape(2, 16, 16, torch.float32)]

@@ -15,7 +15,6 @@ from specframe_std.policies.round_seconds import Prior
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
 
-from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
@@ -243,17 +242,6 @@ def test_bad_options(options: str, message: str) -> None:
     with pytest.raises(SpecframeError) as caught:
         registry().make("drafter", f"first,{options}")
     assert message in str(caught.value)
-
-
-@pytest.mark.wide
-def test_a_head_of_the_embedded_target() -> None:
-    """Found drafts beside a head's: the tokens are the plain ones."""
-    prompts = ["def add(a, b):\n    return a + b\n\ndef add(a, b):\n", "import os\n"]
-    tokens = [
-        [one.token_ids for one in Pipeline("tiny", drafter, device="cpu", check=True).generate(prompts, 20)]
-        for drafter in ("first,of=suffix|tiny-eagle3", None)
-    ]
-    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.wide(but=["first,of=suffix|tiny-draft"])

@@ -112,30 +112,3 @@ def rounds(align: str, right: fakes.Right, new: int = 12, **options: Any) -> lis
     options = {"align": align, "batch_size": 4, "draft_length": 4, "observers": [gains], **options}
     harness.check(harness.pipeline(target, drafter, **options), wanted)
     return gains.rounds
-
-
-@pytest.mark.wide
-def test_rollback_gives_every_row_the_minimum() -> None:
-    """Rows whose drafts are better than others' gain no more than those, until they end."""
-    found = rounds("rollback", {0: 4, 1: 2, 2: 3, 3: 1})
-    assert {tuple(report.gained) for report in found[:-1]} == {(2, 2, 2, 2)}
-    assert len(found) == 6
-
-
-@pytest.mark.wide
-def test_the_published_bonus_token_is_the_draft_s() -> None:
-    """Where a draft token is rejected it is emitted all the same; a full acceptance ends in the target's token."""
-    target, _ = pair("fake")
-    wanted = harness.requests(harness.random_prompts([5], 61), 10)
-    truth = harness.truth(target, wanted)[0]
-    for right, place in ((2, 3), (0, 1)):
-        drafter = fakes.ScriptedDrafter([truth], right)
-        (result,) = harness.decode(
-            harness.pipeline(target, drafter, align="padding,mask=content,positions=content", draft_length=4), wanted
-        )
-        assert result.token_ids[:place] == truth[:place]
-        assert result.token_ids[place] == (truth[place] + 1) % 61
-    right_ones = harness.pipeline(
-        target, fakes.always_right([truth]), align=f"{FIXED[1].removesuffix(',bonus=target')}"
-    )
-    harness.check(right_ones, wanted)

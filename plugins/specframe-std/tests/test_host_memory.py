@@ -10,7 +10,7 @@ import pytest
 import torch
 from specframe_std.kv.paged import PagedStore
 from specframe_std.kv.slots import Slots
-from specframe_testing import fakes, harness, states, suite_device
+from specframe_testing import fakes, harness, suite_device
 from specframe_testing.device.counters import COUNTERS
 from specframe_testing.device.rounds import watched_rounds
 
@@ -77,14 +77,6 @@ def test_who_comes_back_is_not_read_again() -> None:
     assert kept - once < (again - once) / 8
 
 
-@pytest.mark.wide
-def test_as_much_is_kept_as_fits() -> None:
-    """Of a sequence for which there is not enough room on the host the first tokens are kept."""
-    slot = 4 * (1 + 2)  # what the fake keeps of a token
-    found = [fed(f"{FEW},host={slot * slots}") for slots in (1, 20, 400)]
-    assert found[0] > found[1] > found[2]
-
-
 WAYS: list[dict[str, Any]] = [
     {"drafter": "model,tree=dynamic,nodes=8"},
     {"schedule": "continuous,piece=4,mixed=on"},
@@ -101,17 +93,6 @@ def test_tokens_are_exact(options: dict[str, Any], stores: list[PagedStore]) -> 
     draft = None if options.get("drafter") == "prompt-lookup" else DRAFT
     harness.check(pipeline(f"{FEW},host=1MB", draft, **options), ASKED)
     assert all(store.host is not None and not store.host.nbytes for store in stores)
-
-
-@pytest.mark.wide
-def test_layers_with_states_are_read_again() -> None:
-    """A state is not kept with blocks, so all tokens are read."""
-    with states.known():
-        target = states.fake_state_target()
-        pipe = harness.pipeline(
-            target, states.fake_state_draft(target), kv=f"{FEW},host=1MB", batch_size=4, draft_length=3
-        )
-        harness.check(pipe, ASKED)
 
 
 # ---- whose copies stay, and for how long -------------------------------------------------------------------------------

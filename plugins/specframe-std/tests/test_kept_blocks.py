@@ -51,18 +51,6 @@ def test_what_prompts_have_in_common_is_read_once(draft: Any) -> None:
 
 
 @pytest.mark.wide
-def test_the_next_turn_of_a_chat_reads_what_is_new() -> None:
-    """A prompt that goes on from an earlier one and its response is read from the last rounds of that on."""
-    pipe, turn, lengths = pipeline("paged,block=4,share=on", batch_size=1), [*COMMON], list[int]()
-    for _ in range(3):
-        (result,) = harness.decode(pipe, harness.requests([turn], 20))
-        lengths.append(len(turn) - pipe.report.prefix_hit_tokens)
-        turn = [*turn, *result.token_ids, 5, 6, 7]
-    assert lengths[0] == len(COMMON)
-    assert max(lengths[1:]) <= 3 + 4 + 2 * 4, "what is new, a block that is not full, and two rounds"
-
-
-@pytest.mark.wide
 def test_drafted_tokens_are_not_kept() -> None:
     """What was drafted after a row's last token, and rejected, is no part of what later prompts find."""
     pipe = pipeline("paged,block=1,share=on", fakes.fake_draft(TARGET, 1), batch_size=1)
@@ -125,22 +113,6 @@ def test_a_drafter_with_features_has_all_tokens_read() -> None:
     prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in BEGINNING_ALIKE]
     for _ in range(2):
         assert hits(pipe, prompts) == 0
-
-
-OWN_CACHE = ("early-exit,layers=1", "layer-skip,skip=attn:1", "window,sink=1,recent=3")
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("kv", ["pool", "paged,block=3,share=on"])
-@pytest.mark.parametrize("drafter", [*OWN_CACHE, "prompt-lookup", "suffix"])
-def test_drafters_on_the_targets_own_cache(drafter: str, kv: str) -> None:
-    """Part of the target writes to the target's slots, which hold every layer of the tokens that stand."""
-    target = zoo.build("llama")
-    pipe = harness.pipeline(target, drafter, kv=kv, batch_size=3, draft_length=3)
-    prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in BEGINNING_ALIKE]
-    for _ in range(2):
-        found = hits(pipe, prompts)
-    assert (found > 12 * 3) == ("share=on" in kv)
 
 
 @pytest.mark.wide(but=["layer-skip,skip=attn:0+mlp:0-3"])

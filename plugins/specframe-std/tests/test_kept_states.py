@@ -198,14 +198,3 @@ def test_memory_that_runs_out(place: int, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.warns(RuntimeWarning, match="memory ran out"):
         harness.check(pipe, harness.requests(ALIKE, 9))
     assert hits(pipe, ALIKE) > 0
-
-
-@pytest.mark.wide
-def test_generated_tokens_are_no_prompt() -> None:
-    """Some models read a prompt's token in another way than one they have generated: an answer is read anew as a prompt."""
-    target = architectures.build("nemotron_h")
-    pipe, turn = pipeline("prompt-lookup", target=target, batch_size=1), [*range(3, 16)]
-    for _ in range(3):
-        (result,) = harness.check(pipe, harness.requests([turn], 8))
-        assert pipe.report.prefix_hit_tokens < len(turn)
-        turn = [*turn, *result.token_ids, 5, 6, 7]

@@ -141,14 +141,6 @@ def test_memory_can_be_bounded() -> None:
     harness.check(piped(target("qwen3"), memory="8MB", batch_size=1), asked()[:1])
 
 
-@pytest.mark.slow
-def test_compiled_layers_leave_the_sublayers_out() -> None:
-    """Every draft of a target whose sublayers add nothing is accepted, with compiled layers, too."""
-    pipe = piped(emptied("qwen3", "attn:0+mlp:1"), layers="compiled")
-    harness.check(pipe, asked())
-    assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("own", OWN)
 def test_memory_that_runs_out_halves_the_batch(own: str) -> None:

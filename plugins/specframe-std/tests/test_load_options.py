@@ -24,7 +24,6 @@ from specframe.models import loading
 
 NAME = "coarse"
 PROMPTS = harness.random_prompts((5, 9), 300, seed=1)
-CPU = torch.device("cpu")
 
 
 class Coarse(QuantizationConfigMixin):
@@ -110,14 +109,6 @@ def test_a_quantised_model_is_made_on_its_device(monkeypatch: pytest.MonkeyPatch
     assert "device_map" not in seen[2]
     assert seen[2]["variant"] == "fp16"
     assert moved == [place]
-
-
-@pytest.mark.wide
-def test_a_loaded_model_stays_as_it_is() -> None:
-    """Load options are for models by name."""
-    model = loading.load_model("tiny", "target", CPU, torch.float32)
-    assert loading.load_model(model, "target", CPU, torch.float32, options=keywords("coarse")) is model
-    assert getattr(model.config, "quantization_config", None) is None
 
 
 def test_options_are_given_to_what_has_them() -> None:

@@ -6,11 +6,9 @@ import random
 from typing import Any
 
 import pytest
-from specframe_testing import fakes, harness
+from specframe_testing import harness
 from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
-from torch.nn.functional import one_hot
 
-from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError
@@ -116,40 +114,6 @@ def test_a_tree_merges_the_best_matches(seed: int) -> None:
             if (path := tuple(tokens[:end])) not in expected:
                 expected.append(path)
     assert tree_of(row, depth, nodes) == expected[:nodes]
-
-
-@pytest.mark.wide
-def test_rows_are_looked_up_on_their_own() -> None:
-    """Rows of different lengths get what each would get alone, whatever lies beyond their ends."""
-    rows = [*harness.random_prompts([40, 3, 1, 17, 29], 4, seed=1), [5, 6, 7, 5], [1, 2]]
-    assert proposed(rows, 6) == [proposed([row], 6)[0] for row in rows]
-
-
-class Cyclic(fakes.FakeModel):
-    """Answers each token below 7 with the next of 7."""
-
-    def forward(
-        self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        past_key_values: Any = None,
-        **_: Any,
-    ) -> Any:
-        """Return logits for all tokens fed."""
-        output = super().forward(input_ids, attention_mask, position_ids, past_key_values)
-        output.logits = fakes.CERTAIN * one_hot((input_ids + 1) % 7, 61).float()
-        return output
-
-
-@pytest.mark.wide
-def test_repetition_is_found() -> None:
-    """Once the output has repeated itself, all that is proposed stands: K + 1 tokens a round."""
-    pipe = Pipeline(Cyclic(fakes.FakeConfig(eos_token_id=60)), "prompt-lookup", draft_length=4)
-    (result,) = pipe.generate([[3, 4, 5]], 38)
-    assert result.token_ids == [place % 7 for place in range(6, 44)]
-    alone = 4  # rounds until the prompt's first token has come again
-    assert pipe.report.target_forwards == 1 + alone + -(-(37 - alone) // 5)
 
 
 @pytest.mark.wide

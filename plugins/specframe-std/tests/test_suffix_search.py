@@ -190,21 +190,6 @@ def changed(draw: random.Random, row: list[int], response: list[int], tokens: in
     return text(draw, draw.choice([1, 9, 30]), tokens)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
-def test_matches_of_other_places_are_found(trees: bool) -> None:
-    """The latest place of a short match is not the one that matches furthest, and shorter matches have followers of their own."""
-    reach, one = Reach(tree=trees), Most(4, 4)
-    responses = [[*range(1, 30), 40], [90, *range(15, 30), 41, 42, 43], [91, 92, *range(26, 30), 41, 42], [93, 29, 44]]
-    corpus = Corpus(reach, 9)
-    for response in responses:
-        corpus.add(response)
-    for first in range(2, 28):
-        context = [99, *range(first, 30)]
-        expected, _ = counted(responses, context, one, reach)
-        assert same(corpus.find(corpus.places(array("q", context)), one, 0.0) or Speculation(), expected, trees)
-
-
 def test_nothing_of_a_response_that_has_gone_is_left() -> None:
     """A corpus of one response has the tokens and the tree of that one, however many there were."""
     corpus, draw = Corpus(Reach(), 1), random.Random(3)

@@ -63,16 +63,6 @@ def test_profile() -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("length", "values"), [("9", {4}), ("2.5", {2, 3})])
-def test_length(length: str, values: set[int]) -> None:
-    """So many stand in every round, as far as the draft reaches; a fraction is a mean."""
-    seen, _ = decode(f"synthetic,length={length}")
-    assert set(seen.accepted) == values
-    if length == "2.5":
-        assert sum(seen.accepted) / len(seen.accepted) == pytest.approx(2.5, abs=0.1)
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"align": "eqspec"}, {"schedule": "same-length,window=12"}])
 def test_the_same_tokens_stand_whatever_the_batch(options: dict[str, Any]) -> None:
     """What stands depends on seed, sequence and position: not on batch size, alignment or scheduler.
@@ -92,12 +82,6 @@ def test_tokens_are_the_draft_s_and_the_bonus_the_target_s() -> None:
         assert generated[0] == truth[0]
         assert generated[1] == (truth[1] + 1) % 61
         assert generated[3] == harness.continuation(TARGET, [*prompt, *generated[:3]], 1)[0]
-
-
-@pytest.mark.wide
-def test_it_promises_nothing() -> None:
-    """The rule is not lossless, however it is set."""
-    assert "lossless" not in registry().make("acceptance rule", "synthetic,rate=0").offers
 
 
 @pytest.mark.wide

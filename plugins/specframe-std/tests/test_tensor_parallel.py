@@ -151,12 +151,6 @@ def test_further_architectures_equal_one_process(also_found: Found, name: str) -
     assert also_found(f"exact:ragged:goodput,maximum=4:{name}") == [expected(name)] * 2
 
 
-@pytest.mark.slow
-def test_a_split_draft_model(also_found: Found) -> None:
-    """With ``draft=sharded`` the draft model is split, too, and the tokens are the reference's."""
-    assert also_found("sharded") == [[expected(), {"target": "DTensor", "draft": "DTensor"}]] * 2
-
-
 @pytest.mark.wide
 def test_memory_that_runs_out_on_one_rank(found: Found) -> None:
     """All ranks go on with half the rows and lose no token where memory runs out on one, inside a forward; rank 0 tells it once."""

@@ -269,18 +269,6 @@ def test_text_grows_as_tokens_do(make: Any, step: int) -> None:
 
 
 @pytest.mark.wide
-def test_special_tokens() -> None:
-    """A special token passes where both know it; others, and begin tokens, are no text."""
-    target, draft = codecs(byte_level(40, "<|user|>", "<|tool|>"), byte_level(9, "<|user|>"))
-    ids = [*target.encode("<|user|>the cat<|tool|>"), 0]
-    assert target.decode(ids) == f"<|user|>the cat{EOS}"
-    assert draft.encode(target.decode(ids))[0] == draft.tokenizer.convert_tokens_to_ids("<|user|>")
-    target, draft = codecs(spaced(), spaced())
-    assert target.decode([1, *target.encode("the cat"), 2]) == "the cat</s>"
-    assert draft.lead == [1]
-
-
-@pytest.mark.wide
 def test_what_follows_a_row() -> None:
     """Text becomes tokens that follow the row's own; where it would change the row's last token, by itself; or none."""
     first = byte_level(80)

@@ -138,12 +138,3 @@ def test_chains_of_a_drafter_with_trees_are_chains() -> None:
     """A drafter whose drafts are chains leaves a policy as long a draft as was asked for."""
     assert pipeline("model", "goodput,maximum=6").parts.composition.policy.maximum == Budget(6)
     assert ModelDrafter().budget() is None
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ["eqspec", "exspec", "rollback"])
-@pytest.mark.parametrize("policy", ["explicit", "goodput"])
-def test_every_alignment_places_unequal_trees(policy: str, align: str) -> None:
-    """Tokens are the reference decoder's where rows have to gain the same number, too."""
-    for drafter in TREES:
-        harness.check(pipeline(drafter, f"{policy},maximum=4", align=align, check=True), ASKED)

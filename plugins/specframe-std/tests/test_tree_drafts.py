@@ -12,7 +12,7 @@ from specframe_std.drafters.model import ModelDrafter
 from specframe_std.trees import growth
 from specframe_std.trees.children import likeliest
 from specframe_std.trees.options import Trees
-from specframe_std.trees.shapes import Shape, promise
+from specframe_std.trees.shapes import Shape
 from specframe_testing import fakes, harness
 from specframe_testing.conformance import TreeDrafterSuite
 
@@ -93,18 +93,6 @@ def test_a_published_list_is_read(tmp_path: Any) -> None:
     level = shape.levels[1]
     assert (level.children, level.parents, level.ranks) == (3, (0, 0, 0, 1), (0, 1, 2, 0))
     assert level.inner == (0,)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("depth", "nodes"), [(1, 1), (1, 7), (4, 4), (5, 16), (3, 40)])
-def test_usual_shapes(depth: int, nodes: int) -> None:
-    """The default tree has as many nodes as asked, none deeper, and no better node is left out."""
-    shape = Shape.usual(depth, nodes)
-    assert shape.nodes == nodes
-    assert shape.depth <= depth
-    least = min(map(promise, shape.ranks))
-    everything = Shape.branching([min(nodes, 8)] * min(depth, 3)).ranks
-    assert all(promise(node) <= least + 1e-12 for node in everything if node not in shape.ranks)
 
 
 @pytest.mark.wide

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from specframe_std.processor_trial import State, unfit
@@ -64,40 +62,6 @@ def test_what_goes_by_the_call_before_is_found_out():
             return scores.roll(before, 1)
 
     assert unfit([Following()], [], IDS, 20) == ["plugins.Following, which changes from call to call"]
-
-
-CONSTANT = {
-    "nothing": (None, lambda one: None),
-    "what is made at first": (None, lambda one: setattr(one, "held", one.held or [1, 2])),
-    "a lock": (threading.Lock(), lambda one: one.held.locked()),
-    "a model": (torch.nn.Linear(2, 2), lambda one: one.held(torch.ones(2))),
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("what", CONSTANT)
-def test_what_remembers_nothing_is_not(what):
-    """An object that holds constants, things made when they are first needed, or a model, can be called at any place."""
-    assert unfit([Holding(*CONSTANT[what])], [], IDS, 20) == []
-
-
-ANSWERS = {
-    "compares rows": lambda ids, scores: scores - scores[0],
-    "changes from call to call": lambda ids, scores: scores + torch.rand(1),
-    "raises": lambda ids, scores: scores[:3, [[0], [1], [2]]] / (len(ids) == 3 or ids[:, 99]),
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("why", ANSWERS)
-def test_answers_tell(why):
-    """Functions are told by what they answer, and torch's random numbers are as before."""
-    torch.manual_seed(0)
-    expected = torch.rand(1)
-    torch.manual_seed(0)
-    (found,) = unfit([ANSWERS[why]], [], IDS, 20)
-    assert why in found
-    assert torch.equal(torch.rand(1), expected)
 
 
 @pytest.mark.wide

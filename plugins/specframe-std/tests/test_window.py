@@ -220,15 +220,6 @@ def test_the_rule_of_a_narrow_placement() -> None:
                 assert sorted(found) == seen.nonzero()[:, 0].tolist()
 
 
-@pytest.mark.wide
-def test_a_target_with_states_drafts_with_its_own() -> None:
-    """States are run on, and taken back, as under every draft on the target's cache; trees of such a target are refused."""
-    model = zoo.build("qwen3.5")
-    harness.check(piped(model), asked()[:3])
-    with pytest.raises(CompositionError, match="expected tree=chain, or a draft model whose layers attend"):
-        harness.check(piped(model, drafter="window,branch=2/2", draft_length="auto"), asked())
-
-
 def test_recordings_for_rows_of_any_length_keep_to_the_window() -> None:
     """Where a target attends by lengths, one recording serves all: drafts are those of forwards that are not recorded."""
     with suite_device.running_on("sim"):

@@ -10,14 +10,13 @@ from types import ModuleType
 
 import pytest
 from click.testing import CliRunner, Result
-from specframe_testing import conformance, fakes, harness, zoo
+from specframe_testing import fakes, harness, zoo
 from specframe_testing.scaffold.package import write
 from specframe_testing.scaffold.templates import TEMPLATES
 
 from specframe.cli import cli
 from specframe.errors import OptionError, UnknownNameError
 from specframe.plugins.compose import OPTIONS
-from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import registry
 
 pytest_plugins = ["pytester"]
@@ -51,16 +50,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     registry.cache_clear()
     for name in [name for name in sys.modules if name.startswith("my_")]:
         del sys.modules[name]
-
-
-@pytest.mark.wide
-def test_every_role_has_a_template() -> None:
-    """There is a template for each of the eight roles, and its suite is found by the role's name."""
-    assert {template.role for template in TEMPLATES.values()} == set(ROLES)
-    for template in TEMPLATES.values():
-        assert getattr(conformance, template.suite).role == template.role
-    listed = " ".join(invoke("plugins", "new", "--help").stdout.split())
-    assert f"Role of the strategy: {', '.join([*TEMPLATES][:-1])} or {[*TEMPLATES][-1]}." in listed
 
 
 @pytest.mark.wide

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 import torch
-from specframe_testing import conformance, fakes, harness, zoo
+from specframe_testing import conformance, fakes, harness
 from transformers import DynamicCache
 
 from specframe.contracts.drafts import Budget, Scores, Verdict
@@ -109,23 +109,6 @@ def failing(*arguments, **options):
 
 
 # ---- the zoo ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", zoo.NAMES)
-def test_zoo_depends_on_what_it_attends_to(name):
-    """In each model a token, and a position, inside the smallest window changes what comes next, often."""
-    model = zoo.build(name)
-    ids = torch.randint(1, zoo.VOCABULARY, (32, 12), generator=torch.Generator().manual_seed(0))
-    positions = torch.arange(12).expand_as(ids)
-    other, moved = ids.clone(), positions.clone()
-    other[:, -3] = (other[:, -3] + 5) % zoo.VOCABULARY
-    moved[:, -3:] += 2
-    mask = torch.ones_like(ids)
-    plain = model(ids, attention_mask=mask, position_ids=positions).logits[:, -1].argmax(-1)
-    for changed in ((other, positions), (ids, moved)):
-        again = model(changed[0], attention_mask=mask, position_ids=changed[1]).logits[:, -1].argmax(-1)
-        assert (again != plain).float().mean() > 0.15
 
 
 # ---- faults that the suites have to catch ----------------------------------------------------------------------------
