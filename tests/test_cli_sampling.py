@@ -37,30 +37,6 @@ def decoded(*arguments: str) -> list[dict]:
 
 
 @pytest.mark.wide
-def test_a_temperature_brings_a_rule_that_samples() -> None:
-    """Without --accept the rule is greedy, and block where a temperature is above 0; the seed decides what comes out."""
-    assert "accept greedy," in run("import os").stdout
-    assert "accept block," in run("import os", "--temperature", "0.9").stdout
-    cold, warm = decoded("import os"), decoded("import os", "--temperature", "1.3")
-    again = decoded("import os", "--temperature", "1.3")
-    other = decoded("import os", "--temperature", "1.3", "--seed", "1")
-    assert warm[0]["token_ids"] == again[0]["token_ids"]
-    assert len({tuple(kept[0]["token_ids"]) for kept in (cold, warm, other)}) == 3
-
-
-@pytest.mark.wide
-def test_stop_and_logprobs() -> None:
-    """A stop string ends text before it; log-probabilities come one for each token."""
-    free = decoded("import os")[0]["text"]
-    stop = free[4:6]
-    (kept,) = decoded("import os", "--stop", "never this", "--stop", stop, "--logprobs", "2")
-    assert kept["finish_reason"] == "stop"
-    assert kept["text"] == free[: free.index(stop)]
-    assert len(kept["logprobs"]) == len(kept["top_logprobs"]) == len(kept["token_ids"])
-    assert all(len(top) == 2 for top in kept["top_logprobs"])
-
-
-@pytest.mark.wide
 def test_parameters_of_one_line() -> None:
     """What a JSON line says wins over the options; a wrong value fails that prompt alone, and other keys mean nothing."""
     Path("p.jsonl").write_text(
@@ -91,18 +67,6 @@ def test_resume_completes_the_samples_of_a_prompt() -> None:
     assert "was made with top-k the default: expected 5" in changed.stderr
     cold = run("import os", "class A:", "--samples", "2", "--output", "out.jsonl", "--resume")
     assert "was made with temperature 1.0: expected the default" in cold.stderr
-
-
-@pytest.mark.wide
-def test_stream() -> None:
-    """Streamed text is that of the results, prompt after prompt, each with its end."""
-    texts = [one["text"] for one in decoded("import os", "class A:")]
-    shown = run("import os", "class A:", "--stream").stdout
-    expected = "".join(
-        f"[{i}]\n{prompt}{text}\nlength, 10 tokens\n\n"
-        for i, (prompt, text) in enumerate(zip(("import os", "class A:"), texts, strict=True))
-    )
-    assert shown.startswith(expected)
 
 
 @pytest.mark.wide

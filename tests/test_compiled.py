@@ -60,20 +60,6 @@ def test_tokens_are_the_reference_decoder_s(graphs: list[Any], name: str) -> Non
 
 
 @COMPILED
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{"align": "eqspec", "kv": "dynamic"}, {"graphs": "on"}, {"attention": "flex"}], ids=str
-)
-def test_other_caches_and_recordings(graphs: list[Any], options: dict[str, str]) -> None:
-    """A graph knows nothing of where keys and values are kept."""
-    target = zoo.build("qwen3")
-    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled", **options)
-    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
-    assert graphs
-
-
-@COMPILED
 @pytest.mark.parametrize(("name", "most"), [("opt", 4), pytest.param("gemma3", 8, marks=pytest.mark.slow)])
 def test_a_graph_serves_all_masks(graphs: list[Any], name: str, most: int) -> None:
     """Prompts, rounds and single rows have masks of unlike strides, in one kind of layer and in two, and take no further graphs."""

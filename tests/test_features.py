@@ -71,18 +71,6 @@ def test_features_are_those_of_the_accepted_tokens(align: str) -> None:
     assert head.wrong == 0
 
 
-@pytest.mark.wide
-def test_prompts_in_pieces_are_told_in_pieces() -> None:
-    """Of a prompt that is read in pieces a drafter is told every piece, and all its tokens once."""
-    target, head = zoo.build("qwen3"), Head()
-    asked = harness.requests(harness.random_prompts([3, 2, 29, 17], zoo.VOCABULARY), [30, 4, 3, 2])
-    pipe = harness.pipeline(target, head, batch_size=2, draft_length=2, schedule="continuous,piece=8", check=True)
-    harness.check(pipe, asked)
-    assert head.pieces > 2
-    assert head.wrong == 0
-    assert head.read == {request.index: len(request.prompt_ids) for request in asked}
-
-
 class Blind:
     """A verifier whose scores have logits alone."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from specframe_std.drafters.prompt_lookup import PromptLookup
 from specframe_std.policies.fixed import FixedLength
-from specframe_testing import fakes, harness, zoo
+from specframe_testing import harness, zoo
 
 from specframe.contracts.drafts import Block, Budget
 from specframe.contracts.roles import Observer
@@ -52,21 +52,6 @@ def test_a_rectangle() -> None:
     report = pipe.report
     assert report.tokens_computed == places(feeds, "target") + places(feeds, "draft")
     assert report.filler_share == pytest.approx(1 - (filler.real.total() / report.tokens_computed))
-
-
-@pytest.mark.wide
-def test_laid_in_one_row() -> None:
-    """What is left out is not computed, and no filler: neither of prompts nor of drafts that the host counts."""
-    target = zoo.build("qwen3")
-    _, feeds, filler = decoded(target, None, draft_length=fakes.Uneven(Budget(4)))
-    assert filler.real["target"] == filler.computed["target"] == meant(feeds)
-    uneven = fakes.Uneven(Budget(4))
-    uneven.offers = frozenset({"steady"})
-    pipe, feeds, filler = decoded(target, zoo.good_draft(target), draft_length=uneven)
-    assert filler.real["target"] == meant(feeds)
-    assert filler.computed["target"] < places(feeds, "target")
-    assert filler.computed["draft"] == sum(LENGTHS) - 3 + places(feeds, "draft") - 3 * 9
-    assert 0 < pipe.report.filler_share < 0.1
 
 
 def test_what_a_drafter_counts_on_the_device() -> None:
@@ -131,14 +116,3 @@ def test_a_recorded_bucket() -> None:
     for _ in range(2):
         cached.extend(batch, batch.last_tokens(2), 3, lambda batch, offset, logits: logits.argmax(-1), pure=True)
     assert told.all == [("target", *numbers) for numbers in ((18, 18), (15, 15), (15, 32), (12, 13), (12, 16))]
-
-
-@pytest.mark.wide
-def test_who_asks_for_nothing_is_told_nothing() -> None:
-    """An observer that inherits the member is not called."""
-
-    class Asks(Observer):
-        def fed(self, model: str, real: int, computed: int) -> None: ...
-
-    asks = Asks()
-    assert Watch([asks, type("Quiet", (Observer,), {})()])._fed == [asks]

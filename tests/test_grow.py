@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import Glm4Config, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from specframe import Pipeline
 from specframe.errors import ModelError, UnknownNameError
 from specframe.models import loading as models
 from specframe.reference import reference_decode
@@ -72,19 +71,6 @@ def test_a_grown_model_gives_the_small_ones_tokens(
     torch.testing.assert_close(logits(grown, texts[-1])[:, :2048], logits(source, texts[-1]), rtol=1e-4, atol=1e-4)
     for prompt in texts[2:4]:
         assert reference_decode(grown, prompt, 16) == reference_decode(source, prompt, 16)
-
-
-@pytest.mark.wide
-def test_a_grown_pair_keeps_the_acceptance() -> None:
-    """Target and draft grown apart agree on as many draft tokens as the small ones do."""
-    rates = []
-    for name in ("embedded", "small"):
-        target, draft, tokenizer = grow.load_pair(name)
-        pipe = Pipeline(target, draft, batch_size=4, draft_length=4, tokenizer=tokenizer)
-        tokens = [result.token_ids for result in pipe.generate(BUILT_IN[:4], max_new_tokens=16)]
-        rates.append((tokens, pipe.report.acceptance_histogram))
-    assert rates[0] == rates[1]
-    assert sum(count * rounds for count, rounds in rates[0][1].items()) > 10
 
 
 def test_places_of_heads_keep_the_sharing_of_keys() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 import torch
 from specframe_testing import fakes, harness
 
-from specframe.contracts.requests import SequenceMetrics
 from specframe.observe import stopwatch
-from specframe.observe.counts import Counts, add, run_report
+from specframe.observe.counts import Counts, run_report
 from specframe.observe.stopwatch import Stopwatch
 from specframe.observe.watch import Watch
 
@@ -92,34 +88,6 @@ def test_figures_of_a_known_run():
 
 
 @pytest.mark.wide
-def test_report_adds_up():
-    """The run's figures are the sums of the sequences', tokens are counted from ids, forwards as they were fed."""
-    asked = harness.requests(harness.random_prompts((3, 9, 1, 5), 61), [9, 4, 12, 7], {5})
-    results, report, feeds = report_of(DRAFT, asked, batch_size=2)
-    total = SequenceMetrics()
-    for result in results:
-        add(total, result.metrics)
-    assert report.tokens == sum(len(result.token_ids) for result in results)
-    assert report.num_draft_tokens == total.num_draft_tokens
-    assert report.acceptance_histogram == dict(sorted(total.acceptance_histogram.items()))
-    assert sum(n * rounds for n, rounds in report.acceptance_histogram.items()) == report.num_accepted_draft_tokens
-    assert report.target_forwards == sum(len(round.target) for round in feeds.rounds)
-    assert report.draft_forwards == sum(len(round.draft) for round in feeds.rounds)
-
-
-@pytest.mark.wide
-def test_times_of_a_run():
-    """The stages of a run are all there, together no more than the whole, and shares add up to 1."""
-    asked = harness.requests(harness.random_prompts((3, 9, 1), 61), 9)
-    _, report, _ = report_of(DRAFT, asked, align="eqspec", schedule="fixed")
-    assert set(report.stage_seconds) == {"schedule", "prefill", "draft", "verify", "accept", "align"}
-    assert 0 < sum(report.stage_seconds.values()) <= report.seconds
-    assert sum(report.stage_shares.values()) == pytest.approx(1)
-    assert report.realign_share == report.stage_shares["align"] > 0
-    assert report.tokens_per_second == report.tokens / report.seconds
-
-
-@pytest.mark.wide
 def test_report_is_of_the_latest_run():
     """Every run starts its figures anew, errors included."""
     pipe = harness.pipeline(TARGET, DRAFT)
@@ -135,12 +103,3 @@ def test_acceptance_at_each_place() -> None:
     counts.total.acceptance_histogram = {0: 1, 3: 3, 1: 2}
     figures = run_report(counts, Stopwatch(torch.device("cpu")), 0, 0)
     assert figures.acceptance_per_position == [5 / 6, 3 / 6, 3 / 6]
-
-
-@pytest.mark.wide
-def test_empty_places_of_all_rows_are_counted() -> None:
-    """Of three rows of 5, 3 and 1 tokens, 6 of 15 places are empty: those of every row, not of the shortest alone."""
-    counts = Counts(torch.device("cpu"))
-    round = SimpleNamespace(gained=np.ones(3), finished=[], prefill=False, lengths=np.array([5, 3, 1]), transfer=None)
-    counts.round(round)
-    assert (counts.places, counts.empty_places, counts.equal_rounds) == (15, 6, 0)

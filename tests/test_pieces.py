@@ -64,12 +64,3 @@ def test_no_more_than_a_piece_between_two_rounds() -> None:
     long = [tokens for rows, tokens in (one for round in fed for one in round) if rows == 1 and tokens > 1]
     assert long == [8] * 5
     assert all(sum(tokens for _, tokens in round if tokens > 1) <= 8 for round in fed)
-
-
-@pytest.mark.wide
-def test_everything_is_read_at_once_when_nobody_waits() -> None:
-    """Pieces are for the sake of others: without others there are none."""
-    feeds = harness.Feeds()
-    pipe = harness.pipeline(TARGET, None, observers=[feeds], schedule="continuous,piece=8", batch_size=4)
-    harness.check(pipe, harness.requests(PROMPTS[:4], 5))
-    assert feeds.rounds[0].target == [(4, 30)]

@@ -70,13 +70,6 @@ def test_equals_reference(name: str, scheme: str) -> None:
     harness.assert_exact(target, asked, harness.decode(pipe, asked))
 
 
-@pytest.mark.wide
-def test_layers_say_where_they_are() -> None:
-    """A layer on the device of the first weights has no device in its shape, any other has its own."""
-    devices = [shape.device for shape in ModelRunner(spread(zoo.build("qwen3")), "target").kv_shapes]
-    assert devices == [None, torch.device("sim:1")]
-
-
 def test_attention_without_masks_is_not_for_them() -> None:
     """No attention backend takes the place of masks, since its plan is on one device; the reason is told."""
     runner = ModelRunner(spread(zoo.build("qwen3")), "target")

@@ -105,26 +105,6 @@ def test_the_quick_set_is_what_is_new_kept_or_chosen(pytester: pytest.Pytester) 
 
 
 @pytest.mark.wide
-def test_a_choice_is_written_and_written_anew() -> None:
-    """The markers of a choice stand above the decorators of tests and classes, in the place of those of the choice before."""
-    tests = [
-        *("f.py::TestA::test_case[0]", "f.py::TestA::test_case[1]", "f.py::TestA::test_alone", "f.py::TestA::test_own"),
-        *("f.py::test_plain", "f.py::test_cases[a-b]", "f.py::test_cases[c]"),
-    ]
-    bare = (
-        "from suites import Suite\n\n\nclass TestA(Suite):\n    def test_own(self): pass\n\n\n"
-        "def test_plain(): pass\n\n\n@decorated(\n    1\n)\ndef test_cases(case): pass\n"
-    )
-    chosen = quick.written(bare, tests, {"f.py::TestA::test_case[1]", "f.py::test_cases[c]"})
-    assert chosen == (
-        "import pytest\nfrom suites import Suite\n\n\n@pytest.mark.wide(but=['test_case[1]'])\nclass TestA(Suite):\n"
-        "    @pytest.mark.wide\n    def test_own(self): pass\n\n\n@pytest.mark.wide\ndef test_plain(): pass\n\n\n"
-        "@pytest.mark.wide(but=['c'])\n@decorated(\n    1\n)\ndef test_cases(case): pass\n"
-    )
-    assert quick.written(chosen, tests, {*tests}) == "import pytest\n" + bare
-
-
-@pytest.mark.wide
 def test_the_choice_catches_every_fault_with_the_cheapest_tests() -> None:
     """A dear test that catches two faults gives way to two cheap ones; a kept test counts; a fault that none catches is told."""
     table = quick.Table(

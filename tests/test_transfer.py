@@ -28,23 +28,6 @@ def transfer(device: str, check: Any = None) -> Transfer:
     return Transfer(draft, judged.within(draft), judged, undecided_BT, check=check)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_the_host_has_the_numbers_of_the_round(device: str) -> None:
-    """Counts, tokens, path, real draft tokens and undecided places come, each in its shape and type."""
-    pick_device(device)
-    numbers = transfer(device).host
-    assert numbers.accepted.tolist() == [1, 2]
-    assert numbers.tokens.tolist() == [[7, 4, 0], [8, 9, 3]]
-    assert numbers.path is not None
-    assert numbers.path.tolist() == [[2, 0], [0, 1]]
-    assert numbers.counts is not None
-    assert numbers.counts.tolist() == [3, 2]
-    assert numbers.undecided is not None
-    assert numbers.undecided.tolist() == [[False, True, False], [False] * 3]
-    assert str(numbers.undecided.dtype) == "bool"
-
-
 def test_everything_comes_in_one_copy() -> None:
     """The host waits once, however often and by whom the numbers are asked for, and what guards check comes along."""
     device = pick_device("sim")
@@ -72,16 +55,6 @@ def test_filler_does_not_stand() -> None:
     tree = Draft(tokens_BT[:, :3], parents_BN=TREE, counts_B=torch.tensor([2]), depth=2)
     path_BT = torch.tensor([[2, 0]])
     assert Verdict(torch.tensor([1]), tokens_BT[:, :3], path_BT).within(tree).accepted_B.tolist() == [0]
-
-
-@pytest.mark.wide
-def test_nodes_that_mean_nothing_may_be_any_number() -> None:
-    """What follows the accepted nodes of a path is put inside the draft, where it is looked up by whoever follows the path."""
-    draft = Draft(torch.tensor([[5, 6, 7]]), parents_BN=TREE, depth=2)
-    verdict = Verdict(torch.tensor([1]), torch.tensor([[7, 4, 0]]), torch.tensor([[2, -(10**9)]]))
-    within = verdict.within(draft).path_BT
-    assert within is not None
-    assert within.tolist() == [[2, 0]]
 
 
 @pytest.mark.wide

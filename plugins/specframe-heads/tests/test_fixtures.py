@@ -59,12 +59,3 @@ def test_eagle3_gives_the_librarys_logits(name: str) -> None:
             own = torch.cat([own, head.fed_back(out[None])[0]])
             out = run(head, ids[: last + 1 + step], own)[-1:]
             assert torch.allclose(head.logits(out[None])[0, 0], logits[step, last], atol=1e-4), (last, step)
-
-
-@pytest.mark.wide
-def test_d2t_has_offsets() -> None:
-    """The target's ids of a head's tokens are those that t2d marks."""
-    head, _ = head_of("eagle3-llama")
-    marked = load_file(FOLDER / "eagle3-llama" / "model.safetensors")["t2d"].nonzero()[:, 0]
-    assert head.vocabulary.targets(torch.arange(14)).tolist() == marked.tolist()
-    assert head.vocabulary.full(torch.zeros(1, 1, 14))[0, 0].isfinite().nonzero()[:, 0].tolist() == marked.tolist()

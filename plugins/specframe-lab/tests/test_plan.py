@@ -34,15 +34,6 @@ PLAIN, SHORT, LONG, MANY, LARGE = (
 ALL = [PLAIN, SHORT, LONG, MANY, LARGE]
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("budget", "chosen"), [(None, LARGE), (400, LARGE), (399, MANY), (299, LONG), (120, SHORT), (119, PLAIN)]
-)
-def test_the_fastest_that_fits_is_chosen(budget: int | None, chosen: Candidate) -> None:
-    """A budget leaves out those that take more, and the fastest of the others is chosen."""
-    assert Plan(ALL, budget).chosen is chosen
-
-
 def test_the_knee_keeps_most_of_the_greatest_speed() -> None:
     """The knee is the one with the fewest bytes among those with 96% of the greatest speed, whatever fits."""
     assert Plan(ALL, 110).knee is MANY

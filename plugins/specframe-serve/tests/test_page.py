@@ -12,7 +12,7 @@ import pytest
 import torch
 from browser import browsing, faults, needs_chromium
 from playwright.sync_api import Page
-from specframe_serve.live import ROWS, SPAN, SPANS, WINDOW, Live
+from specframe_serve.live import SPAN, SPANS, WINDOW, Live
 
 
 class Clock:
@@ -83,17 +83,6 @@ def test_a_row_that_a_round_leaves_out_rests(clock: Clock) -> None:
     live.state(1, 0)
     live.round(report([2]))
     assert places(live) == [None, 2]
-
-
-@pytest.mark.wide
-@pytest.mark.usefixtures("clock")
-def test_no_more_rows_than_a_page_has_room_for() -> None:
-    """Of more rows than are shown, those that are shown stay."""
-    live = Live(None)
-    live.state(1, 0)
-    live.round(report([*range(ROWS + 5)]))
-    live.round(report([*range(ROWS + 4, -1, -1)]))
-    assert places(live) == [*range(ROWS)]
 
 
 @pytest.mark.wide

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from generating import PROMPTS, padded
@@ -161,29 +159,3 @@ def test_a_call_gives_what_it_gives_without_the_drop_in(name, kind, recwarn):
     assert_same(got.attentions, expected.attentions, slice(None))
     assert type(got.past_key_values) is type(expected.past_key_values)
     assert_same(layers_of(got.past_key_values), layers_of(expected.past_key_values), slice(None))
-
-
-@pytest.mark.wide
-@pytest.mark.filterwarnings("ignore:nothing is drafted")
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
-def test_attention_weights_of_sdpa(name):
-    """A model that attends with sdpa tells of its weights what it tells without the drop-in."""
-    model = zoo.build(name)
-    asked = {**padded(), **GREEDY, "return_dict_in_generate": True, "output_attentions": True}
-    try:
-        expected = model.generate(**asked).attentions
-    except ValueError as error:
-        with pytest.raises(ValueError, match=str(error)[:20]):
-            model.generate(**asked, custom_generate=specframe.assisted(DRAFTS[name], 3))
-    else:
-        got = model.generate(**asked, custom_generate=specframe.assisted(DRAFTS[name], 3)).attentions
-        assert_same(got, expected, slice(None))
-
-
-@pytest.mark.wide
-def test_models_are_as_before():
-    """Nothing of all this changes a model's configuration."""
-    model = copy.deepcopy(MODELS["llama"])
-    before = model.config.to_dict(), model.generation_config.to_dict()
-    model.generate(**padded(), **GREEDY, **EVERYTHING, custom_generate=specframe.assisted(DRAFTS["llama"], 3))
-    assert before == (model.config.to_dict(), model.generation_config.to_dict())

@@ -150,25 +150,6 @@ def after_children(shape: Shape, parent: int = -1) -> list[int]:
     return [one for node in own for one in (*after_children(shape, node), node)]
 
 
-TREES = [
-    ("2/2", "distinct", 2),
-    *(pytest.param(one, "independent", 4, marks=pytest.mark.slow) for one in ("3/1", "2/1/1")),
-]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("branch", "siblings", "pairs"), TREES)
-def test_traversal_lets_more_stand_than_recursive_rejection(
-    branch: str, siblings: str, pairs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On every tree, for every pair of models, traversal verification has the higher expectation."""
-    shape = Shape.read(branch)
-    for pair in range(pairs):
-        recursive = top_down(monkeypatch, Judged(rejection.Rejection(siblings), shape, pair))
-        whole = leaves_up(monkeypatch, Judged(traversal.Traversal(siblings), shape, pair))
-        assert whole > recursive + 0.003
-
-
 def test_on_a_chain_traversal_is_block_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a chain given as a tree, swept node by node, as much stands as under ``block``, and more than by rejection."""
     shape = Shape.line(3)

@@ -44,21 +44,6 @@ def test_rows_that_end_together_are_kept_together() -> None:
     assert np.mean(speed(32, 64, 24, seeds=4, likely=1.06)[1:]) >= 0.98
 
 
-@pytest.mark.wide
-def test_rows_that_end_apart_draft() -> None:
-    """Where prompts have unequal numbers of new tokens nothing is lost, and drafts pay."""
-    first, *later = speed(8, 24, 32, unequal=True)
-    assert first >= 0.98
-    assert np.mean(later) >= 0.985
-    assert np.mean(speed(16, 32, 32, unequal=True)) >= 0.98
-
-
-@pytest.mark.wide
-def test_drafts_that_pay_are_taken_though_rows_part() -> None:
-    """At 8 rows a draft of one token gains 19 percent in a round, and 3 over a queue."""
-    assert speed(8, 24, 32).mean() >= 0.975
-
-
 def test_rows_that_end_one_after_the_other_are_filled_so() -> None:
     """Prompts take a forward for each time at which rows may end, but those at which they end anyway, no more than prompts wait. In
     the meantime rows are empty, more of them the more there are."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from specframe_std import noise
-from specframe_std.acceptance.gumbel import Gumbel
 from specframe_std.noise import Stream, gumbel, gumbel_of, uniform_of
 
 # every number of leading ones and of leading zeros, with all other bits 0 or 1; they include the least and the largest number
@@ -50,18 +49,6 @@ def test_noise_that_was_minus_infinity() -> None:
     assert drawn.isfinite().all()
     peak = torch.full((8,), float("-inf")).scatter(0, torch.tensor(5), 0.0)
     assert (peak + drawn).argmax(-1).item() == 5
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("bits", [-1, 0], ids=["all ones", "all zeros"])
-def test_a_greedy_row_does_not_depend_on_noise(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its token is the most likely one under the least and the largest noise that there is."""
-    monkeypatch.setattr(noise, "_mix", lambda x: torch.full_like(x, bits))
-    peak_BV = torch.full((1, 8), float("-inf")).scatter(1, torch.tensor([[5]]), 0.0)
-    rule = Gumbel()
-    rule._seed = 0
-    batch = type("Batch", (), {"streams_B": torch.tensor([3]), "positions": lambda *_: torch.tensor([[7]])})()
-    assert rule.choose(batch, 0, peak_BV).tolist() == [5]
 
 
 def test_every_part_of_a_key_counts() -> None:

@@ -55,18 +55,6 @@ def test_a_draft_saved_on_the_way_is_that_of_a_shorter_run() -> None:
 
 
 @pytest.mark.wide
-def test_volumes_are_powers_of_two() -> None:
-    """Volumes go from the smallest to the largest, and steps end at each."""
-    assert train_family.volumes(64, 8) == [8, 16, 32, 64]
-    found = train_family.volumes()
-    assert (found[0], found[-1]) == (train_family.SMALLEST, train_family.LARGEST)
-    step = train_family.STEP * (train_family.PROMPT + train_family.NEW)
-    assert all(volume % step == 0 for volume in found)
-    assert len(found) >= 4
-    assert len(train_family.DEPTHS) >= 3
-
-
-@pytest.mark.wide
 def test_a_new_draft_has_its_depth_and_the_targets_embeddings() -> None:
     """Each depth has so many layers; what is not in a layer is the same in all."""
     target = AutoModelForCausalLM.from_pretrained(train_family.FOLDER / "target", dtype=torch.float32)
