@@ -237,7 +237,7 @@ def test_an_architecture_is_the_same_to_the_bit_or_refused(name: str) -> None:
 
 def test_memory_can_be_bounded() -> None:
     """Dry runs of an engine that is about to decode count the operators of the rules, and are not computed by these themselves."""
-    target, asked = models("llama", torch.float32)[0], prompts(2)
+    target, asked = zoo.build("llama", num_hidden_layers=1), prompts(2)
     pipe = harness.pipeline(target, None, memory="100MiB", batch_size=2, bitwise=True)
     results = harness.decode(pipe, harness.requests(asked, NEW))
     with bitwise(CPU):

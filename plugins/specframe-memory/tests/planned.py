@@ -178,10 +178,10 @@ class Paused:
 
 
 CASES = {
-    "slab": Case("qwen3", "draft", Workload(4, 120, 130), {"draft_length": 4, "kv": "slab"}),
-    "columns": Case("llama", "draft", Workload(6, 64, 74), {"draft_length": 3, "align": "eqspec"}),
+    "slab": Case("qwen3", "draft", Workload(4, 120, 126), {"draft_length": 4, "kv": "slab"}),
+    "columns": Case("llama", "draft", Workload(6, 64, 70), {"draft_length": 3, "align": "eqspec"}),
     "windows": Case("gemma3", None, Workload(3, 90, 100), {"kv": "paged"}),
     "experts": Case("experts", "draft", Workload(3, 40, 48), {"draft_length": 3, "kv": "slab"}),
-    "biases": Case("inkling", "draft", Workload(4, 70, 80), {"draft_length": 3, "kv": "slab"}),
+    "biases": Case("inkling", "draft", Workload(4, 70, 76), {"draft_length": 3, "kv": "slab"}),
     "states": Case("qwen3.5", "draft", Workload(4, 70, 80), {"draft_length": 3, "kv": "slab"}),
 }
