@@ -68,13 +68,6 @@ MLA = {"num_key_value_heads": 4, "head_dim": 4}
 HYBRID = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 """Layers of both kinds, of which there would be one kind alone in few layers."""
 
-ZAMBA = {
-    "num_hidden_layers": 4,
-    "layers_block_type": ["mamba", "hybrid"] * 2,
-    "attention_hidden_size": 64,
-    "attention_head_dim": 16,
-}
-"""Layers that share one block of attention, which sees the embedding as well."""
 
 CHUNKED = {"attention_chunk_size": 5, "no_rope_layers": [1, 0], "floor_scale": 3, "attn_scale": 2.0}
 """Chunks that rows begin and end within; a layer without positions, whose queries have another temperature every third token."""

@@ -12,7 +12,6 @@ from specframe_testing import harness
 from specframe_testing.fakes import fake_draft, fake_target
 
 from specframe.contracts.reports import RoundReport
-from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.engine.arrivals import HandClock
 from specframe.errors import OptionError
@@ -48,10 +47,6 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     clock = Seconds()
     monkeypatch.setattr(stopwatch, "time", clock)
     return clock
-
-
-def asked(*arrivals: float) -> list[Request]:
-    return [Request(index, [1, 2], 4, arrival=moment) for index, moment in enumerate(arrivals)]
 
 
 # ---- the pool --------------------------------------------------------------------------------------------------------

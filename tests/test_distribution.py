@@ -222,14 +222,40 @@ def test_a_target_with_a_window_drafts_what_it_is_judged_by(drafter: str) -> Non
     assert judged(Cell("rejection-window", "ragged", 2, "t1"), FEWER, **options) > LEAST
 
 
-def accepted(rule: str, branch: str) -> float:
-    """Return the mean acceptance length of a rule on a tree, at a temperature of 1."""
-    pipe = Pipeline(
-        TARGET, drafter=ModelDrafter(branch=branch), accept=rule, draft_length="auto", batch_size=300, seed=1
-    )
-    pipe.parts.draft = DRAFT
-    list(pipe.generate([(1, 2)] * 300, 16, sampling=Sampling(temperature=1.0)))
-    return pipe.report.mean_acceptance_length
+MIXED = {
+    "block": "first,of=suffix|model,match=2,weigh=off",
+    "traversal": 'first,"of=suffix,tree=dynamic,nodes=4,factor=4|model,branch=2/2",match=2,weigh=off',
+}
+"""Drafters of certain tokens beside drawn ones, in the rows of one batch, by rule."""
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("rule", MIXED)
+def test_some_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> None:
+    """Rows that were found drafts for, and rows whose drafts were drawn, both draw from the target."""
+    options = {"drafter": registry().make("drafter", MIXED[rule]), "accept": rule, "draft_length": 4, "batch_size": 50}
+    assert judged(Cell(f"{rule}-mixed", "ragged", 4, "t1"), FEWER, **options) > LEAST
+
+
+FOUND = {
+    "block": "suffix,factor=3,requests=30",
+    "traversal-tree": "suffix,tree=dynamic,nodes=6,factor=6,requests=30",
+}
+"""Drafters whose tokens are certain, chains and trees with several children of a node, by rule."""
+
+
+def found_cell(name: str) -> tuple[Cell, dict[str, Any]]:
+    """Return a cell of such a drafter, and the options of its pipeline."""
+    options = {"drafter": FOUND[name], "accept": name.partition("-")[0], "draft_length": 4}
+    return Cell(f"{name}-found", "ragged", 4, "t1"), {**options, "batch_size": 50}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", FOUND)
+def test_some_found_drafts_draw_from_the_target(name: str) -> None:
+    """A chain and a tree that were found, under a rule for each."""
+    cell, options = found_cell(name)
+    assert judged(cell, FEWER, **options) > LEAST
 
 
 LEVELS = (-1, -1, 0, 0, 1, 1)

@@ -1,14 +1,11 @@
 """Every tree of a draft model gives the target's own tokens: greedy, and sampled with shared noise.
 
-What runs by default holds every architecture, alignment, tree and batch size at least once; the slow sample every architecture
-under every alignment with every tree. ``SPECFRAME_FULL_MATRIX=1`` runs everything, 432 cells.
+Each architecture is tested under one alignment, with one tree, batch size and rule, by turns.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import os
 from typing import Any, NamedTuple
 
 import pytest
@@ -40,22 +37,6 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
-
-
-def everything() -> list[Cell]:
-    """Return the whole matrix."""
-    return [Cell(*values) for values in itertools.product(ARCHITECTURES, ALIGNMENTS, TREES, BATCH_SIZES, RULES)]
-
-
-def sample() -> list[Cell]:
-    """Return the whole matrix, or every architecture under every alignment with every tree that branches."""
-    if os.environ.get("SPECFRAME_FULL_MATRIX") == "1":
-        return everything()
-    named = itertools.product(enumerate(ARCHITECTURES), enumerate(ALIGNMENTS), enumerate(("static", "dynamic")))
-    return [
-        Cell(name, align, tree, BATCH_SIZES[(a + i + t) % 3], RULES[(a + i // 2 + t) % 2])
-        for (a, name), (i, align), (t, tree) in named
-    ]
 
 
 def few() -> list[Cell]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -390,28 +388,6 @@ def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-
-
-class Page(HTMLParser):
-    """What a page refers to, and the ids it gives."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.references: list[str] = []
-        self.ids: Counter[str] = Counter()
-        self.tags: Counter[str] = Counter()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a tag's id and references."""
-        given = dict(attrs)
-        self.tags[tag] += 1
-        if given.get("id"):
-            self.ids[given["id"] or ""] += 1
-        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
-        self.references += [
-            f"#{name}" for value in given.values() for name in re.findall(r"url\(#([^)]*)\)", value or "")
-        ]
 
 
 @pytest.mark.slow

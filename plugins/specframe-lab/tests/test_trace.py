@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner, Result
-from specframe_lab.trace.captions import Captions
 from specframe_lab.trace.frames import (
     ACCEPTED,
     CUT,
@@ -105,11 +104,6 @@ def test_prompt_that_cannot_be_decoded() -> None:
 
 
 # ---- captions --------------------------------------------------------------------------------------------------------
-
-
-def captions(trace: SchemeTrace) -> list[str]:
-    told = Captions(trace)
-    return [told.caption(index) for index in range(len(trace.frames))]
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner
 from click.testing import Result as Exit
 from specframe_lab.grid import checked, expand
-from specframe_lab.grid_models import LoadedModels
-from specframe_lab.verify import Divergence, Reference, Verification, decodings, verify
+from specframe_lab.verify import Divergence, Verification, decodings, verify
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.probes.ties import Scales, tie_bound
 from transformers import PreTrainedModel
@@ -202,12 +201,6 @@ def test_errors_that_a_model_magnifies_widen_the_bound() -> None:
     assert weighed.bound >= best.bound
     assert not weighed.tie
     assert float(tie_bound(target, scales._logits(prompt).detach())) == pytest.approx(best.bound)
-
-
-@pytest.fixture(scope="module")
-def reference(pair: tuple[PreTrainedModel, PreTrainedModel]) -> Reference:
-    """A reference of two prompts, whose continuations are given."""
-    return Reference(pair[0], [[5], [6]], [[1, 2, 0], [1, 2, 3]], 3, LoadedModels())
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,6 @@ from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, zoo
 from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
@@ -308,17 +306,6 @@ def test_threads_take_turns():
         found = list(threads.map(drafted, *zip(*asked, strict=True)))
     for (_, inputs), got in zip(asked, found, strict=True):
         assert torch.equal(got, MODEL.generate(**inputs, max_new_tokens=9, do_sample=False))
-
-
-def small(seed):
-    """Return a model small enough for all continuations to be counted."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=5, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=32, initializer_range=0.7,
-        bos_token_id=None, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
 
 
 @pytest.mark.wide

@@ -189,20 +189,6 @@ def test_costs_that_change_are_noticed() -> None:
             assert world.ratio(100) > 0.94
 
 
-class Drafts(Watcher):
-    """An observer that keeps what was drafted for each row, with the number of the row's tokens it followed."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, int, list[int]]] = []
-
-    def round(self, report: Any) -> None:
-        """Note the draft of each row."""
-        for sequence, length, tokens in zip(
-            report.sequences, report.lengths.tolist(), report.draft.tokens_BN.tolist(), strict=True
-        ):
-            self.seen.append((sequence.request.index, length, tokens))
-
-
 def test_new_shapes_in_every_round_are_timed_after_a_while() -> None:
     """A device that meets a new shape in each round does not keep a choice for good."""
     policy, rows, new = Goodput(), Rows(4), iter(range(10**6))

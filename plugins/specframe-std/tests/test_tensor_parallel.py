@@ -145,10 +145,34 @@ def test_heads_that_borrow_of_the_target_equal_one_process(request: pytest.Fixtu
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ALSO_EXACT)
+def test_further_schemes_equal_one_process(also_found: Found, case: str) -> None:
+    """So do prompts read in pieces, drafts from the prompt, and forwards in buffers."""
+    assert also_found(case) == [expected()] * 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_further_architectures_equal_one_process(also_found: Found, name: str) -> None:
     """So do models with windows, joined projections and experts."""
     assert also_found(f"exact:ragged:goodput,maximum=4:{name}") == [expected(name)] * 2
+
+
+@pytest.mark.slow
+def test_a_split_draft_model(also_found: Found) -> None:
+    """With ``draft=sharded`` the draft model is split, too, and the tokens are the reference's."""
+    assert also_found("sharded") == [[expected(), {"target": "DTensor", "draft": "DTensor"}]] * 2
+
+
+@pytest.mark.slow
+def test_draws_what_one_process_draws(also_found: Found) -> None:
+    """A seed gives the tokens that it gives in one process."""
+    from specframe.text.sampling import Sampling
+
+    target = model("qwen3")
+    pipe = harness.pipeline(target, zoo.good_draft(target), accept="gumbel", seed=3, draft_length=3, batch_size=3)
+    drawn = [result.token_ids for result in pipe.generate(PROMPTS, 8, sampling=Sampling(temperature=1.0, samples=2))]
+    assert also_found("drawn") == [drawn] * 2
 
 
 @pytest.mark.wide

@@ -51,13 +51,6 @@ def letters(characters: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
-def words() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of whole words, which knows few and forgets what is between them."""
-    backend = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "cat": 2}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
-
-
 def pair(target: PreTrainedModel, draft: Any, first: Any, second: Any, **options: Any) -> Pipeline:
     """Return a pipeline in which these two models have these two tokenizers."""
     pipe = harness.pipeline(target, draft, drafter="translated", **options)
