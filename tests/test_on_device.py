@@ -25,6 +25,7 @@ from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
+from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording, tape
 from specframe_testing.device.rounds import watched_rounds
 from specframe_testing.paged import Pages
@@ -167,6 +168,22 @@ def test_as_on_the_cpu(kind: str) -> None:
             found.append([(one.index, one.sample, one.token_ids, one.finish_reason) for one in results])
     assert len(found[0]) == len(prompts) * sampling.get("samples", 1)
     assert found[0] == found[1]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("align", ["ragged", "exspec"])
+def test_memory_that_runs_out_halves_the_batch(align: str) -> None:
+    """With less memory than a batch takes, the batch is halved, as on CUDA, and nothing is lost."""
+    pipe = piped("qwen3", align=align, batch_size=6)
+    gc.collect()  # what earlier tests have left would be freed later, and the limit be too high
+    MEMORY.peak[0] = MEMORY.used[0]
+    harness.check(pipe, asked("qwen3"))
+    pipe.close()  # the stores that stay open for the next run
+    gc.collect()
+    used, peak = MEMORY.used[0], MEMORY.peak[0]
+    with MEMORY.limited(used + (peak - used) * 2 // 3), pytest.warns(RuntimeWarning, match="memory ran out: going on"):
+        harness.check(pipe, asked("qwen3"))
+    assert pipe.report.sequences == len(LENGTHS)
 
 
 def test_attention_is_kept_from_kernels_that_need_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

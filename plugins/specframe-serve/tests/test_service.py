@@ -172,6 +172,15 @@ def test_no_client_waits_where_an_engine_can_never_be_opened(serving):
 
 
 @pytest.mark.wide
+def test_a_failing_step_and_a_failing_end_of_the_engine(serving):
+    """An engine whose step fails, and then its end, costs its own requests alone."""
+    service, client = serving(Faults(step=[RuntimeError("planted")], close=[RuntimeError("worse")])), Client()
+    service.submit([client.job])
+    assert client.result().error == "planted"
+    assert decodes(service)
+
+
+@pytest.mark.wide
 def test_a_failing_abort_ends_the_others_with_an_error(serving):
     """An engine that cannot end a request is not gone on with: who else waits is told."""
     faults = Faults(abort=[RuntimeError("planted")])

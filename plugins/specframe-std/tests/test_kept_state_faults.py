@@ -16,6 +16,7 @@ from specframe_testing import harness, states
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.pipeline import Pipeline
+from specframe.text.sampling import Sampling
 
 TARGET = states.fake_state_target()
 COMMON = harness.random_prompts([14], 61, seed=4)[0]
@@ -140,6 +141,23 @@ def test_aborts_and_a_close(
 
 
 # ---- who is admitted -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("place", [1, 2, 4])
+def test_samples_of_a_kept_state_where_memory_runs_out(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks of a row that began with a copy draw what they draw where memory suffices."""
+    how, prompts = Sampling(temperature=40.0, samples=3), [one.prompt_ids for one in ASKED]
+    free = pipeline(",blocks=200", accept="gumbel", batch_size=8)
+    wanted = [one.token_ids for one in free.generate(prompts, 5, sampling=how)]
+    for member in ("_begin", "remember", "_note"):
+        pipe = pipeline(accept="gumbel", batch_size=6)
+        assert [one.token_ids for one in pipe.generate(prompts, 5, sampling=how)] == wanted
+        called, _ = acting(member, place, out_of_memory, late=False)
+        with monkeypatch.context() as patched:
+            patched.setattr(KeptStates, member, called)
+            assert [one.token_ids for one in pipe.generate(prompts, 5, sampling=how)] == wanted
+        assert [one.token_ids for one in pipe.generate(prompts, 5, sampling=how)] == wanted
 
 
 def ran_out(share: str, blocks: int) -> int:
