@@ -9,7 +9,6 @@ from specframe_std.acceptance.block import Block
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
-from specframe_std.drop_in.pipeline_cache import check
 from specframe_std.kv.dynamic import Dynamic
 from specframe_std.policies.fixed import FixedLength
 from specframe_testing import harness, zoo

@@ -354,7 +354,7 @@ def test_what_is_no_factory_is_told_when_it_is_used(role: str, known: Registry) 
 @pytest.mark.parametrize("member", ["enter", "leave", "forward", "round"])
 def test_a_broken_observer_of_a_plugin_is_dropped(member: str, known: Registry) -> None:
     """The run goes on, with one warning that names the observer and its distribution, and its tokens are right."""
-    loud = type("Loud", (Observer,), {member: lambda self, *_: 1 / 0})
+    loud = type("Loud", (Observer,), {member: lambda self, *_: 1 / 0, "__module__": __name__})
     add_entry(known, "faulty-dist", "observer", "loud", loud)
     asked = harness.requests(harness.random_prompts([5, 9], 61), 9)
     with pytest.warns(SpecframeWarning) as warned:

@@ -269,23 +269,6 @@ def plugin(hook, function):
     return module
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("hook", HOOKS)
-def test_every_hook_registers(hook):
-    """Each hook is called with a register callable, and what it gets is in the registry under its kind."""
-    found = Registry()
-    if hook == "specframe_register_defaults":
-        offer(found, plugin(hook, lambda register: register("alignment", "mine,width=2")), "dist")
-        assert found.default("alignment") == "mine,width=2"
-    elif hook == "specframe_register_models":
-        offer(found, plugin(hook, lambda register: register("mine", "some/where", target="other")), "dist")
-        assert found.models["mine"] == [ModelAlias("mine", "some/where", "other", "dist")]
-    else:
-        offer(found, plugin(hook, lambda register: register("mine", dict)), "dist")
-        assert found.entry(KINDS[hook], "mine").factory is dict
-        assert [entry.distribution for entry in found] == ["dist"]
-
-
 def defaults(*given):
     """Return a registry in which distributions register defaults: (distribution, purpose, specification)."""
     found = Registry()

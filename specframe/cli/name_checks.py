@@ -49,7 +49,7 @@ def check_names(options: Mapping[str, Any], anywhere: bool = False) -> None:
         check_location("target", chosen)
         if model is not None:
             check_location("draft", model)
-    for kind, text in named:  # last, for a strategy's class, and torch with it, is imported for the names of its options
+    for kind, text in named:  # last: a strategy's class is imported for the names of its options, and torch with it
         name, own = parse_specification(text)
         if own:
             check_options(known.entry(kind, name), own)

@@ -92,54 +92,18 @@ def specframe_register_executors(register: Register) -> None:
 
 @hookimpl
 def specframe_register_commands(register: Register) -> None:
-    register(
-        "models",
-        "specframe_std.models_command:models",
-        summary="List, add, remove or show names of models. Without a subcommand, list them.",
-    )
+    register("models", "specframe_std.models_command:models")
 
 
 @hookimpl
 def specframe_register_options(register: Register) -> None:
-    register(
-        "assisted",
-        "specframe_std.drop_in:assisted",
-        summary="Return a function for ``model.generate(custom_generate=...)``, as ``specframe.assisted`` does.",
-    )
-    register(
-        "load_options",
-        "specframe_std.load_options:keywords",
-        summary=(
-            "Return load options as keyword arguments of ``from_pretrained``, with a config of their own, which loading may change."
-        ),
-    )
-    register(
-        "output",
-        "specframe_std.result_file:ResultFile",
-        summary="A file with one JSON line per finished sequence, written at once; sorted by index when the run is complete.",
-    )
-    register(
-        "processors",
-        "specframe_std.processor_trial:warn_of_unfit",
-        summary="Warn of each given processor or criterion that has to be called once per token. The trial uses one prompt.",
-    )
-    register(
-        "prompts",
-        "specframe_std.prompt_tables:open_table",
-        summary=(
-            "Return the first prompts of a CSV or Parquet file, of a data set's folder, or of ``hf:NAME[:SPLIT[:COLUMN]]``."
-        ),
-    )
-    register(
-        "ranks",
-        "specframe_std.executors.command_ranks:SeveralRanks",
-        summary="The ranks of a command, of which one reads and writes, seen from one of them.",
-    )
-    register(
-        "watchdog",
-        "specframe_std.watchdog:watch_calls",
-        summary="Name the strategy whose call takes long, on standard error, while the block runs.",
-    )
+    register("assisted", "specframe_std.drop_in:assisted")
+    register("load_options", "specframe_std.load_options:keywords")
+    register("output", "specframe_std.result_file:ResultFile")
+    register("processors", "specframe_std.processor_trial:warn_of_unfit")
+    register("prompts", "specframe_std.prompt_tables:open_table")
+    register("ranks", "specframe_std.executors.command_ranks:SeveralRanks")
+    register("watchdog", "specframe_std.watchdog:watch_calls")
 
 
 @hookimpl
