@@ -22,15 +22,15 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.benchmark import Timer
 
-from specframe.contracts.cache import Dense, Placement
-from specframe.forward.attention import packed
-from specframe.forward.attention.flex import Flex, block_mask
-from specframe.forward.attention.interface import attend
-from specframe.forward.attention.masks import masks
-from specframe.forward.compiled import ints_and_sizes_left_open
+from specframe.contracts.cache import DenseView, Placement
+from specframe.model.attention import varlen
+from specframe.model.attention.flex import Flex, block_mask
+from specframe.model.attention.interface import attend
+from specframe.model.attention.masks import masks
+from specframe.model.compiled import ints_and_sizes_left_open
 from specframe.models.loading import pick_device, pick_dtype
 
-WAYS = {"packed": packed.Packed(), "flex": Flex()}
+WAYS = {"packed": varlen.Packed(), "flex": Flex()}
 """Backends that need no masks."""
 
 SHAPES = (*((rows, 6, slots) for slots in (1024, 8192) for rows in (1, 8, 64)), (1, 4096, 8192), (8, 512, 8192))
@@ -68,7 +68,7 @@ def timed(
     query = torch.randn(rows, queries, fed, size, device=device, dtype=dtype)
     key, value = (torch.randn(rows, slots, keys, size, device=device, dtype=dtype).transpose(1, 2) for _ in range(2))
     placement = half_full(rows, fed, slots, device)
-    packs = packed.works(device, dtype, queries, keys, size)
+    packs = varlen.works(device, dtype, queries, keys, size)
     for way in ("masked", "packed", "flex") if packs else ("masked", "flex"):
         if time.perf_counter() > deadline:
             return
@@ -92,7 +92,7 @@ def calls(
     plan = WAYS[way].plan(placement)
     assert plan is not None
     prepare = (lambda: block_mask(placement, None)) if way == "flex" else (lambda: WAYS[way].plan(placement))
-    return prepare, lambda: plan.attend(query, Dense(key, value), None, None)
+    return prepare, lambda: plan.attend(query, DenseView(key, value), None, None)
 
 
 def half_full(rows: int, fed: int, slots: int, device: torch.device) -> Placement:
@@ -104,8 +104,8 @@ def half_full(rows: int, fed: int, slots: int, device: torch.device) -> Placemen
 def filled(used_B: torch.Tensor, fed: int, slots: int) -> Placement:
     """Return rows of these lengths, whose last tokens are fed."""
     device = used_B.device
-    order_BT = used_B[:, None] - fed + torch.arange(fed, device=device)
-    return Placement(order_BT, order_BT, order_BT, torch.arange(slots, device=device)[None], in_order=True)
+    index_BT = used_B[:, None] - fed + torch.arange(fed, device=device)
+    return Placement(index_BT, index_BT, index_BT, torch.arange(slots, device=device)[None], in_order=True)
 
 
 def milliseconds(call: Callable[[], Any]) -> float:

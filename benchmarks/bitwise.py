@@ -30,8 +30,8 @@ from contenders import held_out_prompts
 from grow import load_pair
 from rich.console import Console
 from rich.table import Table
-from specframe_std.drafters.model import ModelDrafter
-from specframe_testing.logits import Kept, Logits, parted
+from specframe_std.drafters.draft_model import ModelDrafter
+from specframe_testing.logits import KeptLogits, Logits, parted
 
 from specframe.models import loading
 from specframe.pipeline import Pipeline
@@ -52,7 +52,7 @@ class Decoder:
         self, batch: int, align: str = "ragged", tree: str = "chain", length: int = 0, bitwise: bool = True
     ) -> tuple[Logits, float]:
         """Decode all prompts; return the logits of every token, and the seconds; a draft ``length`` of 0: plainly."""
-        rule = Kept()
+        rule = KeptLogits()
         pipe = Pipeline(
             target=self.target,
             drafter=drafter(tree) if length else None,

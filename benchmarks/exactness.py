@@ -9,7 +9,7 @@ import attrs
 import torch
 from contenders import Models
 from specframe_lab.verify import common_start
-from specframe_testing.probes.ties import Scales
+from specframe_testing.instrumentation.ties import Scales
 
 from specframe.reference import reference_decode
 

@@ -1,14 +1,14 @@
-"""Forwards that leave out filler beside those of the whole rectangle, by the share of filler.
+"""Forwards that leave out padding beside those of the whole rectangle, by the share of padding.
 
-    python benchmarks/filler.py [--pair embedded|cpu] [--kind prompts|drafts|both] [--rounds 7] [--output FILE.json]
-    python benchmarks/filler.py --prompts questions.jsonl [--batches 8,32] [--new 128] [--rounds 3]
+    python benchmarks/padding.py [--pair embedded|cpu] [--kind prompts|drafts|both] [--rounds 7] [--output FILE.json]
+    python benchmarks/padding.py --prompts questions.jsonl [--batches 8,32] [--new 128] [--rounds 3]
 
-One row of each block has all its tokens; those of the others are as few as the share of filler asks for. A forward of each kind is
-made in turn, and the figure is the ratio of the medians of their times, rectangle over row: above 1 leaving out filler is faster.
+One row of each block has all its tokens; those of the others are as few as the share of padding asks for. A forward of each kind is
+made in turn, and the figure is the ratio of the medians of their times, rectangle over row: above 1 leaving out padding is faster.
 The cache is empty for prompts and has 200 tokens a row for drafts. On a CPU seconds are processor time of one thread.
 
 With ``--prompts`` whole runs are timed: every fourth prompt of a file, of at most 600 tokens, decoded by ``ragged`` with drafts of
-4 tokens, with all filler left out that pays and with none, in turn; the tokens have to be the same.
+4 tokens, with all padding left out that pays and with none, in turn; the tokens have to be the same.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from rich.table import Table
 from specframe_std.kv.slab import Slab
 
 from specframe import Pipeline
-from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
 from specframe.engine import budgets
-from specframe.forward import unpadded
-from specframe.forward.runner import ModelRunner
+from specframe.kv.ragged_layout import RaggedLayout
+from specframe.model import padding_free
+from specframe.model.runner import ModelRunner
 from specframe.models.loading import pick_device, pick_dtype
 
 PROMPTS = [(rows, width, 0) for rows in (2, 8, 32) for width in (16, 64, 256)]
@@ -45,8 +45,8 @@ DRAFTS = [(rows, width, 200) for rows in (2, 4, 8, 16, 32) for width in (5, 9)]
 """(rows, places per row, tokens cached in each)."""
 LONGEST = 600
 """Tokens of a prompt that is decoded in whole runs, at most."""
-PAYS, NEVER = unpadded.FILLER_PAYS, 2.0
-"""Shares of filler from which it is left out: as the project has it, and one that no forward has."""
+PAYS, NEVER = padding_free.PADDING_FREE_PAYS, 2.0
+"""Shares of padding from which it is left out: as the project has it, and one that no forward has."""
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
@@ -84,7 +84,7 @@ def main(
         )
         return
     runner = ModelRunner(load_pair(pair, on, pick_dtype(dtype, on))[0], "target")
-    unpadded.FILLER_PAYS, unpadded.LAYING_OUT = 0.0, 0
+    padding_free.PADDING_FREE_PAYS, padding_free.LAYING_OUT = 0.0, 0
     figures, first, second = [], [PROMPTS[4]] if small else PROMPTS, [DRAFTS[4]] if small else DRAFTS
     for shape in {"prompts": first, "drafts": second, "both": [*first, *second]}[kind]:
         figures += timed(runner, shape, rounds)
@@ -94,7 +94,7 @@ def main(
 
 
 def timed(runner: ModelRunner, shape: tuple[int, int, int], rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield the ratio for every share of filler that the shape can have."""
+    """Yield the ratio for every share of padding that the shape can have."""
     rows, width, cached = shape
     keep = 1 if not cached else width
     store = Slab().open(runner.kv_shapes, rows, cached + width, runner.device)
@@ -137,7 +137,7 @@ def prompts_of(file: str, tokenizer: Any) -> list[list[int]]:
 def whole_runs(
     models: Any, prompts: list[list[int]], batches: list[int], new: int, rounds: int, output: str | None
 ) -> None:
-    """Print the ratio of the times of whole runs, without leaving out filler over with it, for each batch size."""
+    """Print the ratio of the times of whole runs, without leaving out padding over with it, for each batch size."""
     table, figures = Table("batch", "prompts", "seconds with filler", "without", "ratio"), []
     for batch_size in batches:
         pipe = Pipeline(
@@ -147,7 +147,7 @@ def whole_runs(
         tokens: dict[float, list[list[int]]] = {}
         for _ in range(rounds):
             for pays in times:
-                unpadded.FILLER_PAYS = budgets.FILLER_PAYS = pays
+                padding_free.PADDING_FREE_PAYS = budgets.PADDING_FREE_PAYS = pays
                 start = now(pipe.parts.runner.device)
                 tokens[pays] = [one.token_ids for one in pipe.generate(prompts, new)]
                 times[pays].append(now(pipe.parts.runner.device) - start)
@@ -163,7 +163,7 @@ def whole_runs(
 
 
 def counted(rows: int, width: int, share: float) -> np.ndarray:
-    """Return counts of real tokens that leave about this share of filler; the first row has none."""
+    """Return counts of real tokens that leave about this share of padding; the first row has none."""
     missing = round(share * rows * width)
     counts = np.full(rows, width)
     spread = np.linspace(0, 1, rows)
@@ -190,7 +190,7 @@ def now(device: torch.device) -> float:
 
 
 def show(figures: list[dict[str, Any]], title: str) -> None:
-    """Print a line per shape and a column per share of filler."""
+    """Print a line per shape and a column per share of padding."""
     table = Table("rows", "places", "cached", "ratio at filler", title=title)
     for shape in dict.fromkeys((one["rows"], one["places"], one["cached"]) for one in figures):
         cells = [one for one in figures if (one["rows"], one["places"], one["cached"]) == shape]

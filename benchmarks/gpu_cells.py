@@ -33,7 +33,7 @@ from rounds import Rounds, measured
 
 from specframe import Pipeline
 from specframe.devices import kinds
-from specframe.forward.compiled import ints_and_sizes_left_open
+from specframe.model.compiled import ints_and_sizes_left_open
 from specframe.models.loading import pick_device, pick_dtype, stop_token_ids
 
 SYNTHETIC = "synthetic,rate=0.8"
@@ -173,11 +173,11 @@ class GpuCells:
         target, draft, tokenizer = loaded("small", self._device, torch.float32)
         models = Models(target, draft, tokenizer, stop_token_ids(target, tokenizer))
         prompts, new, found = held_out_prompts(tokenizer, 4, 96), 12 if self._small else 48, []
-        judge = Judge(models, prompts, new)
+        accept = Judge(models, prompts, new)
         for scheme in ("plain", "ragged"):
             started = time.perf_counter()
             decode = ours(models, scheme, 4, layers=way, **schemes(3)[scheme]).decode
-            row = one(decode, judge, prompts, new, math.inf)
+            row = one(decode, accept, prompts, new, math.inf)
             if row["fault"] or row["bugs"]:
                 raise AssertionError(f"{scheme}, {way}: expected the reference decoder's tokens, got {row}")
             spent = time.perf_counter() - started

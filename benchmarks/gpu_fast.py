@@ -9,9 +9,9 @@ continuations, of whose drafts a given share is accepted; 5. *attention* and 6. 
 caches hold; 7. *exactness* in float32, and a second process that finds what was compiled.
 
 Each section has a share of the budget, and what it leaves is the next one's. A cell that does not fit into what is left is skipped,
-and taken up at the end where there is time. Cells are measured in a process of their own: one that crashes or loses the device is a
-line, and the others go on in a new process. The JSON is whole after each cell. ``--small`` tries everything in a minute or two with
-a small pair, on the simulated device of the test kit, or on the CPU by ``--device cpu``.
+and scheduled at the end where there is time. Cells are measured in a process of their own: one that crashes or loses the device is
+a line, and the others go on in a new process. The JSON is whole after each cell. ``--small`` tries everything in a minute or two
+with a small pair, on the simulated device of the test kit, or on the CPU by ``--device cpu``.
 """
 
 from __future__ import annotations

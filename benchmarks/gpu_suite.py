@@ -13,7 +13,7 @@ K = 5, batches 1 to 64, the most telling cells first.
 Needs torch, transformers, pytest and specframe's other dependencies; neither a network nor an installation: in a checkout that is
 not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part is a
 process of its own: one that crashes, runs out of memory or of time is a line in the result, and the others go on. A benchmark that
-loses the device is taken up again without the scheme that lost it. What is done is written after each part, and ``--resume`` runs
+loses the device is scheduled again without the scheme that lost it. What is done is written after each part, and ``--resume`` runs
 those of an earlier run again that found something wrong. ``--parts`` chooses some of them, ``--together`` runs them all at once:
 faults are found sooner, and times say nothing. ``--small`` does all of it in a minute or two without a GPU, with a small pair: the
 first part on the simulated accelerator of the test kit, the others on the CPU.

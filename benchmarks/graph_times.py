@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from specframe.devices import kinds
-from specframe.forward.recording_cache import RECORDINGS
+from specframe.model.graph_cache import GRAPHS
 
 
 @attrs.define(eq=False)
@@ -42,7 +42,7 @@ class Graph:
 @contextlib.contextmanager
 def graphs(made: list[Graph]) -> Iterator[None]:
     """Add the graphs that pipelines with ``graphs="on"`` record inside the block to a list."""
-    usual = RECORDINGS["on"]
+    usual = GRAPHS["on"]
 
     def watched(device: torch.device) -> Callable[..., Any]:
         record: Any = usual(device)
@@ -53,11 +53,11 @@ def graphs(made: list[Graph]) -> Iterator[None]:
 
         return recorded
 
-    RECORDINGS["on"] = watched
+    GRAPHS["on"] = watched
     try:
         yield
     finally:
-        RECORDINGS["on"] = usual
+        GRAPHS["on"] = usual
 
 
 def nodes(graph: Graph, device: torch.device) -> int | None:
@@ -77,7 +77,7 @@ def nodes(graph: Graph, device: torch.device) -> int | None:
 
 def recorded(function: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], Any]:
     """Return what replays a function, which is recorded now where the device has graphs."""
-    record: Any = RECORDINGS["on"](device)
+    record: Any = GRAPHS["on"](device)
     recording = record(lambda: (function(),))
     recording.replay(1)  # the result of the first replay is there already
     return lambda: recording.replay(1)

@@ -1,4 +1,4 @@
-"""Drafts for a target most of whose layers keep a state, beside plain decoding: speed, the time of settling, and bytes of states.
+"""Drafts for a target most of whose layers keep a state, beside plain decoding: speed, the time of committing, and bytes of states.
 
     python benchmarks/hybrid.py [--batches 1,8] [--lengths 2,4] [--rounds 7] [--new 48] [--output FILE.json]
 
@@ -26,7 +26,7 @@ from specframe_testing import harness
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3_5TextConfig
 
 from specframe import Pipeline
-from specframe.forward.states import RowStates
+from specframe.model.row_states import RowStates
 
 VOCABULARY = 8192
 ACCEPTANCE = 0.7
@@ -59,14 +59,14 @@ class Settling:
     """The processor time in which states take in tokens."""
 
     def __init__(self) -> None:
-        self.seconds, own = 0.0, RowStates.settle
+        self.seconds, own = 0.0, RowStates.commit
 
-        def settle(store: RowStates, *given: Any) -> None:
+        def commit(store: RowStates, *given: Any) -> None:
             start = time.process_time()
             own(store, *given)
             self.seconds += time.process_time() - start
 
-        RowStates.settle = settle  # type: ignore[method-assign]
+        RowStates.commit = commit  # type: ignore[method-assign]
 
 
 def measured(

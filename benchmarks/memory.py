@@ -11,7 +11,7 @@ kind's median. With a file of questions, as Spec-Bench has them, the lengths are
 is the fake of the test kit, which costs next to nothing, with its draft model; all sequences have as many new tokens.
 
 *reserved* is what rows have, *held* what the store has allocated, each as a sum over all rounds, over the tokens that are cached;
-*rows* are those of a round that decodes, on average, and *full* those of one before the last prompt is taken up. With as many
+*rows* are those of a round that decodes, on average, and *full* those of one before the last prompt is scheduled. With as many
 blocks as a slab has slots, and a larger batch, that is what a backend gains in the same memory: --batch 64 --stores
 "paged;block=16;blocks=890".
 
@@ -92,7 +92,7 @@ class Slots(Observer):
         self._stores, self._tokens = stores, dict[int, int]()
         self.live = self.reserved = self.held = self.most = 0
         self.rows = list[tuple[int, int]]()
-        """Of each round that decodes, and how many sequences have been taken up by then."""
+        """Of each round that decodes, and how many sequences have been scheduled by then."""
         self._taken = 0
 
     def round(self, report: RoundReport) -> None:
@@ -187,7 +187,7 @@ def compare(
         for name, (pipe, fed) in pipes.items():
             fed.tokens, began = 0, time.perf_counter()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of sequences that give way
+                warnings.simplefilter("ignore")  # of sequences that be preempted
                 found[name] = [one.token_ids for one in harness.decode(pipe, asked)]
             if turn:
                 seconds[name].append(time.perf_counter() - began)

@@ -26,8 +26,8 @@ from rich.table import Table
 
 from specframe import Pipeline
 from specframe.contracts.requests import Request
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.models.loading import pick_device, pick_dtype
 
 WAYS = ("off", "on")
@@ -98,7 +98,7 @@ def pipeline(target: Any, draft: Any, tokenizer: Any, rows: int, options: str) -
 
 def decoded(pipe: Pipeline, asked: list[Request], on: torch.device) -> tuple[dict[int, list[int]], list[float], float]:
     """Return the tokens, the gaps between rounds of rows that decode while a prompt is read, and the time of all."""
-    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     first = [one for one in asked if len(one.prompt_ids) == SHORT]
     for request in first:
         engine.add(request)

@@ -27,17 +27,17 @@ import torch
 import transformers
 from contenders import held_out_prompts
 from grow import PAIRS, load_pair, shape
-from specframe_lab.planning.candidates import KNEE, Candidate, Plan
+from specframe_lab.planning.candidates import KNEE, Candidate, CandidatePlan
 from specframe_memory.allocations import Allocations
 from specframe_memory.footprint import DRAFT, TARGET, Workload
-from specframe_memory.hollow import hollow_of
-from specframe_memory.hollow_parts import hollow_parts
 from specframe_memory.memory_plan import ladder_of
+from specframe_memory.meta_models import hollow_of
+from specframe_memory.meta_parts import hollow_parts
 
 from specframe import Pipeline
-from specframe.engine.constraints import Constraints
+from specframe.engine.known_constraints import Constraints
 from specframe.engine.parts import Parts, compose_recipe
-from specframe.forward.runner import ModelRunner
+from specframe.model.runner import ModelRunner
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 
@@ -92,7 +92,7 @@ def measured(pair: str, batches: list[int], lengths: list[int], count: int, new:
         step = ladder.step(attrs.evolve(load, rows=rows), length)
         found.append(Candidate.of(step, length, statistics.median(rates[rows, length])))
         taken[rows, length], _ = counted(models, pipeline(models, rows, length), prompts, new, length > 0)
-    plan = Plan(found, None)
+    plan = CandidatePlan(found, None)
     knee, best = plan.knee, plan.best
     bounded = pipeline(
         models, max(batches), max(lengths), memory=knee.total + (0 if knee.draft_length else draft_bytes(models))

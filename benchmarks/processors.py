@@ -26,8 +26,8 @@ from transformers import generation as hf
 from specframe import Sampling
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
-from specframe.text.generation import Settings
-from specframe.text.sampling import shape
+from specframe.text.generation import GenerationSettings
+from specframe.text.sampling import apply_processors
 
 DRAFTED = 8
 """Draft tokens per row."""
@@ -71,7 +71,7 @@ def timed(name: str, rows: int, vocabulary: int, rounds: int) -> dict[str, Any]:
     calls, times = counted(batch, drafted_BN, logits_BTV), []
     for _ in range(rounds * max(ROWS) // rows):
         start = time.process_time()
-        shape(batch, drafted_BN, logits_BTV)
+        apply_processors(batch, drafted_BN, logits_BTV)
         times.append(time.process_time() - start)
     return {"parameters": name, "rows": rows, "calls": calls, "milliseconds": round(1e3 * statistics.median(times), 4)}
 
@@ -83,7 +83,7 @@ def counted(batch: Batch, drafted_BN: torch.Tensor, logits_BTV: torch.Tensor) ->
     for kind, call in usual.items():
         kind.__call__ = lambda *given, call=call: calls.append(None) or call(*given)  # type: ignore[method-assign]
     try:
-        shape(batch, drafted_BN, logits_BTV)
+        apply_processors(batch, drafted_BN, logits_BTV)
     finally:
         for kind, call in usual.items():
             kind.__call__ = call  # type: ignore[method-assign]
@@ -92,7 +92,7 @@ def counted(batch: Batch, drafted_BN: torch.Tensor, logits_BTV: torch.Tensor) ->
 
 def batch_of(sampling: Sampling, rows: int, vocabulary: int, generator: torch.Generator) -> Batch:
     """Return rows of random tokens that are decoded with the same parameters."""
-    settings, lengths = Settings(sampling), np.linspace(100, 500, rows).astype(int)
+    settings, lengths = GenerationSettings(sampling), np.linspace(100, 500, rows).astype(int)
     tokens_BS = torch.randint(vocabulary, (rows, 600), generator=generator)
     plans = [settings.plan(50, 600, [0], "cpu") for _ in range(rows)]
     sequences = [Sequence(Request(row, [1] * 50, 500, plan=plan), 600) for row, plan in enumerate(plans)]

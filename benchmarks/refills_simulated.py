@@ -44,7 +44,7 @@ def rate(wait: str, rows: int, new: int, count: int, drafts: bool, cost: dict[st
         rows,
         gained if drafts else lambda index, length: 0,
     )
-    reading = sum(cost["prompt"] + cost["beside"] * len(one.indices) for one in seen if one.prefill)
+    reading = sum(cost["prompt"] + cost["mixed"] * len(one.indices) for one in seen if one.prefill)
     decoding = sum(cost["round" if drafts else "plain"] for one in seen if not one.prefill)
     return 1000 * sum(tokens) / (reading + decoding)
 

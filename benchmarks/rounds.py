@@ -45,7 +45,7 @@ class Rounds(Observer):
         self._found: dict[str, list[float]] = collections.defaultdict(list)
 
     def round(self, report: RoundReport) -> None:
-        """Note the time since the round before: the round's one wait, for its verdict, is over."""
+        """Note the time since the round before: the round's one wait, for its acceptance result, is over."""
         now = time.perf_counter()
         rows = f"{len(report.sequences)} rows, "
         self._found[rows + ("prompts" if report.prefill else f"K = {report.draft.depth}")].append(

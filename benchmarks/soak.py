@@ -39,7 +39,7 @@ PROMPTS = [
     "x = [",
 ]
 NEW = (6, 12, 20)
-"""New tokens: a prompt's length of answer goes by its place."""
+"""New tokens: a prompt's length of answer depends on its place."""
 SEEDS = 4
 TEMPERATURE = 0.8
 SAMPLED = 0.5
@@ -95,7 +95,7 @@ class Clients:
                 self.answers.setdefault((place, sampled, seed), set()).add(tuple(ids))
 
     async def _stream(self, place: int, sampled: bool, seed: int, leaves: bool, slow: bool) -> list[int] | None:
-        """Return a stream's token ids; None: the client has hung up."""
+        """Return a stream's token ids, or None if the client has hung up."""
         stream = await self._openai.completions.create(
             model="tiny",
             prompt=PROMPTS[place],

@@ -31,7 +31,7 @@ from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.model.run import Run
 
 
 class Told:

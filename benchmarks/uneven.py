@@ -30,13 +30,13 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
-from specframe.forward import unpadded
+from specframe.model import padding_free
 from specframe.models.loading import pick_device, pick_dtype
 
 LENGTH = 5
 """Draft tokens of a row that drafts as much as it may."""
 PROMPT = 24
-"""Tokens of each prompt: all are equally long, so that reading them has no filler."""
+"""Tokens of each prompt: all are equally long, so that reading them has no padding."""
 
 
 class Stairs:
@@ -120,16 +120,16 @@ def asked(batch: int, share: float, new: int) -> list[Request]:
 
 def ratios(pipe: Pipeline, watch: Verifying, requests: list[Request], rounds: int) -> dict[str, float]:
     """Return the ratios of both kinds of runs, computed over left out, after looking that they have the same tokens."""
-    pays, times, tokens = unpadded.FILLER_PAYS, {True: list[Any](), False: list[Any]()}, []
+    pays, times, tokens = padding_free.PADDING_FREE_PAYS, {True: list[Any](), False: list[Any]()}, []
     for number in range(rounds + 1):
         for left_out in (True, False):
-            unpadded.FILLER_PAYS, watch.seconds = pays if left_out else 2.0, 0.0
+            padding_free.PADDING_FREE_PAYS, watch.seconds = pays if left_out else 2.0, 0.0
             start = now(pipe.target_model.device)
             results = sorted(pipe.decode(requests), key=lambda one: one.index)
             if number:  # the first warms up
                 times[left_out].append((now(pipe.target_model.device) - start, watch.seconds))
             tokens.append([one.token_ids for one in results])
-    unpadded.FILLER_PAYS = pays
+    padding_free.PADDING_FREE_PAYS = pays
     whole, verify = (
         [statistics.median(one[place] for one in times[left_out]) for left_out in (False, True)] for place in (0, 1)
     )

@@ -15,11 +15,11 @@ from typing import Any, cast
 from unittest import mock
 
 import attrs
-from specframe_std.trees.options import KINDS as SHAPES
-from specframe_std.trees.options import Trees
+from specframe_std.trees.tree_options import KINDS as SHAPES
+from specframe_std.trees.tree_options import Trees
 
 from specframe.contracts.engine import LoadingExecutor
-from specframe.engine.requests import Requests
+from specframe.engine.request_factory import RequestFactory
 from specframe.errors import SpecframeError
 from specframe.plugins.compose import Composition, compose, strategy
 from specframe.plugins.entries import Entry
@@ -187,7 +187,7 @@ def refuses_temperature(recipe: Recipe, use: Composition) -> bool:
     """Return whether requests with a temperature are refused."""
     try:
         parts = SimpleNamespace(composition=use, target=None, tokenizer=None)
-        Requests(recipe, cast(Any, parts)).require_sampling("temperature 1")
+        RequestFactory(recipe, cast(Any, parts)).require_sampling("temperature 1")
     except SpecframeError:
         return True
     return False

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from specframe_std.load_options import configs
 from specframe_testing import harness
-from specframe_testing.probes.ties import Scales
+from specframe_testing.instrumentation.ties import Scales
 from torchao.quantization import Int8WeightOnlyConfig
 from torchao.quantization.granularity import PerGroup
 from transformers import TorchAoConfig

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specframe.plugins.hookspecs import hookimpl
     from specframe.text.sampling import Sampling
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["Pipeline", "Sampling", "SpecframeError", "assisted", "hookimpl"]
 
 _WHERE = {

@@ -14,11 +14,11 @@ from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
 from specframe.engine.encoding import Prompt, as_list
-from specframe.engine.guards.roles import guard
+from specframe.engine.guards.guard_table import guard
 from specframe.engine.parts import Parts, check_strategies, parts_of
+from specframe.engine.request_factory import RequestFactory, RequestOptions
 from specframe.engine.request_stream import RequestStream
-from specframe.engine.requests import Asked, Requests
-from specframe.engine.results import Results, in_order
+from specframe.engine.result_factory import ResultFactory, in_order
 from specframe.engine.stream_chunks import Chunks
 from specframe.errors import OptionError, literal
 from specframe.models.loading import pick_device
@@ -55,7 +55,7 @@ class Pipeline:
         seed: of every random choice.
         tokenizer: for prompts given as text when the target is a loaded model.
         observers: objects told about every round, see :class:`specframe.contracts.roles.Observer`.
-        check: verify the invariants of :mod:`specframe_testing.probes.invariants` all along; slow.
+        check: verify the invariants of :mod:`specframe_testing.instrumentation.invariants` all along; slow.
         attention: an attention backend: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by
             blocks), "masked", one of a plugin, or "auto": packed on CUDA where it fits, flex there where masks would be large,
             masked otherwise, and a plugin's where the KV backend keeps pages.
@@ -72,7 +72,8 @@ class Pipeline:
         load_options: a quantisation that target and draft model are loaded with where they are given by name, and options of
             ``from_pretrained``: "torchao-int8-weight-only", "bitsandbytes-4bit,bnb-4bit-quant-type=nf4", "none,variant=fp16", or a
             mapping such as ``{"quantization_config": made}``. A head stays as it is. See :mod:`specframe_std.load_options`.
-        constraint: what all continuations have to keep to: a constraint by name, ``name,key=value`` or as an object; None: nothing.
+        constraint: what all continuations have to keep to: a constraint by name, ``name,key=value`` or as an object, or None for
+        nothing.
         memory: the most bytes that weights, caches and everything else take together while prompts are decoded, as "22GB" or
             "512MiB": drafts become shorter, then rows fewer, then nothing is drafted. None: no bound. See docs/memory.md.
 
@@ -143,7 +144,7 @@ class Pipeline:
         if "datasets" in self.executor.offers:
             check_strategies(self._own)
         else:
-            self.requests = Requests(self.recipe, self.parts)
+            self.requests = RequestFactory(self.recipe, self.parts)
 
     @functools.cached_property
     def parts(self) -> Parts:
@@ -151,13 +152,13 @@ class Pipeline:
         return parts_of(self._own, self.executor)
 
     @functools.cached_property
-    def requests(self) -> Requests:
+    def requests(self) -> RequestFactory:
         """Makes requests of prompts."""
-        return Requests(self.recipe, self.parts)
+        return RequestFactory(self.recipe, self.parts)
 
     @functools.cached_property
-    def _results(self) -> Results:
-        return Results(self.tokenizer, self.parts.runner.device)
+    def _results(self) -> ResultFactory:
+        return ResultFactory(self.tokenizer, self.parts.runner.device)
 
     @property
     def device(self) -> torch.device:
@@ -177,7 +178,7 @@ class Pipeline:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The target's tokenizer; None: prompts are token ids."""
+        """The target's tokenizer, or None if prompts are token ids."""
         return self.parts.tokenizer
 
     @property
@@ -192,14 +193,15 @@ class Pipeline:
         return self._results.report(engine.peak_kv_bytes, engine.state_bytes) if engine else self._results.report(0, 0)
 
     def generate(
-        self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[Asked]
+        self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[RequestOptions]
     ) -> Iterator[Result]:
         """Decode prompts and yield their results in the order asked, several samples of one prompt one after the other.
 
         Args:
             prompts: texts, lists of token ids or lists of messages; one of these alone is one prompt.
             max_new_tokens: tokens generated per prompt unless it stops before.
-            asked: ``arrivals``, ``sort`` and ``sampling`` of :class:`specframe.engine.requests.Asked`, and the parameters of
+            asked: ``arrivals``, ``sort`` and ``sampling`` of :class:`specframe.engine.request_factory.RequestOptions`, and the
+            parameters of
                 :class:`specframe.Sampling` by their names, which win over those of ``sampling``.
 
         Raises:
@@ -215,7 +217,7 @@ class Pipeline:
         return in_order(self.decode(requests, failed), keys)
 
     def chat(
-        self, chats: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[Asked]
+        self, chats: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[RequestOptions]
     ) -> Iterator[Result]:
         """Answer chats and yield the answers in the order asked, as :meth:`generate` does.
 
@@ -232,13 +234,13 @@ class Pipeline:
         return self.generate([as_chat(one) for one in as_list(chats)], max_new_tokens, **asked)
 
     def as_completed(
-        self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[Asked]
+        self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[RequestOptions]
     ) -> Iterator[Result]:
         """Decode prompts and yield each result when it is complete; ``result.index`` tells which prompt it answers."""
         return self.decode(*self.requests.make(prompts, max_new_tokens, **asked))
 
     def stream(
-        self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[Asked]
+        self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[RequestOptions]
     ) -> Iterator[Chunk]:
         """Decode prompts and yield a chunk for each prompt after every round; a prompt's last chunk has its result."""
         return self._stream(*self.requests.make(prompts, max_new_tokens, **asked))
@@ -295,7 +297,7 @@ class Pipeline:
         Neither the requests to come nor those that have finished are held. Results do not depend on that.
 
         Args:
-            asked: the requests of one prompt after the other, see :meth:`specframe.engine.requests.Requests.of`.
+            asked: the requests of one prompt after the other, see :meth:`specframe.engine.request_factory.RequestFactory.of`.
         """
         with self._begun() as engine:
             for one in self._feed(engine, asked):
@@ -338,7 +340,7 @@ class Pipeline:
         self._busy = True
         try:
             recipe = attrs.evolve(self.recipe, batch_size=self.batch_size, seed=self.seed)
-            results = self._results = Results(self.tokenizer, self.parts.runner.device)
+            results = self._results = ResultFactory(self.tokenizer, self.parts.runner.device)
             watching = [*results.observers, *recipe.observers, *observers]
             self._engine = self.executor.open(recipe, self.parts, watching, results.clock)
             with contextlib.closing(self._engine) as engine:

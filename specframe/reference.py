@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.devices import kinds
-from specframe.forward import numerics
-from specframe.forward.positions import context_length
-from specframe.forward.twin import twin
+from specframe.model import current_numerics
+from specframe.model.counted_positions import context_length
+from specframe.model.twin import twin
 from specframe.models.own_cache import OwnCache
 
 
@@ -34,12 +34,12 @@ def reference_tokens(
         processors: the logits processors of transformers that scores go through, each called with all tokens so far, (1, L), and
             the scores, float32 (1, V).
         rounded: what a KV backend makes of keys and values (B, H, T, D), see
-            :meth:`specframe.contracts.cache.RoundingBackend.rounded`; None: nothing.
+            :meth:`specframe.contracts.cache.RoundingBackend.rounded`, or None for nothing.
     """
     context = context_length(model.config.get_text_config()) or 2**31
-    if numerics.are_active():
+    if current_numerics.are_active():
         model = twin(model)  # states are kept outside of it
-    alone, feeding = OwnCache(model, whole=True, rounded=rounded), numerics.fed_alone(model)
+    alone, feeding = OwnCache(model, whole=True, rounded=rounded), current_numerics.fed_alone(model)
     fed, generated = prompt_ids, list[int]()
     for _ in range(context - len(prompt_ids)):
         start = len(prompt_ids) + len(generated) - len(fed)

@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.round import Sequence, State
+from specframe.contracts.round import Sequence, SequenceState
 from specframe.devices.kinds import on_device
 
-JOINING = State.READING, State.STARTING
+JOINING = SequenceState.READING, SequenceState.STARTING
 """The states of a batch that does not decode yet."""
 
 
@@ -20,7 +20,7 @@ ASTRAY = "rows were being moved"
 """The note of errors that came while rows were moved: the map has the new places, and tensors may have the old ones."""
 
 
-def astray(error: BaseException) -> bool:
+def rows_unknown(error: BaseException) -> bool:
     """Return whether any sequence's row may hold what another's held, because an error came while rows were moved."""
     return ASTRAY in getattr(error, "__notes__", ())
 
@@ -37,7 +37,7 @@ class Moves:
     """Rows now held by a sequence that had none and start as copies of their parent's row, as far as the prompt goes."""
 
     def apply(self, *tensors: torch.Tensor, axis: int = 0) -> None:
-        """Move rows of device tensors along ``axis``. An error leaves rows :func:`astray`: some tensors have moved, others not."""
+        """Move rows of device tensors along ``axis``. After an error rows are unknown: some tensors have moved, others not."""
         if not self.sources:
             return
         try:
@@ -69,7 +69,7 @@ class RowMap:
     Args:
         rows: how many there are.
         anywhere: let a batch that does not decode yet have the rows that move the fewest others, and stay there when it joins the
-            others: a sequence in the place of a finished one then moves no row. Its rows are those from ``first`` on.
+            others: a sequence in place of a finished one then moves no row. Its rows are those from ``first`` on.
     """
 
     def __init__(self, rows: int, anywhere: bool = False) -> None:

@@ -171,7 +171,7 @@ def build(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     Args:
         name: of the model type.
         seed: of its weights.
-        options: fields of the configuration, in the place of those of :data:`SIZES` and :data:`OWN`.
+        options: fields of the configuration, in place of those of :data:`SIZES` and :data:`OWN`.
 
     Raises:
         Exception: whatever transformers raises on sizes that do not fit, or ValueError: the model is not tiny.

@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     import torch
 
-    from specframe.forward import unpadded
+    from specframe.model import padding_free
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    unpadded.LAYING_OUT = 0
+    padding_free.LAYING_OUT = 0

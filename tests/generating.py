@@ -53,7 +53,7 @@ def both(
 
     Args:
         model, draft: the target and what drafts for it.
-        inputs: of ``generate``; None: :func:`padded`.
+        inputs: of ``generate``, or None for :func:`padded`.
         draft_length, options: of the drop-in.
         asked: what else ``generate`` is asked.
     """

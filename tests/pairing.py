@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from specframe_std.kv.slab import Slab
 
-from specframe.caches.slab import SlabStore
 from specframe.contracts.round import Sequence
+from specframe.kv.slab_store import SlabStore
 
 HELD: list[tuple[PairedStore, Sequence]] = []
 """What has room in any store."""

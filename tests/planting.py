@@ -10,8 +10,8 @@ import torch
 from specframe_testing import harness
 
 from specframe.contracts.requests import Request, Result
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import SpecframeError
 from specframe.pipeline import Pipeline
 
@@ -70,7 +70,9 @@ class Making(Acting):
                 return self.called(lambda: usual(store, *given, **named))
 
             member.__code__ = member.__code__.replace(co_name=self._member)
-            more = {"static": False} if self._member == "settle" else {}  # a static layout needs no settling of chains
+            more = (
+                {"static": False} if self._member == "commit" else {}
+            )  # a static layout needs no committing of chains
             made.__class__ = type("Made", (type(made),), {self._member: member, "__module__": __name__, **more})
             return made
 
@@ -123,15 +125,15 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def opened(pipe: Pipeline, asked: Any, observers: Any = ()) -> Engine:
+def opened(pipe: Pipeline, asked: Any, observers: Any = ()) -> LocalEngine:
     """Return an engine that has taken requests."""
-    engine = Engine(pipe.recipe, pipe.parts, observers, HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, observers, HandClock(), pipe.executor)
     for one in asked:
         engine.add(one)
     return engine
 
 
-def stepped(engine: Engine) -> tuple[dict[int, list[int]], int]:
+def stepped(engine: LocalEngine) -> tuple[dict[int, list[int]], int]:
     """Step an engine by hand over all errors; return the tokens of what has ended, and the number of errors."""
     ended, errors = dict[int, list[int]](), 0
     while not engine.idle:

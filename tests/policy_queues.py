@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import torch
 from policy_worlds import round_report
-from specframe_std.drafters.model import IDLE
+from specframe_std.drafters.draft_model import IDLE
 from specframe_std.policies.goodput import Goodput
 from specframe_std.policies.round_seconds import Prior
 from specframe_std.schedulers.refill import Refill
@@ -34,7 +34,7 @@ class Decoded:
     request: Any
     limit: int
     length: int
-    unread: int
+    uncached: int
     """Tokens that the draft model has not read."""
     finished: bool = False
 
@@ -42,7 +42,7 @@ class Decoded:
 class Live(list[Decoded]):
     """The rows of a batch, on a CPU."""
 
-    beside = None
+    mixed = None
 
     def __init__(self, rows: list[Decoded], waiting: int = 0) -> None:
         super().__init__(rows)
@@ -143,7 +143,7 @@ class Queue:
         seconds = PASS + TOKEN * computed
         if budget.depth:
             seconds += budget.depth * (DRAFT_PASS + DRAFT_TOKEN * len(batch))
-            seconds += DRAFT_TOKEN * sum(row.unread for row in batch)
+            seconds += DRAFT_TOKEN * sum(row.uncached for row in batch)
         self._idle = 0 if budget.depth else self._idle + 1
         self.drafted += bool(budget.depth and learns)
         self._work(seconds * float(np.exp(self._draw.normal(0, 0.04 * learns))))
@@ -151,7 +151,7 @@ class Queue:
         for number, (row, own) in enumerate(zip(batch, own_B.tolist(), strict=True)):
             place = row.length - len(row.request.prompt_ids)
             accepted_B[number] = self._stands[row.request.key[0], place : place + own].cumprod().sum()
-            row.unread = 0 if budget.depth else row.unread + 1
+            row.uncached = 0 if budget.depth else row.uncached + 1
             row.finished = row.length + int(accepted_B[number]) + 1 >= row.limit
         if learns:
             report = round_report(accepted_B, budget.depth, batch, own_B, computed)

@@ -34,7 +34,7 @@ class Row:
 class Rows(list[Row]):
     """A batch of such rows, on a CPU."""
 
-    beside, waiting = None, 0
+    mixed, waiting = None, 0
 
     def __init__(self, count: int) -> None:
         super().__init__(Row(types.SimpleNamespace(key=(number, 0), prompt_ids=[0] * 10)) for number in range(count))
@@ -48,7 +48,7 @@ class World:
 
     ``rate`` is a probability, one for each row, or one for each round. Taking up drafting costs 0.2 percent of a round for each
     token missed. ``pace``: the standard deviation of the machine's pace, which wanders from round to round. ``tight``: a row's
-    time is that of its own draft, since filler is left out. ``recorded``: a round of a new length takes three times as long, and
+    time is that of its own draft, since padding is left out. ``recorded``: a round of a new length takes three times as long, and
     six times when it is recorded, at its second time.
     """
 

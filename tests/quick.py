@@ -88,7 +88,7 @@ def measure(folder: Path, jobs: int, only: Sequence[str]) -> None:
         table = Table.read(folder)
         left = [one for one in mutation.read() if one.name not in table.caught and (not only or one.name in only)]
         with (folder / "caught.jsonl").open("a", encoding="utf-8") as file:
-            for mutant, tests in judged(copies, left, table):
+            for mutant, tests in by_rule(copies, left, table):
                 print(json.dumps({"fault": mutant.name, "tests": tests}), file=file, flush=True)
                 print(f"{len(tests):4} catch {mutant.name}", flush=True)
 
@@ -103,7 +103,7 @@ def reach(copy: Copy, folder: Path, jobs: int) -> None:
         raise SystemExit("quick: tests fail without any fault: nothing was measured")
 
 
-def judged(copies: Sequence[Copy], mutants: Sequence[Mutant], table: Table) -> Iterator[tuple[Mutant, list[str]]]:
+def by_rule(copies: Sequence[Copy], mutants: Sequence[Mutant], table: Table) -> Iterator[tuple[Mutant, list[str]]]:
     """Yield each fault with the tests that catch it."""
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for copy in copies:
@@ -242,9 +242,11 @@ def written(text: str, tests: Sequence[str], quick: set[str]) -> str:
         nodes.append((node, inherited[name] or ([] if quick & {*mine} else mine), True))
     for name, body in [("", tree.body), *((name, node.body) for name, node in outer.items())]:
         nodes += [(one, own[f"{name}::{one.name}"], False) for one in body if isinstance(one, ast.FunctionDef)]
-    for node, judged, whole in sorted(nodes, key=lambda one: one[0].lineno, reverse=True):
+    for node, by_rule, whole in sorted(nodes, key=lambda one: one[0].lineno, reverse=True):
         first = min([node.lineno, *(one.lineno for one in node.decorator_list)]) - 1
-        new = marker([short(test, whole) for test in judged], [short(test, whole) for test in judged if test in quick])
+        new = marker(
+            [short(test, whole) for test in by_rule], [short(test, whole) for test in by_rule if test in quick]
+        )
         old = [
             one
             for one in node.decorator_list
@@ -264,9 +266,9 @@ def short(test: str, whole: bool) -> str:
     return (f"{function}[{case}]" if case else function) if whole else case
 
 
-def marker(judged: list[str], quick: list[str]) -> str:
+def marker(by_rule: list[str], quick: list[str]) -> str:
     """Return the decorator for a test or class of which some cases are in the quick set; "" where all are."""
-    if len(quick) == len(judged):
+    if len(quick) == len(by_rule):
         return ""
     return f"@pytest.mark.wide(but={quick!r})" if quick else "@pytest.mark.wide"
 

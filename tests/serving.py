@@ -15,7 +15,7 @@ from specframe_serve.app import Limited, Server
 from specframe_serve.listener import Listener
 
 from specframe import Pipeline
-from specframe.engine.engine import Engine
+from specframe.engine.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     import openai
@@ -98,10 +98,10 @@ class Hold:
     """Lets the engines of this process decode one round, and further ones when it is told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._step, self._rounds, self.released = Engine.step, 0, False
-        monkeypatch.setattr(Engine, "step", lambda engine: self._held(engine))
+        self._step, self._rounds, self.released = LocalEngine.step, 0, False
+        monkeypatch.setattr(LocalEngine, "step", lambda engine: self._held(engine))
 
-    def _held(self, engine: Engine) -> Any:
+    def _held(self, engine: LocalEngine) -> Any:
         if self._rounds and not self.released:
             time.sleep(0.001)
             return None

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from specframe_lab.arrivals import arrival_times, poisson
+from specframe_lab.arrival_times import arrival_times, poisson
 from specframe_lab.comparison.comparison_observers import Waits
 from specframe_testing import harness
 from specframe_testing.fakes import fake_draft, fake_target
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
-from specframe.engine.arrivals import HandClock
+from specframe.engine.engine_clock import HandClock
 from specframe.errors import OptionError
 from specframe.observe import stopwatch
 

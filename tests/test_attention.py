@@ -12,9 +12,9 @@ from specframe_testing import harness, zoo
 
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
-from specframe.forward.attention import choice, flex, kernel_trial, packed
-from specframe.forward.runner import ModelRunner
-from specframe.forward.trial_stores import uneven_placement
+from specframe.model.attention import choice, flex, kernel_check, varlen
+from specframe.model.check_stores import uneven_placement
+from specframe.model.runner import ModelRunner
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 GROUPED = ("llama", "qwen3", "mistral", "gemma3", "gpt2")
@@ -25,7 +25,7 @@ def emulated_flash(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    packing: packed.Packing,
+    packing: varlen.Packing,
     scaling: float | None,
     left: int,
     table_BN: torch.Tensor | None = None,
@@ -51,15 +51,15 @@ def emulated_flash(
 
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Put the emulation in the place of the flash call, and count its calls."""
+    """Put the emulation in place of the flash call, and count its calls."""
     calls: list[int] = []
 
     def counted(*args: Any) -> torch.Tensor:
         calls.append(args[3].queries)
         return emulated_flash(*args)
 
-    monkeypatch.setattr(packed, "flash", counted)
-    monkeypatch.setattr(packed, "works", lambda *_: True)
+    monkeypatch.setattr(varlen, "flash", counted)
+    monkeypatch.setattr(varlen, "works", lambda *_: True)
     return calls
 
 
@@ -82,11 +82,11 @@ def test_tokens_are_exact(name: str, options: dict[str, str], flash: list[int]) 
 def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed attention is used where it agrees with masked attention, and only there."""
     cpu = torch.device("cpu")
-    monkeypatch.setattr(packed, "flash", emulated_flash)
-    assert kernel_trial.error(packed.Packed(), cpu, torch.float32, 6, 3, 8) < 1e-5
-    monkeypatch.setattr(packed, "flash", lambda query, *_: query.roll(1, 0))
-    assert kernel_trial.error(packed.Packed(), cpu, torch.float32, 6, 3, 8) > 0.5
-    assert not packed.works(cpu, torch.bfloat16, 6, 3, 8)
+    monkeypatch.setattr(varlen, "flash", emulated_flash)
+    assert kernel_check.error(varlen.Packed(), cpu, torch.float32, 6, 3, 8) < 1e-5
+    monkeypatch.setattr(varlen, "flash", lambda query, *_: query.roll(1, 0))
+    assert kernel_check.error(varlen.Packed(), cpu, torch.float32, 6, 3, 8) > 0.5
+    assert not varlen.works(cpu, torch.bfloat16, 6, 3, 8)
 
 
 @pytest.mark.wide
@@ -136,7 +136,7 @@ def test_models_that_need_their_masks_keep_them(
         harness.decode(harness.pipeline(target, None, attention=way), asked)
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
     harness.check(pipe, asked)
-    use = choice.Choice(pipe.parts.runner.attention, pipe.composition.attention)
+    use = choice.AttentionChoice(pipe.parts.runner.attention, pipe.composition.attention)
     assert use.way(uneven_placement(None, 20, torch.device("cpu"))) is None
     assert not use.packs
     assert use._sparing is None
@@ -150,7 +150,7 @@ def test_models_that_need_their_masks_keep_them(
 )
 def test_packed_attention_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The flash call of this torch agrees with masked attention for the heads of the published models."""
-    assert kernel_trial.error(packed.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
+    assert kernel_check.error(varlen.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
 
 
 @pytest.mark.wide
@@ -169,7 +169,7 @@ def test_tokens_are_exact_on_cuda(name: str, graph: str) -> None:
 def test_half_precision_packs_on_cuda() -> None:
     """A model in bf16 with heads of 32 attends without masks, and decodes what it does with them but for ties."""
     target = zoo.build("qwen3", head_dim=32).to("cuda", torch.bfloat16)
-    assert choice.Choice(ModelRunner(target, "target").attention, (packed.Packed(),)).packs
+    assert choice.AttentionChoice(ModelRunner(target, "target").attention, (varlen.Packed(),)).packs
     asked = harness.requests(PROMPTS, 12)
     by_lengths, by_masks = (
         harness.decode(harness.pipeline(target, None, attention=kind, graphs="off"), asked)

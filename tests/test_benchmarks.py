@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 from specframe_testing import zoo
 
-from specframe.contracts.drafts import Draft, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Transfer
 from specframe.models import loading as models
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -58,9 +58,9 @@ def plan(rounds: int, seconds: float = 60) -> measure.Plan:
 @pytest.mark.slow
 def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Models, prompts: list[list[int]]) -> None:
     """transformers' own decoding and all schemes are measured on the same output."""
-    judge = Judge(pair, prompts, 6)
+    accept = Judge(pair, prompts, 6)
     for batch in (1, 3):
-        found = {one.name: judge.compare(one.decode(prompts, 6), 0.0) for one in contenders.contenders(pair, batch, 4)}
+        found = {one.name: accept.compare(one.decode(prompts, 6), 0.0) for one in contenders.contenders(pair, batch, 4)}
         assert {"transformers plain", "plain", "ragged", "eqspec", "exspec"} <= set(found)
         assert ("transformers assisted" in found) == (batch == 1)
         assert {(one.compared, one.exact) for one in found.values()} == {(3, 3)}
@@ -69,11 +69,11 @@ def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Mo
 @pytest.mark.wide
 def test_a_wrong_token_is_a_bug_and_an_early_end_is_too(pair: contenders.Models, prompts: list[list[int]]) -> None:
     """What parts from the reference is weighed; what there is no time to weigh is not called equal."""
-    judge = Judge(pair, prompts, 4)
+    accept = Judge(pair, prompts, 4)
     plain = contenders.contenders(pair, 3, 4)[0].decode(prompts, 4)
     wrong = [[*plain[0][:2], 7, 7], plain[1][:2], plain[2]]
-    assert str(judge.compare(wrong, 0.0)) == "1/3, 1 bugs, 1 unweighed"
-    assert str(judge.compare(wrong, time.perf_counter() + 60)) == "1/3, 2 bugs"
+    assert str(accept.compare(wrong, 0.0)) == "1/3, 1 bugs, 1 unweighed"
+    assert str(accept.compare(wrong, time.perf_counter() + 60)) == "1/3, 2 bugs"
 
 
 @pytest.mark.wide
@@ -206,7 +206,7 @@ def budget_of(*cells: tuple[str, str, float, float]) -> tuple[list[budgeted.Row]
 
 
 def test_cells_keep_to_their_sections_share_and_to_the_budget() -> None:
-    """What would not fit is told and taken up at the end where time is left; a cell's limit is its section's end and some slack."""
+    """A cell that would not fit is scheduled at the end if time is left; a cell's limit is its section's end and some slack."""
     rows, kept, worker = budget_of(
         ("first", "a", 20, 10),
         ("first", "b", 45, 40),
@@ -340,10 +340,12 @@ def test_the_gpu_suite_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_wait_in_a_strict_run_is_a_fault() -> None:
     """Where waits are refused, one is an error that says where, but for a round's transfer."""
     models.pick_device("sim")
-    verdict = Verdict(torch.zeros(1, dtype=torch.long, device="sim"), torch.zeros(1, 1, dtype=torch.long, device="sim"))
-    transfer = Transfer(Draft(verdict.tokens_BT[:, :0]), verdict)
+    acceptance = Acceptance(
+        torch.zeros(1, dtype=torch.long, device="sim"), torch.zeros(1, 1, dtype=torch.long, device="sim")
+    )
+    transfer = Transfer(Draft(acceptance.tokens_BT[:, :0]), acceptance)
     with traffic.strict(torch.device("sim")):
         assert transfer.host.accepted.tolist() == [0]
         with pytest.raises(RuntimeError, match=r"item.*test_benchmarks"):
-            verdict.accepted_B[0].item()
-    assert verdict.accepted_B[0].item() == 0
+            acceptance.accepted_B[0].item()
+    assert acceptance.accepted_B[0].item() == 0

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from products import crossed
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.policies.goodput import Goodput
 from specframe_std.policies.round_seconds import Prior
-from test_distribution import DRAFT, LEAST, Cell, judged
+from test_distribution import DRAFT, LEAST, Cell, by_rule
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
@@ -52,7 +52,7 @@ class Timed(Goodput):
         self.clock = lambda: self._passed
 
     def start(self, run: Any) -> None:
-        """Forget the models' shapes: this clock goes by others."""
+        """Forget the models' shapes: this clock depends on others."""
         super().start(run)
         self._seconds.prepare(Prior())
 
@@ -86,7 +86,7 @@ def test_policies_draw_from_the_target(rule: str, policy: str, branch: str | Non
     lengths = Lengths()
     drafter = ModelDrafter(branch=branch) if branch else DRAFT
     options = {"drafter": drafter, "batch_size": 160, "draft_length": POLICIES[policy](), "observers": [lengths]}
-    assert judged(Cell(rule, "ragged", 3 if branch else 4, "t1"), 1000, **options) > LEAST
+    assert by_rule(Cell(rule, "ragged", 3 if branch else 4, "t1"), 1000, **options) > LEAST
     assert max(lengths.seen) > 3 if branch else len(lengths.seen) > 2, "of a tree more nodes than levels"
     assert lengths.uneven
 
@@ -114,4 +114,4 @@ def test_budgets_of_trees_draw_from_the_target(rule: str) -> None:
             """Nothing to learn."""
 
     options = {"drafter": ModelDrafter(branch=TREE), "draft_length": Parts(), "batch_size": 160}
-    assert judged(Cell(rule, "ragged", 3, "t1"), 1000, **options) > LEAST
+    assert by_rule(Cell(rule, "ragged", 3, "t1"), 1000, **options) > LEAST

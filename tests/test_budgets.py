@@ -75,7 +75,7 @@ def test_budgets_are_as_wide_as_some_row_has_them(given: Budget, expected: tuple
     ("room", "budget", "expected"),
     [
         ((9, 9, 5), Budget(4), (4, 4, None, None)),
-        ((9, 9, 4), Budget(4), (4, 4, None, None)),  # one token of fifteen: no filler worth leaving out
+        ((9, 9, 4), Budget(4), (4, 4, None, None)),  # one token of fifteen: no padding worth leaving out
         ((9, 9, 1), Budget(4), (4, 4, [4, 4, 0], None)),
         ((9, 3, 2), Budget(4), (4, 4, [4, 2, 1], None)),
         ((3, 2, 1), Budget(4), (2, 2, [2, 1, 0], None)),
@@ -90,7 +90,7 @@ def test_budgets_are_as_wide_as_some_row_has_them(given: Budget, expected: tuple
 def test_rows_near_their_ends_get_what_they_can_use(
     room: tuple[int, ...], budget: Budget, expected: tuple[Any, ...]
 ) -> None:
-    """A row shortens no other row's draft; it gets less itself where that is filler that forwards leave out."""
+    """A row shortens no other row's draft; it gets less itself where that is padding that forwards leave out."""
     uneven, even = (strategies(set(), words).alignment for words in ({"uneven"}, {"lossless"}))
     assert numbers(within_reach(budget, rows(*room), uneven)) == expected
     assert numbers(within_reach(budget, rows(*room), even))[:2] == expected[:2]

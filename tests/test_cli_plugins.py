@@ -18,7 +18,7 @@ STRATEGIES = '''
 from specframe import hookimpl
 
 class Bold:
-    """Takes every draft token as it is; see ``judge``.
+    """Takes every draft token as it is; see ``accept``.
 
     Options:
         nerve: how much of it.
@@ -91,7 +91,7 @@ def test_list_of_what_does_not_work(site: Path) -> None:
 def test_show_everything_of_a_name() -> None:
     """A name that two kinds share is shown twice, each with its options and their defaults."""
     shown = invoke("show", "fixed").stdout
-    assert "scheduler fixed, of specframe-std (specframe_std.schedulers.fixed:Fixed)" in shown
+    assert "scheduler fixed, of specframe-std (specframe_std.schedulers.fixed_batches:Fixed)" in shown
     assert "options: none" in shown
     assert "draft-length policy fixed" in shown
     assert ["length", "default 5"] in rows(shown)

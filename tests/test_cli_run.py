@@ -118,7 +118,7 @@ def test_a_slow_model_has_a_rate(speed: float, words: str) -> None:
 def test_lossless_is_what_strategies_declare(dtype: str, lossless: bool, bitwise: bool, caveat: bool) -> None:
     """The last line of a run repeats a claim as one; in half precision it says that ties may fall otherwise, but for bitwise."""
     said = {"target": "t", "device": "cpu", "dtype": dtype, "generation_config": "", "bitwise": bitwise}
-    told = run_report.verdict({"lossless": lossless, **said})
+    told = run_report.acceptance({"lossless": lossless, **said})
     assert told.startswith(
         f"this combination is {'declared lossless' if lossless else 'NOT lossless'}: target t, on cpu in "
     )

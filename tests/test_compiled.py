@@ -14,9 +14,9 @@ from specframe_testing import harness, zoo
 
 from specframe.contracts.roles import Observer
 from specframe.errors import ModelError, SpecframeWarning
-from specframe.forward import compiled, runner
-from specframe.forward.model_trials import SelfTests
-from specframe.forward.runner import ModelRunner
+from specframe.model import compiled, runner
+from specframe.model.model_checks import SelfTests
+from specframe.model.runner import ModelRunner
 
 COMPILED = pytest.mark.filterwarnings("error:.*layers are not compiled")
 """A test of layers that have to be compiled: eager ones have the same tokens."""
@@ -174,7 +174,7 @@ def test_tokens_are_exact_when_compiled(name: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("graph", ["on", "off"])
 def test_tokens_are_exact_on_cuda(graph: str) -> None:
-    """Compiled layers give the reference's tokens in fp32, recorded or not."""
+    """Compiled layers give the reference's tokens in fp32, captured or not."""
     target = zoo.build("qwen3").to("cuda")
     pipe = harness.pipeline(
         target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled", graphs=graph

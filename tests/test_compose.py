@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from specframe_std.acceptance.block import Block
+from specframe_std.acceptance.block import BlockVerification
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.ragged import Ragged
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.kv.dynamic import Dynamic
-from specframe_std.policies.fixed import FixedLength
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import harness, zoo
 
 from specframe.contracts.drafts import Budget
@@ -74,8 +74,14 @@ def test_unknown_names_say_their_role(option, kind):
     ("options", "said"),
     [
         ({"drafter": "model,branch=2/2", "align": "masking"}, "drafter 'model,branch=2/2' .* alignment 'masking' does"),
-        ({"drafter": ModelDrafter(branch="2/2"), "accept": Block()}, "drafter 'model' .* acceptance rule 'block' does"),
-        ({"drafter": Sprouting(branch="2/2"), "accept": Block()}, "drafter 'Sprouting' .* rule 'block' does"),
+        (
+            {"drafter": ModelDrafter(branch="2/2"), "accept": BlockVerification()},
+            "drafter 'model' .* acceptance rule 'block' does",
+        ),
+        (
+            {"drafter": Sprouting(branch="2/2"), "accept": BlockVerification()},
+            "drafter 'Sprouting' .* rule 'block' does",
+        ),
         ({"drafter": "model", "accept": Wanting()}, "acceptance rule 'Wanting' needs 'wind' .* no other strategy does"),
         ({"align": Ragged(), "kv": Dynamic()}, "alignment 'ragged' .* KV backend 'dynamic' does"),
     ],

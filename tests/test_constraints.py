@@ -18,20 +18,20 @@ from specframe_std.executors.workers.messages import Unpacking
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import ConstraintSuite
-from specframe_testing.constraints import DigitSum, Even, OneByOne
+from specframe_testing.constraint_fakes import DigitSum, Even, OneByOne
 from workers_objects import Failing
 
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
 from specframe.contracts.constraints import Drafted, pack_masks
 from specframe.contracts.requests import Request, Result
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
-from specframe.engine.guards.roles import guard
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.guards.guard_table import guard
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ContractError, OptionError, PromptError, UnknownNameError
 from specframe.plugins.registry import add_entry, registry
 from specframe.reference import reference_decode
-from specframe.text.constraints import NONE_ALLOWED, unpack_masks
+from specframe.text.constrained_logits import NONE_ALLOWED, unpack_masks
 
 SIZE, EOS = 61, 0
 TARGET = fakes.fake_target(SIZE)
@@ -260,7 +260,7 @@ def test_a_lack_of_memory_inside_of_masks_is_one_of_the_round() -> None:
         assert tokens(harness.decode(pipe, asked(Large()))) == expected("digit-sum")
 
 
-def open_engine(pipe: Pipeline) -> Engine:
+def open_engine(pipe: Pipeline) -> LocalEngine:
     """Return an engine of a pipeline."""
     engine: Any = pipe.executor.open(pipe.recipe, pipe.parts, [], HandClock())
     return engine

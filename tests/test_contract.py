@@ -61,7 +61,7 @@ OLD_RULE = type(
     "OldRule",
     (),
     {"lossless": True, "sharpen": False, "invariant": True, "compares": False}
-    | dict.fromkeys(("start", "choose", "judge"), lambda *_: None),
+    | dict.fromkeys(("start", "choose", "accept"), lambda *_: None),
 )
 OLD_POLICY = type("OldPolicy", (), {"maximum": 4, "draft_length": lambda *_: 4, "observe": lambda *_: None})
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from specframe.devices.cuda import CudaRecording
+from specframe.devices.cuda import CudaGraph
 
 pytestmark = pytest.mark.cuda
 
@@ -28,14 +28,14 @@ def test_a_graph_is_recorded_after_all_others_are_gone() -> None:
     """The memory of graphs goes with the last of them, and the next one gets other memory."""
     values = torch.arange(4.0, device="cuda")
     for factor in (1, 3):
-        recordings = [CudaRecording(doubled(values)) for _ in range(2)]
-        for recording in recordings:
+        graphs = [CudaGraph(doubled(values)) for _ in range(2)]
+        for recording in graphs:
             assert recording.replay(4)[0].tolist() == [0, 2, 4, 6]
         values.mul_(factor)
-        for recording in recordings:
+        for recording in graphs:
             assert recording.replay(3)[0].tolist() == [2 * factor * number for number in (0, 1, 2)]
         values.div_(factor)
-        del recording, recordings
+        del recording, graphs
         gc.collect()
 
 
@@ -47,9 +47,9 @@ def test_graphs_share_memory() -> None:
     def made() -> tuple[torch.Tensor, ...]:
         return ((values + 1).sum()[None],)
 
-    first = CudaRecording(made)
+    first = CudaGraph(made)
     before = torch.cuda.memory_reserved()
-    second = CudaRecording(made)
+    second = CudaGraph(made)
     assert torch.cuda.memory_reserved() - before < 2**24
     for _ in range(2):
         assert first.replay(1)[0].tolist() == second.replay(1)[0].tolist() == [2.0**22]
@@ -59,14 +59,14 @@ def test_graphs_share_memory() -> None:
 def test_a_recording_that_fails_leaves_the_device_as_it_was() -> None:
     """Random numbers are drawn, work goes where it went, and other functions are recorded, afterwards as before."""
     values, queue = torch.ones(3, device="cuda"), torch.cuda.current_stream()
-    kept = CudaRecording(doubled(values))
+    kept = CudaGraph(doubled(values))
     kept.replay(3)
     torch.cuda.manual_seed(5)
     wanted = torch.rand(2, device="cuda").tolist()
     torch.cuda.manual_seed(5)
     with pytest.raises(RuntimeError):
-        CudaRecording(lambda: waits(values))
+        CudaGraph(lambda: waits(values))
     assert torch.cuda.current_stream() == queue
     assert torch.rand(2, device="cuda").tolist() == wanted
-    made = CudaRecording(doubled(values))
+    made = CudaGraph(doubled(values))
     assert [one.replay(3)[0].tolist() for one in (made, made, kept)] == [[2.0] * 3] * 3

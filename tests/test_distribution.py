@@ -22,7 +22,7 @@ from zlib import crc32
 import attrs
 import pytest
 import torch
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_testing import fakes, harness, zoo
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -30,7 +30,7 @@ from specframe import Pipeline
 from specframe.contracts.drafts import Draft, Scores
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.text.generation import Settings
+from specframe.text.generation import GenerationSettings
 from specframe.text.sampling import Sampling
 
 VOCABULARY, FIRST = 5, 3
@@ -113,7 +113,7 @@ def exact(prompt: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
     chances = torch.ones(len(new), dtype=torch.float64)
     for place in range(FIRST):
         scores = logits[:, place]
-        for processor in Settings(sampling).plan(len(prompt), 32, [], "cpu").processors:
+        for processor in GenerationSettings(sampling).plan(len(prompt), 32, [], "cpu").processors:
             scores = processor(ids[:, : len(prompt) + place], scores)
         chances *= scores.softmax(-1).gather(1, new[:, place : place + 1])[:, 0]
     return chances
@@ -162,7 +162,7 @@ def p_value(counts: Counts, sampling: Sampling) -> float:
     return float(torch.special.gammaincc(freedom / 2, statistic / 2))
 
 
-def judged(cell: Cell, samples: int, **options: Any) -> float:
+def by_rule(cell: Cell, samples: int, **options: Any) -> float:
     """Return the p-value of a cell, with other options of the pipeline in place of its own."""
     return p_value(drawn(cell, samples, **options), SAMPLINGS[cell.sampling])
 
@@ -171,14 +171,14 @@ def judged(cell: Cell, samples: int, **options: Any) -> float:
 @pytest.mark.parametrize("cell", cells(), ids=str)
 def test_draws_from_the_target(cell: Cell) -> None:
     """The joint distribution of the first three tokens is the target's."""
-    assert judged(cell, FEWER if cell.align == "rollback" else SAMPLES) > LEAST
+    assert by_rule(cell, FEWER if cell.align == "rollback" else SAMPLES) > LEAST
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("rule", RULES)
 def test_each_rule_draws_from_the_target(rule: str) -> None:
     """Under the default alignment, with a draft of four and a temperature of 1, each rule passes."""
-    assert judged(Cell(rule, "ragged", 4, "t1"), FEWER) > LEAST
+    assert by_rule(Cell(rule, "ragged", 4, "t1"), FEWER) > LEAST
 
 
 @pytest.mark.wide
@@ -195,7 +195,7 @@ def test_sample_covers_the_matrix() -> None:
 @pytest.mark.wide
 def test_typical_acceptance_is_seen_to_be_biased() -> None:
     """A rule that is not lossless fails, by far."""
-    assert judged(Cell("typical", "ragged", 4, "t1"), FEWER) < LEAST**2
+    assert by_rule(Cell("typical", "ragged", 4, "t1"), FEWER) < LEAST**2
 
 
 def tree_cell(rule: str, siblings: str, branch: str) -> tuple[Cell, dict[str, Any]]:
@@ -209,7 +209,7 @@ def tree_cell(rule: str, siblings: str, branch: str) -> tuple[Cell, dict[str, An
 def test_each_tree_rule_draws_from_the_target(rule: str) -> None:
     """With two children for every node, each rule for trees passes."""
     cell, options = tree_cell(rule, "distinct", "2/2")
-    assert judged(cell, FEWER, **options) > LEAST
+    assert by_rule(cell, FEWER, **options) > LEAST
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_each_tree_rule_draws_from_the_target(rule: str) -> None:
 def test_a_target_with_a_window_drafts_what_it_is_judged_by(drafter: str) -> None:
     """Tokens drawn on a few keys of the target's cache leave the distribution as it is."""
     options = {"drafter": drafter, "accept": "rejection", "draft_length": 2, "batch_size": 300}
-    assert judged(Cell("rejection-window", "ragged", 2, "t1"), FEWER, **options) > LEAST
+    assert by_rule(Cell("rejection-window", "ragged", 2, "t1"), FEWER, **options) > LEAST
 
 
 MIXED = {
@@ -234,7 +234,7 @@ MIXED = {
 def test_some_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> None:
     """Rows that were found drafts for, and rows whose drafts were drawn, both draw from the target."""
     options = {"drafter": registry().make("drafter", MIXED[rule]), "accept": rule, "draft_length": 4, "batch_size": 50}
-    assert judged(Cell(f"{rule}-mixed", "ragged", 4, "t1"), FEWER, **options) > LEAST
+    assert by_rule(Cell(f"{rule}-mixed", "ragged", 4, "t1"), FEWER, **options) > LEAST
 
 
 FOUND = {
@@ -255,7 +255,7 @@ def found_cell(name: str) -> tuple[Cell, dict[str, Any]]:
 def test_some_found_drafts_draw_from_the_target(name: str) -> None:
     """A chain and a tree that were found, under a rule for each."""
     cell, options = found_cell(name)
-    assert judged(cell, FEWER, **options) > LEAST
+    assert by_rule(cell, FEWER, **options) > LEAST
 
 
 LEVELS = (-1, -1, 0, 0, 1, 1)
@@ -268,28 +268,28 @@ LEVELS = (-1, -1, 0, 0, 1, 1)
 def test_what_follows_a_node_whose_children_fall_is_drawn_from_the_target(rule: str, siblings: str) -> None:
     """The rule alone, on 60,000 trees at once: three tokens have the target's joint probabilities, wherever the tree is left.
 
-    Tokens that come after the verdict's are counted by their probabilities. No cell may be five standard deviations off.
+    Tokens that come after the acceptance result's are counted by their probabilities. No cell may be five standard deviations off.
     """
     rows, generator = 60_000, torch.Generator().manual_seed(1)
     target_WV, draft_WV = (2 * torch.randn(VOCABULARY + 1, VOCABULARY, generator=generator) for _ in range(2))
-    judge = strategy(registry(), "acceptance rule", f"{rule},siblings={siblings}")
-    judge.start(harness.open_run(fakes.fake_target(), rows=1, capacity=8))
+    accept = strategy(registry(), "acceptance rule", f"{rule},siblings={siblings}")
+    accept.start(harness.open_run(fakes.fake_target(), rows=1, capacity=8))
     (request,) = harness.requests([[1]], 9)
     pool = harness.open_pool([request])
     one = pool.batch(pool.admit(1))
     batch = attrs.evolve(one, lengths_B=one.lengths_B.expand(rows), streams_B=torch.arange(rows))
 
     first_B1V = draft_WV[-1].expand(rows, 1, -1)
-    first_BC = judge.siblings(batch, 0, first_B1V, 2)[0][:, 0]
-    second_B4 = judge.siblings(batch, 1, draft_WV[first_BC], 2)[0].flatten(1)
+    first_BC = accept.siblings(batch, 0, first_B1V, 2)[0][:, 0]
+    second_B4 = accept.siblings(batch, 1, draft_WV[first_BC], 2)[0].flatten(1)
     tokens_BN = torch.cat([first_BC, second_B4], dim=1)
     before_BN = torch.cat([torch.full((rows, 2), VOCABULARY), first_BC.repeat_interleave(2, dim=1)], dim=1)
     draft = Draft(tokens_BN, draft_WV[before_BN], torch.tensor([LEVELS]), depth=2)
     places_BT = torch.cat([torch.full((rows, 1), VOCABULARY), tokens_BN], dim=1)
-    verdict = judge.judge(batch, draft, Scores(target_WV[places_BT]))
+    acceptance = accept.accept(batch, draft, Scores(target_WV[places_BT]))
 
     chain_WV = target_WV.softmax(-1).double()
-    count_B, tokens_BT = verdict.accepted_B + 1, verdict.tokens_BT.clamp(max=VOCABULARY - 1)
+    count_B, tokens_BT = acceptance.accepted_B + 1, acceptance.tokens_BT.clamp(max=VOCABULARY - 1)
     shares_B = torch.eye(VOCABULARY, dtype=torch.double)[
         tokens_BT[:, 0]
     ]  # of the first token, then of two, then of three
@@ -329,7 +329,7 @@ def test_a_bias_of_a_few_percent_is_caught() -> None:
         target, draft = (model(torch.tensor([prompt])).logits[0, -1].softmax(-1) for model in (TARGET, DRAFT))
         distances.append(float((target - draft).abs().sum() / 2))
     assert all(0.01 < Hasty.share * distance < 0.03 for distance in distances)
-    assert judged(Cell("rejection", "ragged", 4, "t1"), SAMPLES, accept=Hasty()) < LEAST
+    assert by_rule(Cell("rejection", "ragged", 4, "t1"), SAMPLES, accept=Hasty()) < LEAST
 
 
 @pytest.mark.nightly
@@ -438,13 +438,13 @@ def test_a_draft_without_distribution_leaves_the_targets(rule: str) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(globals(), "DRAFT", overflowing())
         options = drafter or {"drafter": DRAFT}
-        assert judged(Cell(rule, "ragged", 4, "t1"), FEWER, **options) > LEAST
+        assert by_rule(Cell(rule, "ragged", 4, "t1"), FEWER, **options) > LEAST
 
 
 @pytest.mark.wide(but=["rejection"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_rows_without_speculation_do_not_depend_on_those_with(rule: str) -> None:
-    """What is filler for a row is as if it had not been drafted: it draws what it draws alone."""
+    """What is padding for a row is as if it had not been drafted: it draws what it draws alone."""
     prompts = [[1], [2, 3, 4, 0], [0, 0]]
 
     def tokens(speculate: list[bool]) -> list[list[int]]:

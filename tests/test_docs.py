@@ -15,7 +15,7 @@ from typing import Any
 import click
 import pytest
 from pages import BLOCK, FORMS, PAGES, ROOT, name, put
-from specframe_lab.commands.option_types import ListOf
+from specframe_lab.commands.lab_option_types import ListOf
 from specframe_lab.grid import split_list
 
 from specframe.cli import cli

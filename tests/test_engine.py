@@ -16,15 +16,15 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
-from specframe.engine.guards.roles import guard
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.guards.guard_table import guard
+from specframe.engine.local_engine import LocalEngine
 from specframe.engine.local_executor import Local
 from specframe.engine.parts import parts_of
-from specframe.engine.results import Results
+from specframe.engine.result_factory import ResultFactory
 from specframe.errors import ContractError, PromptError
 from specframe.plugins.recipe import Recipe
-from specframe.text.generation import Settings
+from specframe.text.generation import GenerationSettings
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -33,11 +33,11 @@ PROMPTS = harness.random_prompts((6, 1, 9, 4, 13, 2), 61, seed=5)
 SCHEMES = [("ragged", None), ("eqspec", None), ("exspec", None), ("ragged", "continuous,piece=4"), ("eqspec", "fixed")]
 
 
-def engine(target: Any = TARGET, draft: Any = DRAFT, observers: Iterable[Any] = (), **options: Any) -> Engine:
+def engine(target: Any = TARGET, draft: Any = DRAFT, observers: Iterable[Any] = (), **options: Any) -> LocalEngine:
     """Return an engine of its own on loaded models, with invariant checks."""
     how = {"batch_size": 3, "draft_length": 3, "generation_config": None, "check": True, **options}
     recipe = Recipe(target, draft, **how).checked()
-    return Engine(recipe, parts_of(recipe), [*observers], HandClock(), Local())
+    return LocalEngine(recipe, parts_of(recipe), [*observers], HandClock(), Local())
 
 
 def asked(new: int | list[int] = 12, prompts: list[list[int]] = PROMPTS) -> list[Request]:
@@ -45,7 +45,7 @@ def asked(new: int | list[int] = 12, prompts: list[list[int]] = PROMPTS) -> list
     return harness.requests(prompts, new, {7})
 
 
-def run(one: Engine) -> list[Sequence]:
+def run(one: LocalEngine) -> list[Sequence]:
     """Step an engine until it is idle and return what has finished."""
     done: list[Sequence] = []
     while not one.idle:
@@ -115,7 +115,7 @@ def test_a_request_longer_than_all_before_it(align: str, schedule: str | None) -
 @pytest.mark.parametrize(("align", "schedule"), SCHEMES)
 @pytest.mark.parametrize("steps", range(7))
 def test_an_aborted_request_leaves_the_others_as_they_are(align: str, schedule: str | None, steps: int) -> None:
-    """Aborted while it waits, is read in pieces or decodes, it has part of the reference's tokens; the others have all."""
+    """Aborted while it waits, is read in chunks or decodes, it has part of the reference's tokens; the others have all."""
     one, requests = engine(align=align, schedule=schedule), asked(14)
     for request in requests:
         one.add(request)
@@ -164,7 +164,7 @@ def test_abort_of_what_has_not_arrived() -> None:
 @pytest.mark.wide
 def test_the_result_of_an_aborted_request() -> None:
     """A result is made of it as of any other: its tokens so far, as many log-probabilities, and the reason."""
-    results = Results(None, TARGET.device)
+    results = ResultFactory(None, TARGET.device)
     one = engine(observers=results.observers)
     one.add(Request(0, [3, 4], 30, logprobs=2))
     for _ in range(4):
@@ -178,9 +178,9 @@ def test_the_result_of_an_aborted_request() -> None:
     assert len(result.token_ids) == len(result.logprobs) == len(result.top_logprobs) >= 4
 
 
-def samples(engine: Engine, count: int = 3, new: int = 8) -> list[Request]:
+def samples(engine: LocalEngine, count: int = 3, new: int = 8) -> list[Request]:
     """Add the samples of a prompt of 13 tokens to an engine, and return their requests."""
-    plan = Settings(Sampling(temperature=0.8), {}).plan(13, 13 + new, [], TARGET.device)
+    plan = GenerationSettings(Sampling(temperature=0.8), {}).plan(13, 13 + new, [], TARGET.device)
     requests = [Request(0, PROMPTS[4], new, plan=plan, stream=sample << 32, sample=sample) for sample in range(count)]
     for request in requests:
         engine.add(request)
@@ -195,7 +195,7 @@ def test_abort_of_one_of_several_samples(schedule: str, steps: int, sample: int)
     samples(whole)
     expected = {sequence.request.key: sequence.token_ids for sequence in run(whole)}
     one = engine(accept="gumbel", schedule=schedule)
-    one.add(Request(1, [2, 3], 20))  # somebody decodes meanwhile, so that the prompt is read in pieces
+    one.add(Request(1, [2, 3], 20))  # somebody decodes meanwhile, so that the prompt is read in chunks
     one.step()
     samples(one)
     done = [sequence for _ in range(steps) if (report := one.step()) for sequence in report.finished]

@@ -1,4 +1,4 @@
-"""Executors: the one of this process, and a stranger's that is asked where ranks could part."""
+"""Executors: the one of this process, and a third party's that is asked where ranks could part."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from specframe_testing.conformance import ExecutorSuite
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.contracts.requests import Request
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.engine.parts import parts_of
 from specframe.errors import ContractError, ModelError, OptionError, SpecframeWarning, UnknownNameError
 from specframe.plugins.hookspecs import hookimpl
@@ -42,10 +42,10 @@ class Asked:
     def __init__(self, halved: bool = False) -> None:
         self.halved, self.values = halved, []
 
-    def open(self, recipe: Any, parts: Any, observers: Any, clock: Any) -> Engine:
-        return Engine(recipe, parts, observers, clock, self)
+    def open(self, recipe: Any, parts: Any, observers: Any, clock: Any) -> LocalEngine:
+        return LocalEngine(recipe, parts, observers, clock, self)
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         self.values.append(value)
         return Budget(value.depth // 2) if self.halved and isinstance(value, Budget) else value
 
@@ -116,7 +116,7 @@ def test_the_clock_is_agreed_on(late: Request) -> None:
             "executor: expected a name or an object with agree, offers, open, .*without agree, offers",
         ),
         (
-            types.SimpleNamespace(open=len, agree=len, offers=frozenset({"ranks"})),
+            types.SimpleNamespace(open=len, broadcast=len, offers=frozenset({"ranks"})),
             OptionError,
             "executor: expected SimpleNamespace, which offers 'ranks', to have end, joint, rank .*RankedExecutor",
         ),
@@ -140,12 +140,12 @@ class Broken(Asked):
 
 
 class Changing(Asked):
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return str(value)
 
 
 class Raising(Asked):
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         raise ValueError("rank 1 is gone")
 
 
@@ -158,7 +158,7 @@ class Raising(Asked):
         (Changing(), r"executor Changing.*: agree\(\) must return rank 0's float, got '"),
         (Raising(), r"executor Raising.*: agree\(\) raised ValueError: rank 1 is gone"),
     ],
-    ids=["engine", "open", "type", "agree"],
+    ids=["engine", "open", "type", "broadcast"],
 )
 def test_faults_of_an_executor_are_one_sentence(executor: Any, told: str) -> None:
     """An executor that raises, or returns another kind of thing, is named with its member; the pipeline is free afterwards."""
@@ -180,7 +180,7 @@ class Ranked(Asked):
         self.stood = self.steps = 0
 
     @contextlib.contextmanager
-    def joint(self) -> Iterator[Callable[[], None]]:
+    def barrier(self) -> Iterator[Callable[[], None]]:
         self.steps += 1
         yield self._stand
 
@@ -226,7 +226,7 @@ def test_ranks_agree_on_what_is_aborted() -> None:
     """The request of rank 0's call ends, whichever this rank names."""
 
     class Other(Asked):
-        def agree(self, value: Any) -> Any:
+        def broadcast(self, value: Any) -> Any:
             return (2, 0) if value == (1, 0) else value
 
     recipe = Recipe(TARGET, DRAFT, batch_size=2, draft_length=2, generation_config=None).checked()

@@ -30,7 +30,7 @@ from planting import (
 from specframe_testing import fakes, harness
 
 from specframe.contracts import cache, roles
-from specframe.engine.engine import Engine
+from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline, in_order
 from specframe.plugins.entries import ROLES
 from specframe.plugins.protocols import members, members_of
@@ -65,14 +65,14 @@ POINTS: list[Point] = [
         for name, kind in members(role).items()
         if kind == "method"
     ),
-    *(("alignment", "layout", name) for name in ("arrange", "place", "settle")),
+    *(("alignment", "layout", name) for name in ("arrange", "place", "commit")),
     *(
         ("KV backend", "open", name)
         for name in members_of(cache.KVStore)
         if not isinstance(vars(cache.KVStore)[name], property)
     ),
 ]
-assert {"arrange", "place", "settle"} <= {*members_of(roles.Layout)}
+assert {"arrange", "place", "commit"} <= {*members_of(roles.Layout)}
 
 
 def pipe_of(point: Point) -> Pipeline:
@@ -144,7 +144,7 @@ def test_aborts_and_a_close_from_inside_any_call(point: Point) -> None:
     """A request that is aborted from inside ends once, as the abort says, and the others go on; a closed engine is idle."""
     for at in turns(calls(point)):
         for gone in (*ASKED, None):
-            held: list[Engine] = []
+            held: list[LocalEngine] = []
             aborted = list[Any]()
 
             def act(
@@ -192,7 +192,7 @@ def test_results_come_before_an_error(point: Point, entry: str) -> None:
 class Aborting:
     """A stop check that aborts a request, or closes the engine, at one of its calls."""
 
-    def __init__(self, at: int, gone: Any, held: list[Engine]) -> None:
+    def __init__(self, at: int, gone: Any, held: list[LocalEngine]) -> None:
         self._left, self._gone, self._held = at, gone, held
         self.aborted: Any = None
 
@@ -208,7 +208,7 @@ class Aborting:
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_aborts_and_a_close_from_inside_a_stop_check(at: int, gone: Any) -> None:
     """A stop check that aborts its own row or another ends it once; the round is decoded again for the others."""
-    held: list[Engine] = []
+    held: list[LocalEngine] = []
     check = Aborting(at, gone, held)
     held.append(opened(PIPE, [attrs.evolve(ASKED[0], stop_checks=(check,)), *ASKED[1:]]))
     ended, errors = stepped(held[0])

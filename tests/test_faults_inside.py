@@ -10,11 +10,11 @@ import attrs
 import pytest
 import torch
 from planting import FAULTS, WRONG, Acting, assert_once, collected, opened, raising, shapes, stepped, turns, wanted
-from specframe_testing import fakes, harness, paged, suite_device, zoo
+from specframe_testing import fakes, harness, paged_fake, suite_device, zoo
 
 from specframe.contracts.requests import Result
 from specframe.contracts.roles import Observer
-from specframe.engine.results import in_order
+from specframe.engine.result_factory import in_order
 from specframe.errors import ContractError
 from specframe.plugins.protocols import members
 
@@ -83,7 +83,7 @@ def test_a_models_forward_may_fail(role: str, fault: str, monkeypatch: pytest.Mo
 NUMBERS = itertools.count()
 
 
-class Gathering(paged.Gathering):
+class Gathering(paged_fake.Gathering):
     """An attention backend for plain keys and values that acts at one call of one of its members, or of its plans' ``attend``."""
 
     needs = frozenset[str]()
@@ -105,7 +105,7 @@ class Gathering(paged.Gathering):
         return self._called("plan", lambda: Gathered(self, placement))
 
 
-class Gathered(paged.Gathered):
+class Gathered(paged_fake.Gathered):
     """The attention of one forward, which acts at one call of all."""
 
     def __init__(self, backend: Gathering, placement: Any) -> None:
@@ -180,7 +180,7 @@ ELSEWHERE = [
     ("drafter", "propose", "logits_BNV"),
     ("verifier", "score", None),
     ("acceptance rule", "choose", None),
-    ("acceptance rule", "judge", None),
+    ("acceptance rule", "accept", None),
 ]
 FIELDS = {"drafter": "drafter", "verifier": "verifier", "acceptance rule": "rule"}
 """The roles' names in a composition."""

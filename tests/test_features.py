@@ -35,21 +35,21 @@ class Head:
     def observe(self, outcome: Outcome) -> None:
         """Take the features of each row's last accepted token."""
         states_BTD = outcome.scores.hidden[self._last]
-        batch, verdict = outcome.batch, outcome.verdict
+        batch, acceptance = outcome.batch, outcome.acceptance
         if batch.prefill:
             for sequence, length in zip(batch.sequences, outcome.lengths.tolist(), strict=True):
-                unread = min(length, batch.unread)
+                uncached = min(length, batch.uncached)
                 self.read[sequence.request.index] = (
-                    self.read.get(sequence.request.index, 0) + unread - min(batch.left, unread)
+                    self.read.get(sequence.request.index, 0) + uncached - min(batch.left, uncached)
                 )
-            assert states_BTD.shape[1] == batch.unread - batch.left
-        if verdict is None:
+            assert states_BTD.shape[1] == batch.uncached - batch.left
+        if acceptance is None:
             self.pieces += 1
             return
-        place_B = states_BTD.shape[1] - 1 - outcome.draft.nodes + verdict.accepted_B
+        place_B = states_BTD.shape[1] - 1 - outcome.draft.nodes + acceptance.accepted_B
         features_BD = states_BTD[torch.arange(len(batch)), place_B]
         best_B2 = self._model.lm_head(features_BD).topk(2, dim=-1).indices
-        bonus_B = verdict.tokens_BT.gather(1, verdict.accepted_B[:, None])[:, 0]
+        bonus_B = acceptance.tokens_BT.gather(1, acceptance.accepted_B[:, None])[:, 0]
         self.wrong += int((best_B2[:, 0] != bonus_B).sum())
         self.told += len(batch)
         self._ideas.update(zip(map(id, batch.sequences), best_B2[:, 1].tolist(), strict=True))
@@ -63,7 +63,7 @@ class Head:
 @pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_features_are_those_of_the_accepted_tokens(align: str) -> None:
-    """Under every alignment the features told with a verdict are those the bonus token was chosen by."""
+    """Under every alignment the features told with an acceptance result are those the bonus token was chosen by."""
     target, head = zoo.build("qwen3"), Head()
     asked = harness.requests(harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY), 12)
     harness.check(harness.pipeline(target, head, align=align, batch_size=3, draft_length=3), asked)

@@ -23,7 +23,7 @@ from specframe.cli import cli
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
-from specframe.engine.engine import Engine
+from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline
 from specframe.text.prompts.files import open_prompts
 from specframe.text.prompts.prompt import Prompt
@@ -73,8 +73,8 @@ def test_tokens_do_not_depend_on_what_is_ahead(
     prompts[4], prompts[8] = [], [99]
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2, draft_length=3, seed=4, **more)
     made: list[int] = []
-    room = Engine.make_room
-    monkeypatch.setattr(Engine, "make_room", lambda self, tokens: made.append(tokens) or room(self, tokens))
+    room = LocalEngine.make_room
+    monkeypatch.setattr(LocalEngine, "make_room", lambda self, tokens: made.append(tokens) or room(self, tokens))
     ahead = 0
     given = Counter[str]()
 

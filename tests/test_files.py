@@ -282,8 +282,8 @@ def test_foreign_pages_and_busy_folders_are_refused(command: str, page: str, mon
 
 def write_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a report with one figure that nobody has to draw."""
-    from specframe_lab.comparison.figures import Table
-    from specframe_lab.report import page as report_page
+    from specframe_lab.comparison.comparison_figures import Table
+    from specframe_lab.report import report_page as report_page
 
     monkeypatch.setattr(report_page, "draw", lambda tables, schemes: {"speed": None})
     monkeypatch.setattr(report_page, "svg", lambda figure, name: "<svg></svg>")

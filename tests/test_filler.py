@@ -1,4 +1,4 @@
-"""The share of filler: tokens that were computed and meant nothing, compared with counts by hand."""
+"""The share of padding: tokens that were computed and meant nothing, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.drafters.prompt_lookup import PromptLookup
-from specframe_std.policies.fixed import FixedLength
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import harness, zoo
 
 from specframe.contracts.drafts import Block, Budget
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
-from specframe.observe.counts import Filler
+from specframe.observe.counts import PaddingCounts
 from specframe.observe.watch import Watch
 from specframe.pipeline import Pipeline
 
@@ -21,9 +21,9 @@ LENGTHS = (4, 10, 7)
 ASKED = harness.requests(harness.random_prompts(LENGTHS, zoo.VOCABULARY), [9, 14, 21])
 
 
-def decoded(target: Any, draft: Any, **options: Any) -> tuple[Pipeline, harness.Feeds, Filler]:
+def decoded(target: Any, draft: Any, **options: Any) -> tuple[Pipeline, harness.Feeds, PaddingCounts]:
     """Return a pipeline that has decoded the requests, what its forwards were fed, and the tokens that were counted."""
-    feeds, filler = harness.Feeds(), Filler()
+    feeds, filler = harness.Feeds(), PaddingCounts()
     pipe = harness.pipeline(target, draft, batch_size=3, observers=[feeds, filler], **options)
     harness.check(pipe, ASKED)
     return pipe, feeds, filler
@@ -41,7 +41,7 @@ def meant(feeds: harness.Feeds) -> int:
 
 @pytest.mark.wide
 def test_a_rectangle() -> None:
-    """Padding of prompts, and draft tokens beyond a row's limit, are filler of the target; the draft model pads prompts alone."""
+    """Padding of prompts, and draft tokens beyond a row's limit, are padding of the target; the draft model pads prompts alone."""
     target = zoo.build("qwen3")
     target.set_attn_implementation("eager")
     pipe, feeds, filler = decoded(target, target, draft_length=4)
@@ -55,7 +55,7 @@ def test_a_rectangle() -> None:
 
 
 def test_what_a_drafter_counts_on_the_device() -> None:
-    """Nodes that a drafter says are filler once they were fed count as filler, and never as drafted."""
+    """Nodes that a drafter says are padding once they were fed count as padding, and never as drafted."""
     pipe, feeds, filler = decoded(zoo.build("qwen3"), None, drafter=PromptLookup(), draft_length=4)
     assert filler.real["target"] == meant(feeds)
     assert pipe.report.filler_share > 0.3

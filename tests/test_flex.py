@@ -14,8 +14,8 @@ from specframe_testing import harness, zoo
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.cache import Placement
-from specframe.forward.attention import flex, kernel_trial
-from specframe.forward.attention.masks import masks
+from specframe.model.attention import flex, kernel_check
+from specframe.model.attention.masks import masks
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 LENGTHS = [9, 14, 3, 12, 7]
@@ -25,26 +25,26 @@ WINDOWS = (None, 40)
 
 def ragged(used: list[int], fed: int, slots: int) -> Placement:
     """Slots are places; each row is fed its last tokens, padded on the left where it has fewer."""
-    order_BT = (torch.tensor(used)[:, None] - fed + torch.arange(fed)).clamp(min=-1)
-    return Placement(order_BT, order_BT, order_BT, torch.arange(slots)[None])
+    index_BT = (torch.tensor(used)[:, None] - fed + torch.arange(fed)).clamp(min=-1)
+    return Placement(index_BT, index_BT, index_BT, torch.arange(slots)[None])
 
 
 def aligned(used: list[int], fed: int, slots: int) -> Placement:
     """Rows end in the same slot, with nothing before their first token."""
     last = torch.tensor(used)[:, None]
-    key_order_BS = (last - slots + torch.arange(slots)).clamp(min=-1)
-    order_BT = last - fed + torch.arange(fed)
-    return Placement(order_BT, order_BT, order_BT, key_order_BS)
+    key_index_BS = (last - slots + torch.arange(slots)).clamp(min=-1)
+    index_BT = last - fed + torch.arange(fed)
+    return Placement(index_BT, index_BT, index_BT, key_index_BS)
 
 
 def scattered(used: list[int], fed: int, slots: int) -> Placement:
     """A row's tokens lie anywhere."""
     generator = torch.Generator().manual_seed(1)
-    key_order_BS = torch.full((len(used), slots), -1)
+    key_index_BS = torch.full((len(used), slots), -1)
     for row, count in enumerate(used):
-        key_order_BS[row, torch.randperm(slots, generator=generator)[:count]] = torch.arange(count)
-    order_BT = torch.tensor(used)[:, None] - fed + torch.arange(fed)
-    return Placement(order_BT, order_BT, order_BT, key_order_BS)
+        key_index_BS[row, torch.randperm(slots, generator=generator)[:count]] = torch.arange(count)
+    index_BT = torch.tensor(used)[:, None] - fed + torch.arange(fed)
+    return Placement(index_BT, index_BT, index_BT, key_index_BS)
 
 
 LAYOUTS: list[Callable[[list[int], int, int], Placement]] = [ragged, aligned, scattered]
@@ -67,7 +67,7 @@ def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None
     looked_at = flex.looked_at(flex.block_mask(placement, window))
     needed = visible(placement, window)
     assert not (needed & ~looked_at).any()
-    if layout is not scattered and (placement.order_BT >= 0).all():
+    if layout is not scattered and (placement.index_BT >= 0).all():
         assert (needed == looked_at).all()
 
 
@@ -75,7 +75,7 @@ def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None
 @pytest.mark.parametrize("heads", [(6, 3, 8), (2, 2, 24)])
 def test_scores_agree_with_masked_attention(heads: tuple[int, int, int]) -> None:
     """Shared heads, one head for all, odd sizes; with a window and without."""
-    assert kernel_trial.error(flex.Flex(), CPU, torch.float32, *heads) < 1e-5
+    assert kernel_check.error(flex.Flex(), CPU, torch.float32, *heads) < 1e-5
 
 
 @pytest.mark.wide
@@ -83,12 +83,12 @@ def test_the_self_check_tells_right_from_wrong() -> None:
     """Tokens that see all slots are found out."""
 
     class Late(flex.Flex):
-        def plan(self, placement: Placement) -> flex.Blocks:
-            last_BT = torch.full_like(placement.order_BT, placement.key_order_BS.shape[1])
-            return super().plan(attrs.evolve(placement, order_BT=last_BT))
+        def plan(self, placement: Placement) -> flex.FlexPlan:
+            last_BT = torch.full_like(placement.index_BT, placement.key_index_BS.shape[1])
+            return super().plan(attrs.evolve(placement, index_BT=last_BT))
 
-    assert kernel_trial.error(Late(), CPU, torch.float32, 6, 3, 8) > 0.1
-    assert not kernel_trial.agrees(Late(), CPU, torch.float32, 6, 3, 8)
+    assert kernel_check.error(Late(), CPU, torch.float32, 6, 3, 8) > 0.1
+    assert not kernel_check.agrees(Late(), CPU, torch.float32, 6, 3, 8)
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_a_compiled_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
         return compiled(query, key, value, block_mask=made, scale=scaling, enable_gqa=True)
 
     monkeypatch.setattr(flex, "as_written", by_kernel)
-    assert kernel_trial.error(flex.Flex(), CPU, torch.float32, 4, 2, 32) < 1e-5
+    assert kernel_check.error(flex.Flex(), CPU, torch.float32, 4, 2, 32) < 1e-5
 
 
 @pytest.mark.wide

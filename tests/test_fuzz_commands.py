@@ -286,7 +286,7 @@ def environment_of(words: tuple[str, ...], asked: Asked, command: click.Command)
     return {f"SPECFRAME_{'_'.join([*words, name[2:]])}".upper().replace("-", "_"): value for name, value in fits[:1]}
 
 
-def verdict(option: str, value: str, several: bool) -> bool | None:
+def acceptance(option: str, value: str, several: bool) -> bool | None:
     """Return whether an option takes a value, of which a list has several."""
     if not several or option in STRATEGIES or RANGES[option] is text:
         return None if several and option in STRATEGIES and "," in value else RANGES[option](value)
@@ -380,7 +380,9 @@ def test_a_command(number: int, here: Path, pair: list[str]) -> None:
     }  # fmt: skip
     listed = LISTS | ({"--batch-size"} if words == ("laws",) else set())
     wrong = [
-        name for name, value in asked if verdict(name, value, name in listed or (grid and name not in single)) is False
+        name
+        for name, value in asked
+        if acceptance(name, value, name in listed or (grid and name not in single)) is False
     ]
     before = contents(here.parents[1])
     given = [*words, *steady, *typed, "--", *arguments]

@@ -87,12 +87,12 @@ class Line:
     entry: Any
     """What its JSON is, or a text that is no JSON."""
     ids: list[int] | None = None
-    """The token ids of a good prompt; None: it may be good or not."""
+    """The token ids of a good prompt, or None for it may be good or not."""
     bad: bool = False
     """It cannot be decoded."""
     new: int = NEW
     samples: int | None = 1
-    """How many results it has; None: not said."""
+    """How many results it has, or None: not said."""
 
 
 def good(draw: random.Random) -> Line:

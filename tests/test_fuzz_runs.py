@@ -13,7 +13,7 @@ import fuzzing
 import pytest
 import torch
 from specframe_testing import harness, zoo
-from specframe_testing.constraints import DigitSum, Even
+from specframe_testing.constraint_fakes import DigitSum, Even
 from specframe_testing.heads import checkpoints as heads
 from specframe_testing.heads import stepwise
 
@@ -21,8 +21,8 @@ from specframe import Sampling
 from specframe.contracts.drafts import Draft
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.round import Batch, Sequence
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ModelError, OptionError, SpecframeWarning
 from specframe.pipeline import Pipeline
 
@@ -133,7 +133,7 @@ def requests(draw: random.Random) -> list[Request]:
     return [attrs.evolve(one, speculate=draw.random() > 0.15, constraint=draw.choice(constraints)) for one in asked]
 
 
-def stepped(engine: Engine, draw: random.Random, asked: list[Request]) -> dict[int, Sequence]:
+def stepped(engine: LocalEngine, draw: random.Random, asked: list[Request]) -> dict[int, Sequence]:
     """Step an engine to its end, with requests that come late and aborts at any moment; return what has ended, by index."""
     coming, ended = [*asked], dict[int, Sequence]()
     for _ in range(draw.randint(1, len(coming))):
@@ -162,7 +162,7 @@ def a_stepped_run(draw: random.Random, name: str, given: dict[str, Any]) -> None
     if draw.random() < 0.2:
         use = pipe.composition
         pipe.parts.composition = attrs.evolve(use, verifier=Short(use.verifier, draw.randint(1, 12)))
-    engine = Engine(pipe.recipe, pipe.parts, [], HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, [], HandClock(), pipe.executor)
     with warnings.catch_warnings(action="ignore", category=SpecframeWarning):
         ended = stepped(engine, draw, asked)
     engine.close()

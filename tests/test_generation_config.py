@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
 from specframe.errors import SpecframeWarning
-from specframe.text.generation import MAKERS, NOT_DONE, WARPERS, Settings, of_checkpoint
+from specframe.text.generation import MAKERS, NOT_DONE, WARPERS, GenerationSettings, of_checkpoint
 
 PROMPTS = [[5, 9, 9, 31], [40], [7, 7, 7, 7, 7, 2, 3, 11, 60]]
 NEW = 14
@@ -128,12 +128,14 @@ def test_cutoffs_are_those_of_generate(model: PreTrainedModel, name: str) -> Non
 
     ids = torch.tensor([PROMPTS[0]])
     model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, custom_generate=keep)  # type: ignore[operator]
-    plan = Settings(Sampling(), of_checkpoint(model.generation_config, draws=True)).plan(len(ids[0]), 20, [0], "cpu")
-    shaped = model(ids).logits[:, -1].clone()
+    plan = GenerationSettings(Sampling(), of_checkpoint(model.generation_config, draws=True)).plan(
+        len(ids[0]), 20, [0], "cpu"
+    )
+    processed = model(ids).logits[:, -1].clone()
     for processor in plan.processors:
-        shaped = processor(ids, shaped)
-    assert torch.equal(shaped, seen[0])
-    assert bool(torch.isinf(shaped).any())
+        processed = processor(ids, processed)
+    assert torch.equal(processed, seen[0])
+    assert bool(torch.isinf(processed).any())
 
 
 @pytest.mark.wide

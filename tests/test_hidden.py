@@ -11,12 +11,12 @@ from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Block
-from specframe.contracts.model import How
+from specframe.contracts.model import ForwardOptions
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
-from specframe.forward.attention import choice
-from specframe.forward.cached import CachedModel
-from specframe.forward.kept_graphs import ModelGraphs
+from specframe.model.attention import choice
+from specframe.model.cached import CachedModel
+from specframe.model.store_graphs import ModelGraphs
 
 PROMPTS = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
 
@@ -29,7 +29,7 @@ def layers_of(model: PreTrainedModel) -> int:
 def cached(model: PreTrainedModel, layers: str = "eager", record: Any = None) -> CachedModel:
     """Return a model with room for the prompts."""
     run = harness.open_run(model, len(PROMPTS), 60)
-    how = How(layers=layers)
+    how = ForwardOptions(layers=layers)
     made = ModelGraphs(run.runner, how, record, ()) if record else None
     return CachedModel(run.runner, run.target.store, run.target.layout, run.watch, how, made)
 

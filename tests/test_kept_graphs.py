@@ -1,4 +1,4 @@
-"""Forwards that one run has recorded are replayed in the next ones, as long as they compute the same."""
+"""Forwards that one run has captured are replayed in the next ones, as long as they compute the same."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_testing import fakes, harness, suite_device, zoo
-from specframe_testing.device.memory import MEMORY
-from specframe_testing.device.recording import SimRecording
+from specframe_testing.device.captured_graphs import SimRecording
+from specframe_testing.device.device_memory import MEMORY
 from transformers import PreTrainedModel
 
 from specframe import Pipeline
@@ -22,10 +22,10 @@ from specframe.contracts.model import PLAIN
 from specframe.contracts.round import Batch
 from specframe.devices.held import UNCOLLECTED
 from specframe.errors import SpecframeWarning
-from specframe.forward import recorded_forwards, recording_cache
-from specframe.forward.kept_graphs import ModelGraphs
-from specframe.forward.model_state import settings
-from specframe.forward.run import Run
+from specframe.model import captured_forwards, graph_cache
+from specframe.model.model_state import settings
+from specframe.model.run import Run
+from specframe.model.store_graphs import ModelGraphs
 from specframe.text.sampling import Sampling
 
 ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [12, 9, 14, 7], {7})
@@ -33,7 +33,7 @@ ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [12, 9, 14, 7
 
 @pytest.fixture(autouse=True)
 def on_sim() -> Iterator[None]:
-    """Have pipelines of the harness use copies of their models on the simulated device, which records."""
+    """Have pipelines of the harness use copies of their models on the simulated device, which captures."""
     with suite_device.running_on("sim"):
         harness.device()
         yield
@@ -49,15 +49,15 @@ def piped(target: PreTrainedModel | None = None, draft: Any = None, **options: A
 
 
 def recorded(act: Callable[[], Any]) -> int:
-    """Return how many forwards are recorded as something is done."""
+    """Return how many forwards are captured as something is done."""
     before = SimRecording.made
     act()
     return SimRecording.made - before
 
 
 def settled(pipe: Pipeline) -> None:
-    """Decode until a run records nothing."""
-    for _ in range(recorded_forwards.EAGER + 3):
+    """Decode until a run captures nothing."""
+    for _ in range(captured_forwards.EAGER + 3):
         made = recorded(lambda: harness.check(pipe, ASKED))
         if not made:
             return
@@ -81,7 +81,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
 def test_later_runs_replay(kind: str) -> None:
-    """Runs of the same shapes replay what earlier ones have recorded, and are exact; goodput may come to new shapes."""
+    """Runs of the same shapes replay what earlier ones have captured, and are exact; goodput may come to new shapes."""
     options = KINDS[kind]
     target = (
         zoo.build("qwen3") if kind in ("bitwise", "early exit", "layer skip", "static tree") else fakes.fake_target()
@@ -89,7 +89,7 @@ def test_later_runs_replay(kind: str) -> None:
     draft = zoo.good_draft(target) if isinstance(target, type(zoo.build("qwen3"))) else fakes.fake_draft(target)
     pipe = piped(target, draft, **options)
     replays = SimRecording.replays
-    made = [recorded(lambda: harness.check(pipe, ASKED)) for _ in range(recorded_forwards.EAGER + 2)]
+    made = [recorded(lambda: harness.check(pipe, ASKED)) for _ in range(captured_forwards.EAGER + 2)]
     assert SimRecording.replays > replays
     if kind == "checked":  # a run with checks opens stores of its own
         assert made[-1] == made[0] > 0
@@ -100,7 +100,7 @@ def test_later_runs_replay(kind: str) -> None:
 
 @pytest.mark.wide
 def test_memory_is_given_back() -> None:
-    """A closed pipeline holds no recording: all that runs took is free."""
+    """A closed pipeline holds no captured graph: all that runs took is free."""
     pipe = piped()
     gc.collect()
     before = MEMORY.used[0]
@@ -131,7 +131,7 @@ class Adapted(fakes.FakeModel):
 @pytest.mark.wide(but=["number inside"])
 @pytest.mark.parametrize("change", ["text", "number inside"])
 def test_settings_of_a_model(change: str) -> None:
-    """Where a model computes with another number, as with another adapter, its forwards are recorded anew."""
+    """Where a model computes with another number, as with another adapter, its forwards are captured anew."""
     config = fakes.fake_target().config
     target, other = Adapted(config).eval(), Adapted(config).eval()
     other.active = "other"
@@ -147,7 +147,7 @@ def test_settings_of_a_model(change: str) -> None:
 
 
 def test_weights_elsewhere() -> None:
-    """A buffer in new memory has the forwards that read it recorded anew; the old memory may be given back."""
+    """A buffer in new memory has the forwards that read it captured anew; the old memory may be given back."""
     pipe = piped()
     settled(pipe)
     pipe.target_model.shifts_V = pipe.target_model.shifts_V.clone()
@@ -157,7 +157,7 @@ def test_weights_elsewhere() -> None:
 
 @pytest.mark.parametrize("name", ["weight", "running_mean"])
 def test_weights_replaced_through_data(name: str) -> None:
-    """A recording reads the memory of parameters and buffers, which is another one where their data was replaced."""
+    """A captured graph reads the memory of parameters and buffers, which is another one where their data was replaced."""
     module = torch.nn.BatchNorm1d(2)
     model: Any = SimpleNamespace(module=module)
     kept = ModelGraphs(model, PLAIN, lambda *_: None, ())  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ def pre_hook(called: list[int], *_: Any) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("change", ["hook", "forward"])
 def test_other_code_of_a_module(change: str) -> None:
-    """Another hook, or a forward that was put in a module's place, is recorded."""
+    """Another hook, or a forward that was put in a module's place, is captured."""
     called: list[int] = []
     pipe = piped(drafter="none")
     model = pipe.target_model
@@ -204,7 +204,7 @@ def test_other_code_of_a_module(change: str) -> None:
 
 
 class AtOnce(ModelDrafter):
-    """Has its chains recorded whatever the rule is."""
+    """Has its chains captured whatever the rule is."""
 
     def _unshaped(self, batch: Batch) -> bool:
         return True
@@ -213,7 +213,7 @@ class AtOnce(ModelDrafter):
 @pytest.mark.wide(but=["seed"])
 @pytest.mark.parametrize("change", ["seed", "rule"])
 def test_drafts_are_drawn_as_the_run_asks(change: str) -> None:
-    """Another seed, or another rule for requests with a temperature, has chains recorded anew: drafts are as good as ever."""
+    """Another seed, or another rule for requests with a temperature, has chains captured anew: drafts are as good as ever."""
     prompts, warm = [request.prompt_ids for request in ASKED], Sampling(temperature=1.0)
     options: dict[str, Any] = {"accept": "gumbel" if change == "seed" else "auto", "draft_length": 3}
     target = zoo.build("qwen3")  # its logits lie close together: the noise decides
@@ -279,7 +279,7 @@ class Fails(harness.Feeds):
 
 @pytest.mark.wide
 def test_a_run_that_failed_leaves_nothing() -> None:
-    """After an error stores are opened anew, and recordings with them."""
+    """After an error stores are opened anew, and captured graphs with them."""
     failing = Fails()
     pipe = piped(observers=[failing])
     settled(pipe)
@@ -307,9 +307,9 @@ def test_a_run_without_memory() -> None:
 
 
 def test_recordings_used_longest_ago_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recording that is used stays before one that was made later; a shape is new when it comes up and when it is recorded."""
-    monkeypatch.setattr(recording_cache, "MOST", 2)
-    cache, made = recording_cache.RecordingCache(recording_cache.EagerRecording), list[str]()
+    """A captured graph that is used outlives one that was made later; a shape is new when it comes up and when it is captured."""
+    monkeypatch.setattr(graph_cache, "MOST", 2)
+    cache, made = graph_cache.GraphCache(graph_cache.EagerGraph), list[str]()
 
     def use(name: str, eager: int = 1) -> None:
         cache.take((name,), lambda: (made.append(name), tuple), eager)
@@ -326,7 +326,7 @@ def test_recordings_used_longest_ago_go_first(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_collection_stays_off_where_it_was() -> None:
-    """What a recording switches off is switched on afterwards only where it was on."""
+    """What a captured graph switches off is switched on afterwards only where it was on."""
     for switch in (gc.disable, gc.enable):
         was = gc.isenabled()
         try:

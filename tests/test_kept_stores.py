@@ -13,14 +13,14 @@ import torch
 from specframe_std.kv.slab import Slab
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
-from specframe_testing.paged import Gathering, Pages
+from specframe_testing.paged_fake import Gathering, Pages
 
 from specframe.contracts.requests import GREEDY, Request
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ContractError, OptionError
-from specframe.forward.model_state import ModelState
-from specframe.forward.open_stores import OpenStore, Stores
+from specframe.model.model_state import ModelState
+from specframe.model.open_stores import OpenStore, Stores
 from specframe.pipeline import Pipeline
 from specframe.reference import reference_decode
 from specframe.text.processor_formulas import plan_of
@@ -162,7 +162,7 @@ def test_rows_of_a_run_that_ends_for_another_rule_are_let_go(monkeypatch: pytest
     target = zoo.build("llama")
     how: dict[str, Any] = {"attention": Gathering(), "batch_size": 3, "draft_length": 3, "accept": "auto"}
     pipe = harness.pipeline(target, zoo.good_draft(target), kv=kv, **how)
-    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     engine.make_room(30)
     plans = [GREEDY, GREEDY, plan_of((), greedy=False)]
     for index, plan in enumerate(plans):

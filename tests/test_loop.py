@@ -194,7 +194,7 @@ class OwnMask(transformers.LlamaForCausalLM):
 
 @pytest.mark.wide
 def test_a_model_with_a_causal_mask_of_its_own_is_refused():
-    """A model that goes by the order of slots would go wrong silently: it is refused before any work."""
+    """A model that depends on the order of slots would go wrong silently: it is refused before any work."""
     model = OwnMask(zoo.build("llama").config).eval()
     with pytest.raises(ModelError, match=r"OwnMask\) gives other logits when the same tokens have other slots"):
         list(Pipeline(model, None).generate([[1, 2, 3]], 4))

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.kv.slab import Slab
-from specframe_std.policies.fixed import FixedLength
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.roles import Observer
 from specframe.engine import memory_limits
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ContractError, ModelError
 from specframe.text.sampling import Sampling
 
@@ -214,7 +214,7 @@ def test_rows_grow_again_after_a_passing_lack_of_memory(monkeypatch: pytest.Monk
         warnings.simplefilter("ignore")
         harness.check(pipe, harness.requests(harness.random_prompts([3] * 40, 61), 9))
     assert kv.asked[:5] == [8, 4, 8, 4, 8]
-    limits = memory_limits.Limits(8)
+    limits = memory_limits.RowLimits(8)
     assert limits.of(8) == 8
     assert limits.shrink(8)
     assert [limits.grow(True) for _ in range(4)] == [False, False, False, True]
@@ -226,7 +226,7 @@ def test_an_engine_goes_on_after_one_row_had_no_memory() -> None:
     target = fakes.fake_target()
     asked = harness.requests(harness.random_prompts([3, 5], 61), 5)
     pipe = harness.pipeline(target, batch_size=1, verify=Cramped(0, {2, 4}))
-    engine = Engine(pipe.recipe, pipe.parts, [], HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, [], HandClock(), pipe.executor)
     ended, errors = dict[int, list[int]](), list[str]()
     for one in asked:
         engine.add(one)
@@ -243,7 +243,7 @@ def test_an_engine_goes_on_after_one_row_had_no_memory() -> None:
 
 def test_limits_do_not_grow_where_nothing_waits() -> None:
     """Rows that nobody waits for are not opened: live sequences would be read in again for nothing."""
-    limits = memory_limits.Limits(4)
+    limits = memory_limits.RowLimits(4)
     limits.of(4)
     limits.shrink(4)
     assert not any(limits.grow(False) for _ in range(2 * memory_limits.CALM))

@@ -9,22 +9,22 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
-from specframe_testing.paged import Gathering, Pages
+from specframe_testing.paged_fake import Gathering, Pages
 
-from specframe.caches.slab import SlabStore
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Budget, Draft, Scores
 from specframe.contracts.round import Batch
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
-from specframe.forward import compiled
-from specframe.forward.attention import choice
-from specframe.forward.cached import CachedModel
-from specframe.forward.mixed_batch import Joined
-from specframe.observe.counts import Filler
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
+from specframe.kv.slab_store import SlabStore
+from specframe.model import compiled
+from specframe.model.attention import choice
+from specframe.model.cached import CachedModel
+from specframe.model.mixed_batch import MixedBatch
+from specframe.observe.counts import PaddingCounts
 from specframe.text.sampling import Sampling
 
 LENGTHS = (6, 4, 2, 23, 1, 30, 9)
@@ -39,9 +39,9 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     usual = CachedModel._feed_both
 
-    def feed(self: CachedModel, batch: Batch, block: Block, keep: int, beside: Batch, piece: Block) -> Scores:
-        seen.append((len(batch), len(beside)))
-        scores = usual(self, batch, block, keep, beside, piece)
+    def feed(self: CachedModel, batch: Batch, block: Block, keep: int, mixed: Batch, piece: Block) -> Scores:
+        seen.append((len(batch), len(mixed)))
+        scores = usual(self, batch, block, keep, mixed, piece)
         if isinstance(self.store, SlabStore):
             assert self.store._row_map._batch == batch.sequences, "the cache's rows are those of the round again"
         return scores
@@ -114,7 +114,7 @@ def test_layers_that_keep_a_state(align: str) -> None:
 @pytest.mark.wide
 def test_a_piece_rides_in_the_forward_of_a_round(joined: list[tuple[int, int]]) -> None:
     """Rows that decode wait for no piece, each forward of both computes real tokens alone, and every prompt is fed once."""
-    feeds, filler = harness.Feeds(), Filler()
+    feeds, filler = harness.Feeds(), PaddingCounts()
     asked = harness.requests(harness.random_prompts((7, 7, 30), zoo.VOCABULARY), [40, 3, 9])
     pipe = harness.pipeline(
         zoo.build("qwen3"), None, schedule=MIXED, batch_size=2, observers=[feeds, filler], draft_length=3
@@ -134,7 +134,7 @@ def test_aborts(at: int, joined: list[tuple[int, int]]) -> None:
     target = zoo.build("qwen3")
     asked = harness.requests(harness.random_prompts((5, 7, 6, 30, 28), zoo.VOCABULARY), [40, 2, 3, 9, 12])
     pipe = harness.pipeline(target, zoo.good_draft(target), schedule=MIXED, batch_size=3, draft_length=2)
-    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     for request in asked:
         engine.add(request)
     gone, ended = at % 2 * 3, {}
@@ -187,7 +187,7 @@ def test_a_verifier_that_knows_nothing_of_it() -> None:
 
     class Alone(ChainVerifier):
         def score(self, batch: Batch, draft: Draft) -> Scores:
-            return super().score(attrs.evolve(batch, beside=None), draft)
+            return super().score(attrs.evolve(batch, mixed=None), draft)
 
     target = zoo.build("qwen3")
     feeds = harness.Feeds()
@@ -217,11 +217,11 @@ def test_joined_blocks(widths: tuple[int, int], slots: tuple[int, int], tree: bo
     for number, (width, extent) in enumerate(zip(widths, slots, strict=True)):
         rows = 2 + number
         values_BT = torch.arange(rows * width).view(rows, width) + 100 * number
-        key_order_BS = torch.arange(extent)[None] + 10 * number
+        key_index_BS = torch.arange(extent)[None] + 10 * number
         sees_1TT = torch.eye(width, dtype=torch.bool)[None] if tree and not number else None
-        places.append(Placement(values_BT + 1, values_BT + 2, values_BT + 3, key_order_BS, sees_BTT=sees_1TT))
+        places.append(Placement(values_BT + 1, values_BT + 2, values_BT + 3, key_index_BS, sees_BTT=sees_1TT))
         blocks.append(Block(values_BT, -1 - number * width, counts=np.array([1, width, 1][:rows])))
-    both = Joined.of(blocks[0], blocks[1], (places[0], places[1]))
+    both = MixedBatch.of(blocks[0], blocks[1], (places[0], places[1]))
     width, slot_count = max(widths), max(slots)
     for start, block, placed in ((0, blocks[0], places[0]), (2, blocks[1], places[1])):
         own = slice(start, start + len(block.ids_BT))
@@ -229,20 +229,20 @@ def test_joined_blocks(widths: tuple[int, int], slots: tuple[int, int], tree: bo
         assert both.block.ids_BT[own].equal(block.ids_BT[:, at_T])
         assert both.placement.positions_BT[own].equal(placed.positions_BT[:, at_T])
         assert both.placement.slots_BT[own].equal(placed.slots_BT[:, at_T])
-        assert both.placement.order_BT[own].equal(placed.order_BT[:, at_T])
-        extent = placed.key_order_BS.shape[1]
-        assert (both.placement.key_order_BS[own, :extent] == placed.key_order_BS).all()
-        assert (both.placement.key_order_BS[own, extent:] == -1).all()
-    assert both.placement.key_order_BS.shape == (5, slot_count)
+        assert both.placement.index_BT[own].equal(placed.index_BT[:, at_T])
+        extent = placed.key_index_BS.shape[1]
+        assert (both.placement.key_index_BS[own, :extent] == placed.key_index_BS).all()
+        assert (both.placement.key_index_BS[own, extent:] == -1).all()
+    assert both.placement.key_index_BS.shape == (5, slot_count)
     if tree:
         assert both.placement.sees_BTT is not None
         assert both.placement.sees_BTT[0, : widths[0], : widths[0]].equal(torch.eye(widths[0], dtype=torch.bool))
         ones = torch.ones(widths[1], widths[1], dtype=torch.bool)
         assert both.placement.sees_BTT[3, : widths[1], : widths[1]].equal(ones.tril())
-    assert both.laid.tokens == sum(block.tokens for block in blocks)
+    assert both.padding_free.tokens == sum(block.tokens for block in blocks)
     states_BTD = torch.arange(5 * width * 2).view(5, width, 2)
     parted = both.parted(Scores(torch.zeros(2, 1, 7), {3: states_BTD}))
     assert parted.hidden[3].equal(states_BTD[:2, : widths[0]])
-    assert parted.beside is not None
-    assert parted.beside.hidden[3].equal(states_BTD[2:, : widths[1]])
-    assert parted.beside.logits_BTV.shape == (3, 0, 7)
+    assert parted.mixed is not None
+    assert parted.mixed.hidden[3].equal(states_BTD[2:, : widths[1]])
+    assert parted.mixed.logits_BTV.shape == (3, 0, 7)

@@ -1,7 +1,8 @@
-"""Numbers of drafts and verdicts that no contract allows: each is one sentence that names the strategy that returned them.
+"""Numbers of drafts and acceptance results that no contract allows: each is one sentence that names the strategy that returned
+them.
 
-Drafts are trees with filler, whose verdicts the loop cuts. On a CPU the numbers are looked at at once, on other devices in the
-round's transfer.
+Drafts are trees with padding, whose acceptance results the loop cuts. On a CPU the numbers are looked at at once, on other devices
+in the round's transfer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.ragged import Ragged
 from specframe_testing import fakes, harness, suite_device
 
-from specframe.contracts.drafts import Draft, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Transfer
 from specframe.engine.guards.numbers import draft_fault
 from specframe.errors import ContractError
 
@@ -30,7 +31,7 @@ Change = Callable[[Any], Any]
 
 
 class Drafter(fakes.ScriptedTree):
-    """Drafts the scripted tree with as much filler as there can be: two rows mean all nodes, the last one means one."""
+    """Drafts the scripted tree with as much padding as there can be: two rows mean all nodes, the last one means one."""
 
     def __init__(self, change: Change = lambda draft: draft) -> None:
         super().__init__(TRUTH)
@@ -48,28 +49,28 @@ class Drafter(fakes.ScriptedTree):
 class Rule(Greedy):
     """Judges greedily."""
 
-    def __init__(self, change: Change = lambda verdict: verdict) -> None:
+    def __init__(self, change: Change = lambda acceptance: acceptance) -> None:
         super().__init__()
         self.change = change
 
-    def judge(self, batch: Any, draft: Draft, scores: Any) -> Verdict:
-        verdict = super().judge(batch, draft, scores)
-        return self.change(verdict) if draft.nodes else verdict
+    def accept(self, batch: Any, draft: Draft, scores: Any) -> Acceptance:
+        acceptance = super().accept(batch, draft, scores)
+        return self.change(acceptance) if draft.nodes else acceptance
 
 
 class Alignment(Ragged):
     """Commits what was judged."""
 
-    def __init__(self, change: Change = lambda verdict: verdict) -> None:
+    def __init__(self, change: Change = lambda acceptance: acceptance) -> None:
         self.change = change
 
     def commit(self, batch: Any, draft: Draft, transfer: Transfer) -> Transfer:
         transfer = super().commit(batch, draft, transfer)
-        return transfer.of(self.change(transfer.verdict)) if draft.nodes else transfer
+        return transfer.of(self.change(transfer.acceptance)) if draft.nodes else transfer
 
 
 def first(name: str, value: int, row: int = 0) -> Change:
-    """Return what sets the first number of one row of a draft's or verdict's tensor."""
+    """Return what sets the first number of one row of a draft's or acceptance result's tensor."""
 
     def change(given: Any) -> Any:
         tensor = getattr(given, name).clone()
@@ -82,13 +83,13 @@ def first(name: str, value: int, row: int = 0) -> Change:
 def path(*nodes: int) -> Change:
     """Return what accepts such a path in the first row."""
 
-    def change(verdict: Verdict) -> Verdict:
-        assert verdict.path_BT is not None
-        path_BT, accepted_B = verdict.path_BT.clone(), verdict.accepted_B.clone()
+    def change(acceptance: Acceptance) -> Acceptance:
+        assert acceptance.path_BT is not None
+        path_BT, accepted_B = acceptance.path_BT.clone(), acceptance.accepted_B.clone()
         for place, node in enumerate(nodes):
             path_BT[0, place : place + 1] = node
         accepted_B[:1] = len(nodes)
-        return attrs.evolve(verdict, path_BT=path_BT, accepted_B=accepted_B)
+        return attrs.evolve(acceptance, path_BT=path_BT, accepted_B=accepted_B)
 
     return change
 
@@ -116,14 +117,14 @@ VERDICTS: dict[str, tuple[Change, str]] = {
     "a negative id": (first("tokens_BT", -1), r"token ids from 0 to 60 in tokens_BT, got -1"),
     "a node before the first": (path(-1), r"nodes from 0 to 5 in path_BT, got -1"),
     "a node after the last": (path(6), r"nodes from 0 to 5 in path_BT, got 6"),
-    "no path": (lambda verdict: attrs.evolve(verdict, path_BT=None), r"path_BT as a tensor, got None"),
+    "no path": (lambda acceptance: attrs.evolve(acceptance, path_BT=None), r"path_BT as a tensor, got None"),
     "a path of siblings": (path(0, 1), r"a path_BT in which each node is a child of the node before it, got \[0, 1\]"),
     "a path that begins below": (path(3), r"a path_BT in which each node is a child of the node before it, got \[3\]"),
 }
 RULES: dict[str, tuple[Change, str]] = {
     **VERDICTS,
     "another token than the draft's": (
-        lambda verdict: attrs.evolve(verdict, tokens_BT=(verdict.tokens_BT + 1) % V),
+        lambda acceptance: attrs.evolve(acceptance, tokens_BT=(acceptance.tokens_BT + 1) % V),
         r"the draft's token \d+ at an accepted place in tokens_BT, got \d+",
     ),
 }
@@ -144,7 +145,7 @@ def told(faults: dict[str, Any]) -> list[Any]:
 
 
 def decode(device: str, **strategies: Any) -> None:
-    """Decode exactly with a tree that has filler."""
+    """Decode exactly with a tree that has padding."""
     options = {"drafter": Drafter(), "accept": Rule(), "align": Alignment(), **strategies}
     with suite_device.running_on(device):
         harness.check(harness.pipeline(TARGET, batch_size=3, **options), ASKED)
@@ -162,16 +163,16 @@ def test_a_drafter_is_named(case: str, device: str) -> None:
 @pytest.mark.wide(but=["a path that begins below on cpu", "no path on cpu", "another token than the draft's on cpu"])
 @pytest.mark.parametrize(("case", "device"), told(RULES))
 def test_an_acceptance_rule_is_named(case: str, device: str) -> None:
-    """The rule is told of what it returned, before the loop cuts filler away."""
+    """The rule is told of what it returned, before the loop cuts padding away."""
     change, said = RULES[case]
-    with pytest.raises(ContractError, match=rf"^acceptance rule \S*Rule.*: judge\(\) must return {said}"):
+    with pytest.raises(ContractError, match=rf"^acceptance rule \S*Rule.*: accept\(\) must return {said}"):
         decode(device, accept=Rule(change))
 
 
 @pytest.mark.wide(but=["more accepted than drafted on sim"])
 @pytest.mark.parametrize(("case", "device"), told(VERDICTS))
 def test_an_alignment_is_named(case: str, device: str) -> None:
-    """The alignment is told of a verdict of its own, not the rule whose verdict it replaced."""
+    """The alignment is told of an acceptance result of its own, not the rule whose acceptance result it replaced."""
     change, said = VERDICTS[case]
     with pytest.raises(ContractError, match=rf"^alignment \S*Alignment.*: commit\(\) must return {said}"):
         decode(device, align=Alignment(change))
@@ -193,7 +194,7 @@ def test_a_chain_is_as_deep_as_it_has_tokens() -> None:
 
 
 def test_filler_is_not_measured() -> None:
-    """A path of filler may be longer than the draft's depth; a path of real nodes may not."""
+    """A path of padding may be longer than the draft's depth; a path of real nodes may not."""
     tokens, parents = np.zeros((1, 3), dtype=np.int64), np.array([[-1, 0, 1]])
     draft = Draft(torch.zeros(1, 3, dtype=torch.long), parents_BN=torch.tensor(parents), depth=2)
     assert draft_fault(draft, tokens, parents, np.array([2]), V) is None

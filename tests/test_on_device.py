@@ -22,18 +22,17 @@ import pytest
 import torch
 from products import crossed
 from specframe_std.alignments.ragged import Ragged
-from specframe_std.drafters.model import ModelDrafter
-from specframe_std.policies.fixed import FixedLength
+from specframe_std.drafters.draft_model import ModelDrafter
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
-from specframe_testing.device.memory import MEMORY
-from specframe_testing.device.recording import SimRecording, tape
+from specframe_testing.device.captured_graphs import SimRecording, tape
+from specframe_testing.device.device_memory import MEMORY
 from specframe_testing.device.rounds import watched_rounds
-from specframe_testing.paged import Pages
+from specframe_testing.paged_fake import Pages
 from torch.nn.attention.varlen import varlen_attn
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specframe import Pipeline
-from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import RoundReport
@@ -42,10 +41,11 @@ from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.devices.held import Held
 from specframe.devices.kinds import on_device
-from specframe.forward import recorded_chains, recorded_forwards, recording_cache, unpadded
-from specframe.forward.attention import interface, kernel_trial, packed
-from specframe.forward.attention.packed import Packed
-from specframe.forward.run import Run
+from specframe.kv.ragged_layout import RaggedLayout
+from specframe.model import captured_chains, captured_forwards, graph_cache, padding_free
+from specframe.model.attention import interface, kernel_check, varlen
+from specframe.model.attention.varlen import Packed
+from specframe.model.run import Run
 from specframe.text.sampling import Sampling
 
 FULL = os.environ.get("SPECFRAME_FULL_MATRIX") == "1"
@@ -92,7 +92,7 @@ CELLS = [
     (zoo.NAMES[place % len(zoo.NAMES)], align, batch_size, graphs)
     for place, (align, batch_size, graphs) in enumerate(itertools.product(LAYOUTS[:3], (1, 3, 8), ("on", "off")))
 ]
-"""The equivalence sample: every architecture, under alignments, batch sizes, and with or without recorded forwards."""
+"""The equivalence sample: every architecture, under alignments, batch sizes, and with or without captured forwards."""
 if FULL:
     CELLS = list(itertools.product(zoo.NAMES, LAYOUTS, (1, 3, 8), ("on", "off")))
 
@@ -235,22 +235,22 @@ def test_a_setting_holds_until_the_last_one_is_out() -> None:
 
 
 @pytest.fixture
-def shelves(monkeypatch: pytest.MonkeyPatch) -> list[recording_cache.RecordingCache]:
-    """The shelves of recordings that are made in a test: target, its chains, draft, its chains."""
-    made: list[recording_cache.RecordingCache] = []
+def shelves(monkeypatch: pytest.MonkeyPatch) -> list[graph_cache.GraphCache]:
+    """The shelves of captured graphs that are made in a test: target, its chains, draft, its chains."""
+    made: list[graph_cache.GraphCache] = []
 
-    class Noted(recording_cache.RecordingCache):
+    class Noted(graph_cache.GraphCache):
         def __init__(self, record: Any) -> None:
             super().__init__(record)
             made.append(self)
 
-    for module in (recorded_forwards, recorded_chains):
-        monkeypatch.setattr(module, "RecordingCache", Noted)
+    for module in (captured_forwards, captured_chains):
+        monkeypatch.setattr(module, "GraphCache", Noted)
     return made
 
 
-def test_chains_are_recorded_by_buckets_of_rows(shelves: list[recording_cache.RecordingCache]) -> None:
-    """Drafts of any number of rows have recordings of 1, 2, 4 or all rows; rows that are not in the batch are not written to."""
+def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graph_cache.GraphCache]) -> None:
+    """Drafts of any number of rows have captured graphs of 1, 2, 4 or all rows; rows outside of the batch are not written to."""
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
     harness.check(harness.pipeline(target, draft, batch_size=7, draft_length=3, graphs="on"), asked)
@@ -260,7 +260,7 @@ def test_chains_are_recorded_by_buckets_of_rows(shelves: list[recording_cache.Re
     assert 4 in {key[0] for key in shelves[7]._kept} <= {1, 2, 4}
 
 
-def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[recording_cache.RecordingCache]) -> None:
+def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[graph_cache.GraphCache]) -> None:
     """A row's tokens are rounded up to a power of two where few rows have 64 of them at most, and are not beyond."""
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 12, 61), 40)
@@ -271,15 +271,15 @@ def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[recordi
         assert {width for _, width, *_ in shelves[0]._kept} == widths
 
 
-def test_prompts_are_recorded_when_their_shape_came_up_often(shelves: list[recording_cache.RecordingCache]) -> None:
-    """A recording of prompts pays after some replays, so that prompts of a few shapes are not recorded."""
+def test_prompts_are_recorded_when_their_shape_came_up_often(shelves: list[graph_cache.GraphCache]) -> None:
+    """A captured graph of prompts pays after some replays, so that prompts of a few shapes are not captured."""
     target, draft = pair("fake")
     recorded = []
-    for count in (recorded_forwards.EAGER, recorded_forwards.EAGER + 1):
+    for count in (captured_forwards.EAGER, captured_forwards.EAGER + 1):
         shelves.clear()
         asked = harness.requests(harness.random_prompts([40] * count, 61), 4)
         harness.check(harness.pipeline(target, draft, draft_length=3, graphs="on", batch_size=1), asked)
-        recorded.append({width for _, width, *_ in shelves[0]._kept if width > recorded_forwards.LONGEST})
+        recorded.append({width for _, width, *_ in shelves[0]._kept if width > captured_forwards.LONGEST})
     assert recorded == [set(), {64}]
 
 
@@ -317,14 +317,14 @@ class Lengths(FixedLength):
     "name", ["qwen3", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "mistral"))]
 )
 def test_short_prompts_are_recorded(
-    name: str, options: dict[str, Any], shelves: list[recording_cache.RecordingCache], monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], shelves: list[graph_cache.GraphCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts of all lengths up to a power of two replay one recording, by target and draft, in whichever row they are.
+    """Prompts of all lengths up to a power of two replay one captured graph, by target and draft, in whichever row they are.
 
     As much of the drafts stands as without.
     """
-    monkeypatch.setattr(unpadded, "LAYING_OUT", 1000)
-    monkeypatch.setattr(recorded_forwards, "EAGER", 1)
+    monkeypatch.setattr(padding_free, "LAYING_OUT", 1000)
+    monkeypatch.setattr(captured_forwards, "EAGER", 1)
     target = zoo.build(name)
     lengths = (40, 90, 33, 61, 100, 44, 35, 64, 10, 55)
     prompts = harness.random_prompts(lengths * (4 if options["batch_size"] == 7 else 2), zoo.VOCABULARY)
@@ -341,15 +341,15 @@ def test_short_prompts_are_recorded(
     assert tokens[0] == tokens[1]
     of_draft = 1 if "align" in options else 2  # chains have a shelf where places follow from lengths
     for shelf in (shelves[0], shelves[of_draft]):
-        recorded = [(key[0], key[1], key[6]) for key in shelf._kept if key[1] > recorded_forwards.LONGEST]
+        recorded = [(key[0], key[1], key[6]) for key in shelf._kept if key[1] > captured_forwards.LONGEST]
         assert {64} <= {width for _, width, _ in recorded} <= {64, 128} or (recorded and "align" in options)
-        assert all((tokens or rows * width) <= recorded_forwards.PROMPTS for rows, width, tokens in recorded)
+        assert all((tokens or rows * width) <= captured_forwards.PROMPTS for rows, width, tokens in recorded)
         if options["batch_size"] == 7:
             assert any(tokens for _, _, tokens in recorded)
 
 
-def test_hidden_states_of_recorded_prompts(shelves: list[recording_cache.RecordingCache]) -> None:
-    """Those of padding are left out; they are what a forward that is not recorded has."""
+def test_hidden_states_of_recorded_prompts(shelves: list[graph_cache.GraphCache]) -> None:
+    """Those of padding are left out; they are what a forward that is not captured has."""
     run = harness.open_run(zoo.build("qwen3"), 2, 120, align="ragged")
     pool = harness.open_pool(harness.requests(harness.random_prompts((50, 41), zoo.VOCABULARY), 20))
     run.graphs = "on"
@@ -373,7 +373,7 @@ def test_no_graph_is_given_up_while_one_is_recorded() -> None:
             gc.collect()
         return (values + 1,)
 
-    cache, before = recording_cache.RecordingCache(SimRecording), gc.get_threshold()
+    cache, before = graph_cache.GraphCache(SimRecording), gc.get_threshold()
     gc.set_threshold(0)  # never by itself
     try:
         ring: list[Any] = [SimRecording(lambda: (values + 2,))]
@@ -393,8 +393,8 @@ def test_no_graph_is_given_up_while_one_is_recorded() -> None:
 
 @pytest.mark.wide(but=["chain"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[recording_cache.RecordingCache]) -> None:
-    """Recordings of the target compute buckets of real tokens alone where rows draft unequally, and the tokens are exact."""
+def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graph_cache.GraphCache]) -> None:
+    """Captured graphs of the target compute buckets of real tokens alone where rows draft unequally, and the tokens are exact."""
     target = pair("qwen3")[0]
     budget = Budget(3, 7) if tree else Budget(4)
     drafter = {"drafter": ModelDrafter(branch="3/1/1")} if tree else {}
@@ -421,8 +421,8 @@ def test_graphs_hold_the_constants_that_they_read(name: str) -> None:
     assert SimRecording.replays > replays + 2
 
 
-def test_new_shapes_are_told(shelves: list[recording_cache.RecordingCache]) -> None:
-    """A run tells how often a forward was slower since its shape was new or recorded; what is replayed or never recorded is not."""
+def test_new_shapes_are_told(shelves: list[graph_cache.GraphCache]) -> None:
+    """A run tells how often a forward was slower since its shape was new or captured; what is replayed or never captured is not."""
     target = zoo.build("qwen3")
     draft, asked = zoo.good_draft(target), harness.requests(harness.random_prompts((5, 5), zoo.VOCABULARY), 20)
     told: dict[str, list[int]] = {"auto": [], "off": []}
@@ -446,9 +446,9 @@ def test_new_shapes_are_told(shelves: list[recording_cache.RecordingCache]) -> N
     assert set(told["off"]) == {0}
 
 
-def test_recordings_are_bounded(shelves: list[recording_cache.RecordingCache], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recordings that were used last are kept, as many as the bound says; tokens stay exact while others are dropped."""
-    monkeypatch.setattr(recording_cache, "MOST", 2)
+def test_recordings_are_bounded(shelves: list[graph_cache.GraphCache], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The captured graphs that were used last are kept, as many as the bound says; tokens stay exact while others are dropped."""
+    monkeypatch.setattr(graph_cache, "MOST", 2)
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
     made = SimRecording.made
@@ -480,7 +480,7 @@ def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytes
     shape = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
     target = zoo.build("qwen3", **shape).to(torch.bfloat16)
     found, tables = [], list[Counter[bool]]()
-    flash = packed.flash
+    flash = varlen.flash
 
     def noted(*given: Any) -> torch.Tensor:
         tables[-1][given[6] is not None] += 1
@@ -491,7 +491,7 @@ def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytes
         harness.decode(pipe, asked("qwen3", 1)[:1])  # kernels are tried in the first run
         tables.append(Counter())
         with monkeypatch.context() as patched:
-            patched.setattr(packed, "flash", noted)
+            patched.setattr(varlen, "flash", noted)
             found.append([result.token_ids for result in harness.decode(pipe, asked("qwen3", 6))])
     assert found[0] == found[1] == found[2]
     assert [bool(one[True]) for one in tables] == [False, reads, reads]
@@ -502,7 +502,7 @@ def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytes
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 4, 8), (6, 3, 16), (8, 1, 64)])
 def test_the_packed_kernel(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The kernel agrees with masks, over windows and rows of any length, as the core's self-test asks of CUDA's."""
-    assert kernel_trial.error(Packed(), torch.device("sim"), dtype, heads, key_heads, size) < 3e-2
+    assert kernel_check.error(Packed(), torch.device("sim"), dtype, heads, key_heads, size) < 3e-2
 
 
 def flash_arguments(**changed: Any) -> dict[str, Any]:
@@ -610,7 +610,7 @@ class Overwriting(Ragged):
     class Layout(RaggedLayout):
         def place(self, batch: Batch, block: Block) -> Placement:
             placement = super().place(batch, block)
-            return attrs.evolve(placement, slots_BT=placement.order_BT.where(placement.order_BT >= 0, 1))
+            return attrs.evolve(placement, slots_BT=placement.index_BT.where(placement.index_BT >= 0, 1))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         return self.Layout(store, rows, capacity)
@@ -675,7 +675,7 @@ class Counted(harness.Feeds):
 @pytest.mark.parametrize("fault", ["tensor of the host", "number of Python"])
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_a_fault_inside_a_recorded_forward(fault: str, device: str) -> None:
-    """A recording refuses a tensor made on the host, and bakes in a number of Python; a CPU shows neither."""
+    """A captured graph refuses a tensor made on the host, and bakes in a number of Python; a CPU shows neither."""
     target, counted = Unfit(fakes.fake_target().config).eval(), Counted()
     target.fault = fault
     with suite_device.running_on(device), warnings.catch_warnings(record=True) as told:

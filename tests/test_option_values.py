@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from specframe_lab.commands.option_types import Arrivals, ListOf
+from specframe_lab.commands.lab_option_types import Arrivals, ListOf
 
 from specframe import hookimpl
 from specframe.cli import cli, option_types
@@ -231,7 +231,7 @@ def wrong(kind: click.ParamType) -> list[str]:
             return ["", "x", "nan", "inf", "-inf", "1e999", "true", "0.1_0", "١", *ends, *(["0"] if kind.above else [])]
         case option_types.DraftLength():
             return ["", "0", "-1", "2.5", "1e3", "nan", "nope", "fixed,length", "fixed,length=1,length=2"]
-        case option_types.Strategy():
+        case option_types.StrategyType():
             name = next(iter(registry().names(kind.role)), None)
             return ["", "nope", *([f"{name}{rest}" for rest in (",", ",x", ",=1", ",x=1,x=2")] if name else [])]
         case option_types.OneOf():
@@ -250,7 +250,7 @@ def test_wrong_values_of_all_options() -> None:
         ([*words, f"{max(option.opts, key=len)}={value}"], option)
         for words, option in all_options()
         if words != ("verify",)
-        or not isinstance(getattr(option.type, "of", None), option_types.Strategy)  # told cell by cell
+        or not isinstance(getattr(option.type, "of", None), option_types.StrategyType)  # told cell by cell
         for value in wrong(option.type)
     ]
     words = json.dumps([words for words, _ in asked])
@@ -267,7 +267,7 @@ def test_wrong_values_of_all_options() -> None:
 @pytest.mark.wide
 def test_every_option_has_a_kind() -> None:
     """An option that is added to a command is checked as it is read."""
-    assert [(words, one.name) for words, one in all_options() if not isinstance(one.type, option_types.Kind)] == []
+    assert [(words, one.name) for words, one in all_options() if not isinstance(one.type, option_types.ValueType)] == []
 
 
 @pytest.mark.wide

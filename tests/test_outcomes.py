@@ -11,8 +11,8 @@ from specframe_testing import fakes, harness
 from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts((6, 1, 9, 4, 13, 2), 61, seed=5)
@@ -51,9 +51,9 @@ class Listening(fakes.ScriptedDrafter):
             assert sequence.finished == (sequence in outcome.ended)
             if sequence.finished:
                 assert sequence.token_ids == own[len(prompt) : length]
-        if outcome.verdict is not None:
+        if outcome.acceptance is not None:
             self.gains.append((batch.lengths - outcome.lengths).tolist())
-            most = outcome.verdict.accepted_B.numpy() + 1
+            most = outcome.acceptance.accepted_B.numpy() + 1
             assert (batch.lengths - outcome.lengths <= most).all()
             assert (batch.lengths - outcome.lengths == most)[[not one.finished for one in batch.sequences]].all()
         else:
@@ -73,9 +73,11 @@ class Reading(Listening):
         """Note what was read of each prompt."""
         super().observe(outcome)
         batch = outcome.before
-        for row, sequence in enumerate(batch.sequences if batch.unreads is not None else ()):
+        for row, sequence in enumerate(batch.sequences if batch.uncached_rows is not None else ()):
             length = len(sequence.request.prompt_ids)
-            read = range(length - int(batch.unreads[row]), length - min(batch.left, int(batch.unreads[row])))
+            read = range(
+                length - int(batch.uncached_rows[row]), length - min(batch.left, int(batch.uncached_rows[row]))
+            )
             self.places.setdefault(sequence.request.index, []).extend(read)
 
 
@@ -84,16 +86,16 @@ class Reading(Listening):
     "schedule", ["continuous", "continuous,piece=4", "continuous,piece=4,mixed=on", "continuous,piece=3,mixed=on"]
 )
 def test_every_token_of_a_prompt_is_told_once(schedule: str) -> None:
-    """Prompts that are read at once, in pieces between rounds and in pieces beside rows that decode are told of to their end."""
+    """Prompts that are read at once, in chunks between rounds and in chunks beside rows that decode are told of to their end."""
     drafter = Reading()
     harness.check(harness.pipeline(TARGET, drafter, batch_size=2, draft_length=4, schedule=schedule), ASKED)
     assert drafter.places == {index: [*range(len(prompt))] for index, prompt in enumerate(PROMPTS)}
 
 
-def engine_of(drafter: Any, asked: list[Request]) -> Engine:
+def engine_of(drafter: Any, asked: list[Request]) -> LocalEngine:
     """Return an engine that has taken requests."""
     pipe = harness.pipeline(TARGET, drafter, batch_size=3, draft_length=4)
-    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     for request in asked:
         engine.add(request)
     return engine

@@ -6,19 +6,19 @@ import warnings
 from typing import Any
 
 import pytest
-from specframe_testing import fakes, harness, paged, zoo
+from specframe_testing import fakes, harness, paged_fake, zoo
 from specframe_testing.conformance import AttentionBackendSuite
-from specframe_testing.paged import Gathering, PagedStore, Pages
+from specframe_testing.paged_fake import Gathering, PagedFakeStore, Pages
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import CompositionError, ContractError, InvariantError, ModelError
-from specframe.forward import unpadded
-from specframe.forward.runner import ModelRunner
+from specframe.model import padding_free
+from specframe.model.runner import ModelRunner
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
@@ -30,13 +30,13 @@ PROMPTS = [COMMON, [*COMMON, 5, 6, 7], [3], [*COMMON[:9], 1, 2], COMMON]
 def sharing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note how many pages are shared whenever a batch is arranged."""
     found: list[int] = []
-    arrange = PagedStore.arrange
+    arrange = PagedFakeStore.arrange
 
-    def noted(self: PagedStore, sequences: Any) -> None:
+    def noted(self: PagedFakeStore, sequences: Any) -> None:
         arrange(self, sequences)
         found.append(self.shared)
 
-    monkeypatch.setattr(PagedStore, "arrange", noted)
+    monkeypatch.setattr(PagedFakeStore, "arrange", noted)
     return found
 
 
@@ -53,7 +53,7 @@ def test_tokens_are_exact(name: str, options: dict[str, Any], sharing: list[int]
     assert max(sharing) >= 2
 
 
-class Astray(PagedStore):
+class Astray(PagedFakeStore):
     """Says of every prompt's tokens but the last that they are cached, which they are not."""
 
     def reserve(self, sequence: Any, tokens: int) -> int:
@@ -65,7 +65,7 @@ class Astray(PagedStore):
 @pytest.mark.wide
 def test_checks_find_tokens_that_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that promises more tokens than it holds is found out."""
-    monkeypatch.setattr(paged, "PagedStore", Astray)
+    monkeypatch.setattr(paged_fake, "PagedStore", Astray)
     pipe = harness.pipeline(zoo.build("llama"), None, kv=Pages(), attention=Gathering(), batch_size=2, check=True)
     with pytest.raises(InvariantError):
         harness.decode(pipe, harness.requests(PROMPTS, 5))
@@ -116,11 +116,11 @@ def test_a_cached_beginning_is_not_fed_for_a_neighbour(
     options: dict[str, Any], laid: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a row whose first tokens are cached the others alone are computed and written, beside a row of which nothing is cached."""
-    monkeypatch.setattr(unpadded, "LAYING_OUT", 0 if laid else 10**12)
+    monkeypatch.setattr(padding_free, "LAYING_OUT", 0 if laid else 10**12)
     target, slots, computed = zoo.build("llama"), list[list[list[int]]](), list[int]()
-    expect, laying = PagedStore.expect, ModelRunner._unpadded
+    expect, laying = PagedFakeStore.expect, ModelRunner._padding_free
 
-    def expected(self: PagedStore, placement: Any) -> None:
+    def expected(self: PagedFakeStore, placement: Any) -> None:
         slots.append(placement.slots_BT.tolist())
         expect(self, placement)
 
@@ -131,8 +131,8 @@ def test_a_cached_beginning_is_not_fed_for_a_neighbour(
 
     prompts = [[*COMMON, 5], [3], [4], [*COMMON, 6, 7], OWN[0]]
     pipe = harness.pipeline(target, None, kv=Pages(), attention=Gathering(), batch_size=3, **options)
-    monkeypatch.setattr(PagedStore, "expect", expected)
-    monkeypatch.setattr(ModelRunner, "_unpadded", noted)
+    monkeypatch.setattr(PagedFakeStore, "expect", expected)
+    monkeypatch.setattr(ModelRunner, "_padding_free", noted)
     harness.check(pipe, harness.requests(prompts, [30, 3, 3, 5, 5]))
     reading = [forward for forward in slots if len(forward) == 2 and len(forward[0]) > 1]
     written = [{slot for forward in reading for slot in forward[row] if slot < 16} for row in (0, 1)]
@@ -213,7 +213,7 @@ def test_requests_wait_for_room(rows: int, schedule: str) -> None:
     target = zoo.build("llama")
     asked = harness.requests(OWN, [9, 14, 3, 12, 7], {zoo.EOS})
     pipe, feeds = with_room_for(rows, target, asked, schedule=schedule, check=True)
-    with warnings.catch_warnings(action="error"):  # nobody is admitted without room, to give way again
+    with warnings.catch_warnings(action="error"):  # nobody is admitted without room, to be preempted again
         harness.check(pipe, asked)
     assert max(one.rows for one in feeds.rounds) == rows
     begun = [sequence.request.index for one in feeds.reading for sequence in one.report.sequences]
@@ -251,7 +251,7 @@ def test_samples_wait_for_room(pages: int | None) -> None:
 @pytest.mark.parametrize("cached", [-1, 10, True, "3", 2.0], ids=repr)
 def test_a_number_of_cached_tokens_that_cannot_be(cached: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a store says of a sequence's cached tokens is a number of them, or None; anything else is told as the backend's."""
-    monkeypatch.setattr(PagedStore, "reserve", lambda *_: cached)
+    monkeypatch.setattr(PagedFakeStore, "reserve", lambda *_: cached)
     pipe = harness.pipeline(zoo.build("llama"), None, kv=Pages(), attention=Gathering(), batch_size=2)
     expected = (
         r"KV backend Pages of specframe-testing: store\.reserve\(\) must return a number of tokens from 0 to 9, or None"
@@ -290,7 +290,7 @@ def test_an_aborted_row_makes_room() -> None:
     target = zoo.build("llama")
     asked = harness.requests([OWN[0], OWN[1]], 12)
     pipe, _ = with_room_for(1, target, asked)
-    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     for request in asked:
         engine.add(request)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Long prompts are read in pieces between the rounds of those that decode."""
+"""Long prompts are read in chunks between the rounds of those that decode."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_tokens_are_the_reference_decoder_s(layout: tuple[str, str], piece: int)
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
 def test_real_architectures(name: str) -> None:
-    """Sliding windows and learned positions, read in pieces."""
+    """Sliding windows and learned positions, read in chunks."""
     target = zoo.build(name)
     pipe = harness.pipeline(target, zoo.good_draft(target), schedule="continuous,piece=4", batch_size=3, draft_length=3)
     harness.check(pipe, harness.requests(harness.random_prompts((3, 25, 11, 30, 8), zoo.VOCABULARY), 12, {zoo.EOS}))

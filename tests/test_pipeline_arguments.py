@@ -14,10 +14,10 @@ from specframe_testing import fakes, zoo
 
 import specframe
 from specframe.contracts.roles import Observer
-from specframe.engine.requests import Asked
+from specframe.engine.request_factory import RequestOptions
 from specframe.errors import SpecframeError
 from specframe.pipeline import Pipeline
-from specframe.text.sampling import Parameters
+from specframe.text.sampling import SamplingParameters
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -102,7 +102,10 @@ def test_every_argument_is_in_a_table() -> None:
     """No argument of the pipeline or of what it is asked for is left out here."""
     assert set(WRONG) == set(inspect.signature(Pipeline).parameters)
     assert set(inspect.signature(Pipeline.generate).parameters) == {"self", "prompts", "max_new_tokens", "asked"}
-    assert set(ASKED) == {"max_new_tokens", *set(Asked.__annotations__) - set(Parameters.__annotations__)}
+    assert set(ASKED) == {
+        "max_new_tokens",
+        *set(RequestOptions.__annotations__) - set(SamplingParameters.__annotations__),
+    }
 
 
 @pytest.mark.wide

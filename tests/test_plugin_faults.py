@@ -21,12 +21,12 @@ from specframe_std import watchdog
 from specframe_testing import conformance, fakes, harness
 
 from specframe.cli import cli
-from specframe.contracts.cache import Dense
-from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
+from specframe.contracts.cache import DenseView
+from specframe.contracts.drafts import Acceptance, Budget, Draft, Scores
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
-from specframe.engine.guards import roles
-from specframe.engine.guards.base import RUNNING
+from specframe.engine.guards import guard_table
+from specframe.engine.guards.guard import RUNNING
 from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
 from specframe.plugins.compose import OPTIONS
 from specframe.plugins.entries import OTHERS, ROLES
@@ -96,9 +96,9 @@ def drafted(change: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
     return lambda draft, batch, budget: Draft(change(draft.tokens_BN)) if budget.depth else draft
 
 
-def judged(change: Callable[[Verdict], Verdict]) -> Callable[..., Any]:
-    """Return what gives another verdict."""
-    return lambda verdict, *_: change(verdict)
+def by_rule(change: Callable[[Acceptance], Acceptance]) -> Callable[..., Any]:
+    """Return what gives another acceptance result."""
+    return lambda acceptance, *_: change(acceptance)
 
 
 MUST = r"\(\) must return "
@@ -159,14 +159,14 @@ FAULTS = {
     ),
     "rule returns a tuple": Fault(
         "acceptance rule",
-        "judge",
-        lambda verdict, *_: (verdict.accepted_B, verdict.tokens_BT),
-        MUST + r"a specframe.contracts.drafts.Verdict, got \(tensor",
+        "accept",
+        lambda acceptance, *_: (acceptance.accepted_B, acceptance.tokens_BT),
+        MUST + r"a specframe.contracts.drafts.Acceptance, got \(tensor",
     ),
     "rule returns no bonus token": Fault(
         "acceptance rule",
-        "judge",
-        judged(lambda verdict: Verdict(verdict.accepted_B, verdict.tokens_BT[:, :-1])),
+        "accept",
+        by_rule(lambda acceptance: Acceptance(acceptance.accepted_B, acceptance.tokens_BT[:, :-1])),
         MUST + r"tokens_BT of shape \(B, K \+ 1\) = \(3, 1\), got \(3, 0\)",
     ),
     "rule chooses for one row": Fault(
@@ -382,11 +382,11 @@ STORED = {
         r"a Dense or Paged view of specframe.contracts.cache, got a tensor of shape",
     ),
     "fewer rows": (
-        lambda view: Dense(view.keys[:1], view.values),
+        lambda view: DenseView(view.keys[:1], view.values),
         r"keys of shape \(B, H, S, D\) = \(2, 1, S, 2\), got \(1, 1, 5, 2\)",
     ),
     "other values": (
-        lambda view: Dense(view.keys, view.keys),
+        lambda view: DenseView(view.keys, view.keys),
         r"values of shape \(B, H, S, D\) = \(2, 1, S, 1\), got \(2, 1, 5, 2\)",
     ),
 }
@@ -510,7 +510,7 @@ def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) ->
     """A call that has run for a minute is named once, with its strategy; a shorter one, and the next, are not."""
     now = 0.0
     dog = watchdog.Watchdog(lambda: now)
-    running = roles.guard("drafter", registry().make("drafter", "prompt-lookup"))
+    running = guard_table.guard("drafter", registry().make("drafter", "prompt-lookup"))
     monkeypatch.setitem(RUNNING, 0, None)
     assert dog.look() is None
     monkeypatch.setitem(RUNNING, 0, (running, "propose", 5.0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from specframe_testing.harness import open_pool, requests
 
-from specframe.contracts.drafts import Draft, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Transfer
 from specframe.contracts.requests import Request
 from specframe.engine.pool import Pool
 
@@ -15,15 +15,15 @@ def gain(pool, batch, rows, accepted=None):
     """Give every row these tokens, the last of each row's accepted ones being the bonus token."""
     tokens_BT = torch.tensor(rows)
     accepted_B = torch.full((len(rows),), tokens_BT.shape[1] - 1) if accepted is None else torch.tensor(accepted)
-    return pool.advance(batch, Transfer(Draft(tokens_BT[:, :-1]), Verdict(accepted_B, tokens_BT)))
+    return pool.advance(batch, Transfer(Draft(tokens_BT[:, :-1]), Acceptance(accepted_B, tokens_BT)))
 
 
 def started(asked, **options):
     """Return a pool in which everything is live and has its prompt in place, and the batch of it."""
     pool = open_pool(asked, **options)
     batch = pool.batch(pool.admit(len(asked)))
-    verdict = Verdict(torch.zeros(len(asked), dtype=torch.long), torch.full((len(asked), 1), 9))
-    pool.advance(batch, Transfer(Draft(batch.tokens_BS[:, :0]), verdict))
+    acceptance = Acceptance(torch.zeros(len(asked), dtype=torch.long), torch.full((len(asked), 1), 9))
+    pool.advance(batch, Transfer(Draft(batch.tokens_BS[:, :0]), acceptance))
     return pool, pool.batch(pool.live)
 
 
@@ -106,7 +106,7 @@ def test_samples_of_an_aborted_reader_read_the_prompt_themselves():
     (fork,) = pool.admit(2)
     assert (before.gone, fork.request) == (True, before.request)
     batch = pool.batch([fork])
-    assert (fork.parent, batch.prefill, batch.unread) == (None, True, 4)
+    assert (fork.parent, batch.prefill, batch.uncached) == (None, True, 4)
 
 
 def preempting(asked, **options):
@@ -134,7 +134,7 @@ def test_a_preempted_sequence_waits_first_with_its_tokens():
     assert again.metrics is metrics
     batch = pool.batch([again, new])
     assert batch.lengths.tolist() == [4, 1]
-    assert batch.unreads.tolist() == [4, 1]
+    assert batch.uncached_rows.tolist() == [4, 1]
     assert batch.tokens_BS[0, :4].tolist() == [3, 9, 5, 6]
     gain(pool, batch, [[7], [8]])
     assert pool.abort((1, 0)).token_ids == [9, 5, 6, 7]
@@ -170,13 +170,13 @@ def test_the_youngest_gives_way_and_a_round_under_way_begins_again():
     pool, released = preempting(requests([[1], [2], [3], [4]], 9))
     first, second, third, fourth = pool.live
     pool.batch([second, third])
-    assert pool.give_way() is fourth
+    assert pool.preempt_youngest() is fourth
     assert pool.live == [first]
     assert set(released) == {second, third, fourth}
     pool.most = 3
     assert [one.request.index for one in pool.admit(4)] == [1, 2]
     gain(pool, pool.batch(pool.live[1:]), [[8], [8]])
-    assert pool.give_way().request.index == 2, "after a round that stands nobody else begins again"
+    assert pool.preempt_youngest().request.index == 2, "after a round that stands nobody else begins again"
     assert [one.request.index for one in pool.live] == [0, 1]
     pool.most = None
     assert [one.request.index for one in pool.admit(4)] == [2, 3]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from specframe_testing import fakes, harness, zoo
 
-from specframe.contracts.positions import CountedPositions, Told
+from specframe.contracts.positions import CountedPositions, PositionInputs
 from specframe.errors import ContractError, ModelError
-from specframe.forward.runner import ModelRunner
-from specframe.forward.twin import own
+from specframe.model.runner import ModelRunner
+from specframe.model.twin import own
 from specframe.plugins.registry import add_entry, registry
 
 Find = Callable[[Any], CountedPositions | None]
@@ -34,17 +34,17 @@ def known(**kinds: Find) -> Iterator[None]:
 
 
 def test_what_a_kind_tells_is_called_in_every_forward() -> None:
-    """Positions and orders are those of the tokens, and the functions told are called in the place of a module's forward."""
+    """Positions and orders are those of the tokens, and the functions told are called in place of a module's forward."""
     target, seen, called = zoo.build("qwen3"), list[tuple[torch.Tensor, torch.Tensor]](), []
 
     def counted(usual: Any, hidden: torch.Tensor) -> torch.Tensor:
         called.append(hidden.shape)
         return usual(hidden)
 
-    def told(head: Any, positions_BT: torch.Tensor, key_order_BS: torch.Tensor, orders: int) -> Told:
-        assert key_order_BS.max() < orders
-        seen.append((positions_BT, key_order_BS))
-        return Told({head: functools.partial(counted, own(head))})
+    def told(head: Any, positions_BT: torch.Tensor, key_index_BS: torch.Tensor, orders: int) -> PositionInputs:
+        assert key_index_BS.max() < orders
+        seen.append((positions_BT, key_index_BS))
+        return PositionInputs({head: functools.partial(counted, own(head))})
 
     with known(mine=lambda model: CountedPositions(functools.partial(told, model.lm_head))):
         harness.check(harness.pipeline(target, None, batch_size=2), harness.requests(([1, 5, 7], [4]), 5))

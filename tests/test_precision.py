@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from specframe_testing import harness, zoo
-from specframe_testing.probes.ties import Scales, roundings
+from specframe_testing.instrumentation.ties import Scales, roundings
 from transformers import PreTrainedModel
 
-from specframe.forward.runner import ModelRunner
+from specframe.model.runner import ModelRunner
 from specframe.models.precision import STEP, eps, quantised_weights
 
 FINE = torch.finfo(torch.float32).eps
@@ -94,7 +94,7 @@ def test_rounded_activations_are_weighed_by_the_model_itself(
     """In every dtype, that of eight bits among them: its quantiser takes no float64, and is part of what it computes."""
     model = int8(zoo.build("llama").to(dtype), dynamic=True)
     monkeypatch.setattr(
-        "specframe_testing.probes.ties.copy.deepcopy", lambda model: pytest.fail("the model was made float64")
+        "specframe_testing.instrumentation.ties.copy.deepcopy", lambda model: pytest.fail("the model was made float64")
     )
     best = int(harness.continuation(model, PROMPTS[0], 1)[0])
     assert Scales(model).weigh(PROMPTS[0], [best]).tie

@@ -1,4 +1,4 @@
-"""Where rows share pages, a lack of memory has one sequence give way after the other, and nothing is lost."""
+"""Where rows share pages, a lack of memory has one sequence be preempted after the other, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 import torch
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
-from specframe_testing.paged import Gathering, PagedStore, Pages
+from specframe_testing.paged_fake import Gathering, PagedFakeStore, Pages
 
 from specframe import row_map
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Draft, Scores
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
-from specframe.engine import engine as engine_module
+from specframe.engine import local_engine as engine_module
 from specframe.engine import memory_limits
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
-from specframe.forward.states import RowStates
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
+from specframe.model.row_states import RowStates
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
@@ -42,7 +42,7 @@ class Growing(Pages):
         self.stores: list[GrowingStore] = []
         self.fail_in = "expect"
 
-    def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> PagedStore:
+    def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> PagedFakeStore:
         """Return a store."""
         self.stores.append(
             GrowingStore(self, capacity, shapes, rows, -(-(capacity + 1) // self.page), self.page, device)
@@ -50,7 +50,7 @@ class Growing(Pages):
         return self.stores[-1]
 
 
-class GrowingStore(PagedStore):
+class GrowingStore(PagedFakeStore):
     """Counts the slots that the rows which it knows have written."""
 
     def __init__(self, backend: Growing, spare: int, *given: Any) -> None:
@@ -109,7 +109,7 @@ def test_rows_of_no_round_under_way_keep_what_they_have() -> None:
     """Only the youngest and the rows of the round that failed are read again."""
     asked = [Request(index, [3 + index] * 4, 30) for index in range(3)]
     pipe, kv, feeds = growing(10**6, schedule="same-length,window=3,patience=2", batch_size=1, drafter="none")
-    engine = Engine(pipe.recipe, pipe.parts, [feeds], HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, [feeds], HandClock(), pipe.executor)
     for request in asked:
         engine.add(request)
     for _ in range(9):
@@ -156,7 +156,7 @@ def test_one_after_the_other_gives_way(options: dict[str, Any]) -> None:
 
 
 def test_log_probabilities_go_on() -> None:
-    """A sequence that gave way has the log-probabilities of all its tokens, those from before included."""
+    """A sequence that was preempted has the log-probabilities of all its tokens, those from before included."""
     prompts, how = [request.prompt_ids for request in ASKED], Sampling(logprobs=2)
     free = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=3)
     wanted = [(one.token_ids, len(one.token_ids)) for one in free.generate(prompts, 12, sampling=how)]
@@ -171,26 +171,26 @@ def test_the_batch_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """After calm rounds one sequence more is tried, and each further lack doubles the wait."""
     monkeypatch.setattr(memory_limits, "CALM_FOR_ONE", 2)
     pipe, kv, _ = growing(36)
-    rows, step = list[int](), Engine.step
+    rows, step = list[int](), LocalEngine.step
     asked = harness.requests(harness.random_prompts([3] * 9, zoo.VOCABULARY), [20, 20, 20, 20, 4, 4, 4, 4, 4])
 
-    def stepped(self: Engine) -> Any:
+    def stepped(self: LocalEngine) -> Any:
         rows.append(len(self._groups.pool.live))
         if len(rows) == 14:
             kv.slots = 10**6
         return step(self)
 
-    monkeypatch.setattr(Engine, "step", stepped)
+    monkeypatch.setattr(LocalEngine, "step", stepped)
     with pytest.warns(RuntimeWarning, match="gives its memory back"):
         harness.check(pipe, asked)
     assert min(rows[2:14]) < 4
     assert max(rows[14:]) == 4
-    limits = memory_limits.Limits(8)
-    limits.give_way(8, 100)
+    limits = memory_limits.RowLimits(8)
+    limits.preempt_youngest(8, 100)
     limits.let_in(8, (90, 120))
     assert limits.live == 7
     limits.let_in(8, None)
-    limits.give_way(7, 100)
+    limits.preempt_youngest(7, 100)
     found = []
     for _ in range(9):
         limits.let_in(8, (90, 120))
@@ -202,24 +202,24 @@ def test_the_batch_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("wanted", "more"), [((50, 900), 1), ((51, 101), 0), ((51, 100), 1), (None, 0)])
 def test_one_more_is_let_in_at_once_where_its_tokens_fit(wanted: tuple[int, int] | None, more: int) -> None:
     """As long as half of the tokens that fitted are there, or as many as fitted at the sequences' ends, there is no wait."""
-    limits = memory_limits.Limits(8)
-    limits.give_way(5, 100)
+    limits = memory_limits.RowLimits(8)
+    limits.preempt_youngest(5, 100)
     limits.let_in(8, wanted)
     assert limits.live == 4 + more
 
 
 @pytest.mark.wide
 def test_short_sequences_have_the_rows_that_long_ones_had_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes after sequences that gave way is decoded in as many rows as its own tokens leave room for."""
+    """Who comes after sequences that was preempted is decoded in as many rows as its own tokens leave room for."""
     pipe, _, _ = growing(100)
-    rows, step = list[int](), Engine.step
+    rows, step = list[int](), LocalEngine.step
     lengths, new = [30, 30, 30, 30, *[2] * 12], [24, 24, 24, 24, *[6] * 12]
 
-    def stepped(self: Engine) -> Any:
+    def stepped(self: LocalEngine) -> Any:
         rows.append(len(self._groups.pool.live))
         return step(self)
 
-    monkeypatch.setattr(Engine, "step", stepped)
+    monkeypatch.setattr(LocalEngine, "step", stepped)
     with pytest.warns(RuntimeWarning, match="gives its memory back"):
         harness.check(pipe, harness.requests(harness.random_prompts(lengths, zoo.VOCABULARY), new))
     assert min(rows[4:-20]) < 4
@@ -238,7 +238,7 @@ def test_one_that_has_too_little_for_itself_is_an_error() -> None:
 def test_an_abort_of_one_that_gave_way() -> None:
     """A sequence that waits for memory is aborted with the tokens that it had, and the others go on."""
     pipe, kv, _ = growing(56)
-    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     for request in ASKED:
         engine.add(request)
     ended, gone = dict[int, list[int]](), dict[int, list[int]]()

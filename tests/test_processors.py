@@ -13,12 +13,12 @@ import torch
 from transformers import generation as hf
 
 from specframe.contracts.constraints import paths
-from specframe.contracts.requests import Plan, Request
+from specframe.contracts.requests import Request, SamplingPlan
 from specframe.contracts.round import Batch
 from specframe.contracts.round import Sequence as Row
 from specframe.text import processors
 from specframe.text.processor_formulas import FORMULAS, PresencePenalty, Reads, kind_of, plan_of
-from specframe.text.sampling import shape
+from specframe.text.sampling import apply_processors
 
 VOCABULARY, LENGTHS, NODES = 23, (9, 2, 14, 1, 9, 6), 5
 TREES = {
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[type, Made]] = {
 """Processors of every class that is one formula."""
 
 
-def batch_of(plans: Sequence[Plan], seed: int = 0) -> Batch:
+def batch_of(plans: Sequence[SamplingPlan], seed: int = 0) -> Batch:
     """Return a batch of ragged rows with these plans; what is beyond a row's end means nothing, and may be no token."""
     generator = torch.Generator().manual_seed(seed)
     lengths = np.array([LENGTHS[row % len(LENGTHS)] for row in range(len(plans))])
@@ -110,7 +110,7 @@ def one_by_one(
     batch: Batch, drafted_BN: torch.Tensor, logits_BTV: torch.Tensor, parents_BN: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the scores that a call of each processor for each place gives, with the exact tokens before the place."""
-    shaped_BTV = logits_BTV.clone()
+    processed_BTV = logits_BTV.clone()
     for row, sequence in enumerate(batch.sequences):
         plan = sequence.request.plan
         own = torch.tensor([*plan.lead, *batch.tokens_BS[row, : batch.lengths[row]].tolist()])
@@ -119,8 +119,8 @@ def one_by_one(
         for place, path in enumerate(ways):
             prefix_1L = torch.cat([own, drafted_BN[row, path]])[None]
             for processor in plan.processors:
-                shaped_BTV[row, place] = processor(prefix_1L, shaped_BTV[row, place][None])[0]
-    return shaped_BTV
+                processed_BTV[row, place] = processor(prefix_1L, processed_BTV[row, place][None])[0]
+    return processed_BTV
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -163,8 +163,8 @@ def test_one_call_is_as_many_calls(name: str, tree: str, lead: bool) -> None:
     for places in (NODES + 1, 2, 1):
         logits_BTV = logits(len(batch), places)
         before = logits_BTV.clone()
-        shaped_BTV = shape(batch, drafted_BN, logits_BTV, parents_BN)
-        assert same(shaped_BTV, one_by_one(batch, drafted_BN, logits_BTV, parents_BN))
+        processed_BTV = apply_processors(batch, drafted_BN, logits_BTV, parents_BN)
+        assert same(processed_BTV, one_by_one(batch, drafted_BN, logits_BTV, parents_BN))
         assert same(logits_BTV, before)
 
 
@@ -189,12 +189,12 @@ def test_what_is_not_one_formula_is_called_for_each_place() -> None:
     batch = batch_of([*plans[:-1], plan_of([noting], True)])
     drafted_BN, parents_BN = drafts(len(batch), "trees")
     logits_BTV = logits(len(batch), NODES + 1)
-    shaped_BTV = shape(batch, drafted_BN, logits_BTV, parents_BN)
-    assert same(shaped_BTV[:-1], one_by_one(batch_of(plans), drafted_BN, logits_BTV, parents_BN)[:-1])
+    processed_BTV = apply_processors(batch, drafted_BN, logits_BTV, parents_BN)
+    assert same(processed_BTV[:-1], one_by_one(batch_of(plans), drafted_BN, logits_BTV, parents_BN)[:-1])
     own, last = batch.tokens_BS[-1, : LENGTHS[-1]].tolist(), len(LENGTHS) - 1
     assert parents_BN is not None
     assert seen == [own + drafted_BN[last, path].tolist() for path in paths(parents_BN[last].tolist())]
-    assert same(shaped_BTV[-1], logits_BTV[-1] + torch.arange(1.0, NODES + 2)[:, None])
+    assert same(processed_BTV[-1], logits_BTV[-1] + torch.arange(1.0, NODES + 2)[:, None])
 
 
 MIXED = {
@@ -216,10 +216,10 @@ def test_rows_with_different_plans(tree: str, called: Counter[type]) -> None:
     batch = batch_of([plan_of(one, True) for one in made])
     drafted_BN, parents_BN = drafts(len(batch), tree)
     logits_BTV = logits(len(batch), NODES + 1)
-    shaped_BTV = shape(batch, drafted_BN, logits_BTV, parents_BN)
+    processed_BTV = apply_processors(batch, drafted_BN, logits_BTV, parents_BN)
     assert called[hf.RepetitionPenaltyLogitsProcessor] == 2  # row 4 has it after its temperature
     assert called[hf.TopPLogitsWarper] == 1
-    assert same(shaped_BTV, one_by_one(batch, drafted_BN, logits_BTV, parents_BN))
+    assert same(processed_BTV, one_by_one(batch, drafted_BN, logits_BTV, parents_BN))
 
 
 def test_other_parameters_are_another_kind() -> None:
@@ -241,7 +241,7 @@ def test_other_parameters_are_another_kind() -> None:
     batch = batch_of([plan_of([one], True) for one in others])
     drafted_BN, _ = drafts(len(batch), "chain")
     logits_BTV = logits(len(batch), NODES + 1)
-    assert same(shape(batch, drafted_BN, logits_BTV), one_by_one(batch, drafted_BN, logits_BTV))
+    assert same(apply_processors(batch, drafted_BN, logits_BTV), one_by_one(batch, drafted_BN, logits_BTV))
 
 
 @pytest.mark.wide
@@ -261,6 +261,6 @@ def test_a_call_is_shown_no_more_than_fits_into_memory(monkeypatch: pytest.Monke
     expected = one_by_one(batch, drafted_BN, logits_BTV)
     monkeypatch.setattr(penalty, "__call__", noting)
     monkeypatch.setattr(processors, "MOST_SHOWN", 100)
-    assert same(shape(batch, drafted_BN, logits_BTV), expected)
+    assert same(apply_processors(batch, drafted_BN, logits_BTV), expected)
     assert len(shown) > 3
     assert max(shown) <= 100

@@ -206,8 +206,8 @@ def test_token_ids() -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("name", "joint"), [("p.csv", ","), ("p.tsv", "\t")])
-def test_csv(name: str, joint: str) -> None:
+@pytest.mark.parametrize(("name", "barrier"), [("p.csv", ","), ("p.tsv", "\t")])
+def test_csv(name: str, barrier: str) -> None:
     """A table with a line of names has a prompt per row; other columns are parameters, texts stay as they are."""
     rows = [
         ["id", "prompt", "temperature"],
@@ -216,14 +216,15 @@ def test_csv(name: str, joint: str) -> None:
         ["3", "", "1"],
         ["4", "5", "hot"],
     ]
-    found = written("\n".join(joint.join(row) for row in rows) + "\n", name)
+    found = written("\n".join(barrier.join(row) for row in rows) + "\n", name)
     assert [prompt.given for prompt in found] == ['a "b"\nc', "null", "", "5"]
     assert [prompt.parameters.get("temperature") for prompt in found] == [0.5, None, None, "hot"]
     assert found[2].fault == f"{name} row 3: expected one of {', '.join(KEYS)}, got id, temperature"
     assert given("prompt\n007\nNA\n1e3\nTrue\n", name) == ["007", "NA", "1e3", "True"]
-    assert given(f"turns{joint}x\n" + f'"[""a"", ""b""]"{joint}1\n', name) == ["a"]
+    assert given(f"turns{barrier}x\n" + f'"[""a"", ""b""]"{barrier}1\n', name) == ["a"]
     assert (
-        written(f"prompt\na{joint}b\nc\n", name)[0].fault == f"{name} row 1: expected a cell for each column, got more"
+        written(f"prompt\na{barrier}b\nc\n", name)[0].fault
+        == f"{name} row 1: expected a cell for each column, got more"
     )
 
 
@@ -420,9 +421,9 @@ def test_an_entrys_id_comes_back_with_its_result() -> None:
 @pytest.mark.wide
 def test_misspelt_parameters() -> None:
     """A key that is nearly a parameter's name gets one warning for all prompts; other keys, and right ones, get none."""
-    from specframe.cli.sampling import Parameters
+    from specframe.cli.sampling import SamplingFlags
 
-    parameters = Parameters({})
+    parameters = SamplingFlags({})
     lines = [{"prompt": "a", "temprature": 0.5, "answer": "b", "top_p": 0.5, "max_tokens": 3, "topk": 1}]
     asked = written("\n".join(json.dumps(line) for line in lines * 3), "p.jsonl")
     with pytest.warns(SpecframeWarning) as caught:
@@ -449,11 +450,11 @@ def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRec
 @pytest.mark.parametrize("second", [7, "7"])
 def test_an_id_that_is_given_twice_is_told_of(second: int | str, recwarn: pytest.WarningsRecorder) -> None:
     """A warning names the first line whose id an earlier line has; a number is no text of the same digits."""
-    from specframe.cli.sampling import Parameters
+    from specframe.cli.sampling import SamplingFlags
 
     entries = [{"prompt": "a", "id": 7}, {"prompt": "b"}, {"prompt": "c", "id": second}, {"prompt": "d", "id": 7}]
     found = written("\n".join(map(json.dumps, entries)), "p.jsonl")
-    assert Parameters({}).survey(found) == (4, 4)
+    assert SamplingFlags({}).survey(found) == (4, 4)
     (warning,) = (one for one in recwarn if issubclass(one.category, SpecframeWarning))
     assert str(warning.message) == (
         f"p.jsonl line {3 if second == 7 else 4}: an earlier prompt has the id 7 as well: results are told apart by "

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from specframe_testing import fakes, harness, zoo
-from specframe_testing.heads import blocks, mtp, stepwise
+from specframe_testing.heads import block_heads, mtp, stepwise
 from specframe_testing.heads import checkpoints as heads
 from specframe_testing.strict import OF_THE_CORE, UndeclaredError, declared, strict, strictly
 
@@ -87,9 +87,9 @@ SAVE: dict[str, Callable[[Path], Any]] = {
     "medusa": lambda folder: stepwise.overfitted(folder, "medusa", TARGET, [[1, 2]], tokens=4, steps=1),
     "hydra": lambda folder: stepwise.overfitted(folder, "hydra", TARGET, [[1, 2]], tokens=4, steps=1),
     "clover2": lambda folder: stepwise.overfitted(folder, "clover2", TARGET, [[1, 2]], tokens=4, steps=1),
-    "dflash": functools.partial(blocks.speculators, target=TARGET, drafted=70),
-    "peagle": functools.partial(blocks.peagle, target=TARGET, drafted=70),
-    "pard": functools.partial(blocks.pard, target=TARGET),
+    "dflash": functools.partial(block_heads.speculators, target=TARGET, drafted=70),
+    "peagle": functools.partial(block_heads.peagle, target=TARGET, drafted=70),
+    "pard": functools.partial(block_heads.pard, target=TARGET),
     "mtp": lambda folder: mtp.save_file_of(folder, TARGET),
 }
 

@@ -1,4 +1,4 @@
-"""Which steps of chains are recorded, and the inputs that they are replayed with."""
+"""Which steps of chains are captured, and the inputs that they are replayed with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from test_settle import batch_of
 
 from specframe.contracts.drafts import Scores
-from specframe.forward.recorded_chains import RecordedChain, StepBuffers
+from specframe.model.captured_chains import CapturedChain, StepBuffers
 
 
 def test_rows_that_a_later_batch_does_not_have_are_padding() -> None:
@@ -27,10 +27,10 @@ def test_a_step_is_recorded_where_each_row_has_its_tokens() -> None:
     layout: Any = SimpleNamespace(place=lambda batch, block: None)
     taken = []
     for lengths in ((5, 1), (5, 2)):
-        chain = RecordedChain(
+        chain = CapturedChain(
             lambda block, *_: Scores(torch.zeros(len(block.ids_BT), 1, 7)), layout, 4, 16, lambda *given: None
         )
-        chain.recordings = SimpleNamespace(take=lambda key, prepare: taken.append(key))  # type: ignore[assignment]
+        chain.graphs = SimpleNamespace(take=lambda key, prepare: taken.append(key))  # type: ignore[assignment]
         batch = batch_of(*lengths)
         chain(batch, torch.ones(2, 2, dtype=torch.long), 1, lambda batch, offset, logits: logits.argmax(-1))
     assert [key[:2] for key in taken] == [(2, 2)]

@@ -16,16 +16,16 @@ from specframe_testing import fakes, harness
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
-from specframe.engine import engine as engine_module
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine import local_engine as engine_module
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import SpecframeError
-from specframe.text.generation import Settings
+from specframe.text.generation import GenerationSettings
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts((5, 9, 1), 61)
-PLAN = Settings(Sampling(temperature=0.8), {}).plan(9, 20, [], TARGET.device)
+PLAN = GenerationSettings(Sampling(temperature=0.8), {}).plan(9, 20, [], TARGET.device)
 ASKED = [
     Request(0, PROMPTS[0], 6, frozenset({7})),
     *(
@@ -58,18 +58,18 @@ def _all_is_released() -> Iterator[None]:
     assert not pairing.HELD
 
 
-def opened(schedule: str) -> tuple[Engine, Failing]:
+def opened(schedule: str) -> tuple[LocalEngine, Failing]:
     """Return an engine on paired stores, with all requests, and its verifier."""
     verifier = Failing()
     how: dict[str, Any] = {"accept": "gumbel", "batch_size": 4, "draft_length": 3, "schedule": schedule}
     pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), kv=pairing.Paired(), verify=verifier, **how)
-    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     for request in ASKED:
         engine.add(request)
     return engine, verifier
 
 
-def ended(engine: Engine, steps: int | None = None) -> int:
+def ended(engine: LocalEngine, steps: int | None = None) -> int:
     """Step an engine until it is idle, or so often; return how many sequences have ended, over errors."""
     count = 0
     while not engine.idle and steps != 0:

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from specframe import assisted
 from specframe.contracts.requests import Request
 from specframe.engine import rotary_groups
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.engine.local_executor import Local
 from specframe.engine.parts import parts_of
 from specframe.errors import SpecframeWarning
@@ -164,7 +164,7 @@ def test_neither_group_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = harness.random_prompts((3,) * 12 + (BOUNDARY + 1,), zoo.VOCABULARY, seed=4)
     short, (long,) = harness.requests(prompts[:12], 6), harness.requests(prompts, 6)[12:]
     recipe = Recipe(target, None, batch_size=2, generation_config=None).checked()
-    engine = Engine(recipe, parts_of(recipe), [], HandClock(), Local())
+    engine = LocalEngine(recipe, parts_of(recipe), [], HandClock(), Local())
     for request in (*short[:3], long):
         engine.add(request)
     ended: list[int] = []

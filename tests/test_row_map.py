@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Sequence, State
+from specframe.contracts.round import Sequence, SequenceState
 from specframe.devices.kinds import on_device
 from specframe.row_map import RowMap
 
@@ -40,7 +40,7 @@ class Model:
         assert {self.row_map.row(s) for s in batch if s not in self.data} == set(moves.fresh)
         first = self.row_map.first
         assert [self.row_map.row(s) for s in batch] == list(range(first, first + len(batch)))
-        assert not first or batch[0].state is State.READING
+        assert not first or batch[0].state is SequenceState.READING
         for sequence in live:
             self.check(sequence)
         for row, sequence in enumerate(batch, first):
@@ -70,7 +70,7 @@ def test_moves_keep_everyones_data(seed, anywhere):
         live += [next(newcomers) for _ in range(choose.randint(0, ROWS - len(live)))]
         if live:
             batch = choose.sample(live, choose.randint(1, len(live)))
-            state = choose.choice([State.READING, State.DECODING])
+            state = choose.choice([SequenceState.READING, SequenceState.DECODING])
             for sequence in batch:
                 sequence.state = state
             model.arrange(model.row_map.order(batch) if choose.random() < 0.5 else batch)

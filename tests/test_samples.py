@@ -12,7 +12,7 @@ from products import crossed
 from specframe_testing import fakes, harness, zoo
 
 from specframe import Sampling
-from specframe.contracts.drafts import Budget, Draft, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Budget, Draft, Transfer
 from specframe.contracts.requests import Request
 from specframe.engine.pool import Pool
 
@@ -215,7 +215,7 @@ def test_samples_take_no_more_rows_than_there_are():
     """A finished parent keeps its row while forks have yet to copy it; nobody else is given that row."""
     pool = Pool([Request(0, [1, 2], 1), Request(0, [1, 2], 9, sample=1), Request(1, [3], 9)], 2, 16, 64)
     batch = pool.batch(pool.admit(2))
-    tokens = Transfer(Draft(batch.tokens_BS[:, :0]), Verdict(batch.lengths_B * 0, torch.tensor([[9]])))
+    tokens = Transfer(Draft(batch.tokens_BS[:, :0]), Acceptance(batch.lengths_B * 0, torch.tensor([[9]])))
     parent = pool.advance(batch, tokens).finished[0]
     assert pool.admit(2) == []
     assert [one.request.key for one in pool.live] == [(0, 1)]

@@ -1,4 +1,4 @@
-"""Every round and every piece of a prompt is settled: caches are told how many of the tokens they were fed stand."""
+"""Every round and every prefill chunk is committed: caches are told how many of the tokens they were fed stand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specframe_std.alignments.eqspec import LeftPadded
 from specframe_std.alignments.ragged import Ragged
 from specframe_testing import fakes, harness
 
-from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.cache import KVStore
 from specframe.contracts.round import Batch, Kept
+from specframe.kv.ragged_layout import RaggedLayout
 
 TARGET = fakes.fake_target()
 
@@ -46,15 +46,15 @@ def test_host_and_device_agree_on_what_stands(kept: Kept, expected: list[int]) -
 
 
 class Noting(RaggedLayout):
-    """Notes what it is told to settle, and has to be told of chains."""
+    """Notes what it is told to commit, and has to be told of chains."""
 
     static = False
     told: list[tuple[list[int], list[int]]]
 
-    def settle(self, batch: Batch, kept: Kept) -> None:
+    def commit(self, batch: Batch, kept: Kept) -> None:
         """Note the rows' lengths and the tokens that stand."""
         self.told.append((batch.lengths.tolist(), kept.host(batch).tolist()))
-        super().settle(batch, kept)
+        super().commit(batch, kept)
 
 
 class Told(Ragged):
@@ -74,7 +74,7 @@ class Told(Ragged):
 @pytest.mark.wide(but=["None"])
 @pytest.mark.parametrize("right", [0, 2, None])
 def test_the_loop_settles_the_target_once_a_round(right: Any) -> None:
-    """After each verdict the target's cache is told of the rows' own tokens and the accepted ones, prompts included."""
+    """After each acceptance result the target's cache is told of the rows' own tokens and the accepted ones, prompts included."""
     asked = harness.requests(harness.random_prompts([4, 1, 7], 61), 9)
     align, feeds = Told(), harness.Feeds()
     drafter = fakes.ScriptedDrafter(harness.truth(TARGET, asked), right)
@@ -89,22 +89,22 @@ def test_the_loop_settles_the_target_once_a_round(right: Any) -> None:
 
 
 def test_a_round_settled_at_once_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an alignment has settled in its commit is not settled again by the loop, and holds none of a round's tensors."""
+    """What an alignment has committed in its commit is not committed again by the loop, and holds none of a round's tensors."""
     told = list[Kept]()
-    settle = LeftPadded.settle
+    commit = LeftPadded.commit
 
     def noted(self: LeftPadded, batch: Batch, kept: Kept) -> None:
         told.append(kept)
-        settle(self, batch, kept)
+        commit(self, batch, kept)
 
-    monkeypatch.setattr(LeftPadded, "settle", noted)
+    monkeypatch.setattr(LeftPadded, "commit", noted)
     asked, feeds = harness.requests(harness.random_prompts([4, 1, 7], 61), 9), harness.Feeds()
     drafter = fakes.ScriptedDrafter(harness.truth(TARGET, asked), 2)
     harness.check(harness.pipeline(TARGET, drafter, align="eqspec", draft_length=3, observers=[feeds]), asked)
     assert len(told) == len(feeds.rounds)
     run = harness.open_run(TARGET, 2, 20, align="eqspec")
     batch, kept = batch_of(5, 3), Kept(-1)
-    run.target.settle(batch, kept)
+    run.target.commit(batch, kept)
     held = weakref.ref(kept)
     told.clear()
     del kept

@@ -83,7 +83,7 @@ def public(path: Path) -> list[str]:
 def test_the_reference_has_every_public_name(site: Path) -> None:
     """Every public class and function of contracts, caches and trees has a place in the reference that can be linked to."""
     std = ROOT / "plugins" / "specframe-std"
-    rooms = [(ROOT, "specframe/contracts"), (ROOT, "specframe/caches"), (std, "specframe_std/trees")]
+    rooms = [(ROOT, "specframe/contracts"), (ROOT, "specframe/kv"), (std, "specframe_std/trees")]
     for base, path in [(folder, path) for folder, room in rooms for path in sorted((folder / room).glob("*.py"))]:
         module = ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
         text = (site / f"reference/{module}.html").read_text(encoding="utf-8")
@@ -108,7 +108,7 @@ def test_the_reference_of_what_strategies_are_handed(site: Path) -> None:
     text = (site / "reference/handed.html").read_text(encoding="utf-8")
     for place in ("forward.run.Run.open_cache", "forward.cached.CachedModel.feed", "engine.pool.Pool.batch"):
         assert f'id="specframe.{place}"' in text
-    assert 'id="specframe.forward.run.Run.put_away"' not in text
+    assert 'id="specframe.model.run.Run.put_away"' not in text
 
 
 def test_a_source_that_pages_link_to_is_shown(site: Path) -> None:

@@ -12,8 +12,8 @@ from products import crossed
 from specframe_testing import harness, suite_device, zoo
 from transformers import PreTrainedModel
 
-from specframe.forward.attention.packed import Packed
-from specframe.forward.runner import ModelRunner
+from specframe.model.attention.varlen import Packed
+from specframe.model.runner import ModelRunner
 from specframe.models.loading import pick_device
 
 LENGTHS = (5, 1, 17, 9, 3)

@@ -1,4 +1,4 @@
-"""The kinds of state of transformers' models: exact in chains and trees, whatever stands, moves, forks or is read in pieces."""
+"""The kinds of state of transformers' models: exact in chains and trees, whatever stands, moves, forks or is read in chunks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from products import crossed
 from specframe_std.states import scans, windows
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.conformance import StateKindSuite
-from specframe_testing.conformance.decoding import LENGTHS, RIGHT
+from specframe_testing.conformance.decoding_suite import LENGTHS, RIGHT
 from specframe_testing.device.rounds import watched_rounds
 from transformers import PreTrainedModel
 
 import specframe
 from specframe.contracts.requests import Request
-from specframe.forward.runner import ModelRunner
+from specframe.model.runner import ModelRunner
 from specframe.plugins.registry import registry
 
 KINDS = {
@@ -84,7 +84,7 @@ def test_layers_are_known_by_their_kind(name: str) -> None:
 @pytest.mark.wide
 @each_kind
 def test_chains(name: str) -> None:
-    """Drafts that are right for so many tokens, by turns, and prompts in pieces beside them: tokens are the reference decoder's."""
+    """Drafts that are right for so many tokens, by turns, and prompts in chunks beside them: tokens are the reference decoder's."""
     model, asked = architectures.build(name), usual()
     drafter = fakes.ScriptedDrafter(harness.truth(model, asked), RIGHT["by-turns"])
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=4), asked)

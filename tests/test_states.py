@@ -1,4 +1,4 @@
-"""Layers that keep a state: whatever is rejected, moved, forked, put back or read in pieces, it holds the row's own tokens."""
+"""Layers that keep a state: whatever is rejected, moved, forked, put back or read in chunks, it holds the row's own tokens."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import torch
 from products import crossed
 from specframe_testing import fakes, harness, standard, states
 from specframe_testing.conformance import StateKindSuite
-from specframe_testing.conformance.decoding import LENGTHS, RIGHT
+from specframe_testing.conformance.decoding_suite import LENGTHS, RIGHT
 from test_releases import Failing
 
 from specframe.contracts.drafts import Block, Budget
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import LayerState
-from specframe.engine import engine as engine_module
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine import local_engine as engine_module
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import CompositionError, ContractError, ModelError, SpecframeError
-from specframe.forward import states as forward_states
-from specframe.forward.runner import ModelRunner
-from specframe.forward.states import RowStates, state_layers
+from specframe.model import row_states as forward_states
+from specframe.model.row_states import RowStates, state_layers
+from specframe.model.runner import ModelRunner
 from specframe.plugins.registry import add_entry, registry
 from specframe.text.sampling import Sampling
 
@@ -116,18 +116,18 @@ def test_a_draft_model_with_states_reads_along() -> None:
 NEW = 12
 
 
-def opened(verifier: Any = "chain", **options: Any) -> tuple[Engine, list[Request]]:
+def opened(verifier: Any = "chain", **options: Any) -> tuple[LocalEngine, list[Request]]:
     """Return an engine of a target and a draft model with states, and the requests that wait in it."""
     asked = harness.requests(harness.random_prompts([4, 7, 2, 9, 5], 61), NEW)
     how = {"batch_size": 3, "draft_length": 3, "schedule": "continuous,piece=4", "verify": verifier} | options
     pipe = harness.pipeline(TARGET, states.fake_state_draft(TARGET), **how)
-    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     for request in asked:
         engine.add(request)
     return engine, asked
 
 
-def stepped(engine: Engine, steps: int | None = None) -> dict[int, Sequence]:
+def stepped(engine: LocalEngine, steps: int | None = None) -> dict[int, Sequence]:
     """Step an engine until it is idle, or so often; return the sequences that have ended, by index."""
     ended: dict[int, Sequence] = {}
     while not engine.idle and steps != 0:
@@ -335,10 +335,10 @@ class Rows:
         return state
 
     def read(self) -> None:
-        """Feed all rows' tokens but the last, and settle them."""
+        """Feed all rows' tokens but the last, and commit them."""
         width = self.batch.longest - 1
         self.feed(self.batch.last_tokens(width, -1), -width - 1)
-        self.store.settle(self.batch, Kept(-1))
+        self.store.commit(self.batch, Kept(-1))
 
     def expected(self, row: int, *after: int) -> list[int]:
         """Return the state after a row's own tokens but the last, and others."""
@@ -360,7 +360,7 @@ def test_each_row_keeps_its_own_number_of_tokens(where: str) -> None:
     rows.read()
     rows.feed(DRAFT_BT, -1)
     kept = Kept(stand) if where == "host" else Kept(torch.from_numpy(stand), None, lambda: stand)
-    rows.store.settle(rows.batch, kept)
+    rows.store.commit(rows.batch, kept)
     lengths = rows.batch.lengths + stand + 1
     rows.batch = attrs.evolve(rows.batch, lengths=lengths, lengths_B=torch.from_numpy(lengths))
     (before_B2,) = rows.feed(DRAFT_BT[:, :1], -1).before
@@ -378,7 +378,7 @@ def test_a_path_is_taken_in_in_its_order() -> None:
     parents_BT = torch.tensor([[-1, 0, 0, 1, 2]]).expand(2, -1)
     rows.feed(torch.tensor([[20, 21, 22, 23, 24], [30, 31, 32, 33, 34]]), -1, parents_BT)
     path_BT, stand = torch.tensor([[1, 3], [0, 2]]), torch.tensor([2, 1])
-    rows.store.settle(rows.batch, Kept(stand, path_BT, lambda: stand.numpy()))
+    rows.store.commit(rows.batch, Kept(stand, path_BT, lambda: stand.numpy()))
     lengths = rows.batch.lengths + stand.numpy() + 1
     rows.batch = attrs.evolve(rows.batch, lengths=lengths, lengths_B=torch.from_numpy(lengths))
     (before_B2,) = rows.feed(DRAFT_BT[:2, :1], -1).before
@@ -391,7 +391,7 @@ def test_a_chain_of_blocks_keeps_one_state_after_them() -> None:
     rows.read()
     on_the_way = [weakref.ref(rows.feed(DRAFT_BT[:2, place, None], place - 1).before[0]) for place in range(4)]
     assert [state_B2() is not None for state_B2 in on_the_way[1:]] == [False, False, False]
-    rows.store.settle(rows.batch, Kept(3))
+    rows.store.commit(rows.batch, Kept(3))
     held = after = 2 * 2 * 8
     assert rows.store.nbytes == held + after + 2 * 4 * 8
     assert [row.tolist() for (part,) in rows.store._held.values() for row in part] == [
@@ -401,7 +401,7 @@ def test_a_chain_of_blocks_keeps_one_state_after_them() -> None:
 
 
 def test_a_state_forgets_nothing() -> None:
-    """A strategy that goes back behind what a state has taken in, or goes on without settling, is told so in one sentence."""
+    """A strategy that goes back behind what a state has taken in, or goes on without committing, is told so in one sentence."""
     rows = Rows(5, 3)
     rows.read()
     with pytest.raises(
@@ -412,7 +412,7 @@ def test_a_state_forgets_nothing() -> None:
     with pytest.raises(
         ContractError, match=r"row 0 is to keep 3 tokens, and its state holds 4 already: expected at least"
     ):
-        rows.store.settle(rows.batch, Kept(-2))
+        rows.store.commit(rows.batch, Kept(-2))
     with pytest.raises(
         ContractError, match=r"was fed and not settled when a block begins that is no continuation of it"
     ):
@@ -422,7 +422,7 @@ def test_a_state_forgets_nothing() -> None:
 
 
 def test_pieces_of_prompts_stand_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the tokens of a long piece of prompts nothing is kept to take in, and one that is to stand in part is refused."""
+    """Of the tokens of a long prefill chunk nothing is kept to take in, and one that is to stand in part is refused."""
     monkeypatch.setattr(forward_states, "LONG", 2)
     asked = usual()
     harness.check(harness.pipeline(TARGET, scripted(asked), batch_size=3, draft_length=3), asked)
@@ -432,4 +432,4 @@ def test_pieces_of_prompts_stand_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> 
     assert fed.after
     assert not any(map(callable, fed.after.values())), "what computes the states after a piece holds the piece"
     with pytest.raises(ContractError, match=r"^a piece of prompts was fed, and a part of it is to stand: expected all"):
-        rows.store.settle(rows.batch, Kept(-2))
+        rows.store.commit(rows.batch, Kept(-2))

@@ -11,9 +11,9 @@ from specframe_testing import fakes, harness
 from transformers import StoppingCriteria
 
 from specframe import Sampling
-from specframe.contracts.drafts import Draft, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Transfer
 from specframe.contracts.requests import Request
-from specframe.engine.arrivals import HandClock
+from specframe.engine.engine_clock import HandClock
 from specframe.engine.pool import Pool
 from specframe.errors import ModelError
 from specframe.models.loading import load_tokenizer
@@ -222,8 +222,8 @@ def rounds(pool, clock, gains, seconds):
         count = 0 if batch.prefill else gains
         tokens_BT = torch.arange(5, 6 + count).repeat(len(batch), 1)
         clock.now += seconds
-        verdict = Verdict(torch.full((len(batch),), count), tokens_BT)
-        report = pool.advance(batch, Transfer(Draft(tokens_BT[:, :-1]), verdict))
+        acceptance = Acceptance(torch.full((len(batch),), count), tokens_BT)
+        report = pool.advance(batch, Transfer(Draft(tokens_BT[:, :-1]), acceptance))
         finished.append([(one.request.index, one.finish_reason, len(one.token_ids)) for one in report.finished])
     return finished
 

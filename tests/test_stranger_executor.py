@@ -32,8 +32,8 @@ class Relay:
     def open(self, recipe: object, parts: object, observers: Rows[Observer], clock: Clock) -> RelayEngine:
         return RelayEngine(self._inner.open(recipe, parts, observers, clock))
 
-    def agree(self, value: Value) -> Value:
-        return self._inner.agree(value)
+    def broadcast(self, value: Value) -> Value:
+        return self._inner.broadcast(value)
 
 
 class RelayEngine:
@@ -81,7 +81,7 @@ class Folders:
     def open(self, *_: Any) -> None:
         """Not called."""
 
-    def agree(self, value: Value) -> Value:
+    def broadcast(self, value: Value) -> Value:
         return value
 
     def run_files(self, asked: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, str]:

@@ -12,9 +12,9 @@ from specframe_testing import harness, zoo
 from specframe_testing.conformance import ModelSuite
 from torch import nn
 
-from specframe.contracts.cache import Dense, KVShape, KVStore, Placement
+from specframe.contracts.cache import DenseView, KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.model import PLAIN, How
+from specframe.contracts.model import PLAIN, ForwardOptions
 from specframe.contracts.requests import Request
 from specframe.contracts.states import StateLayer
 from specframe.errors import ModelError, PromptError, SpecframeError
@@ -51,17 +51,17 @@ class Stranger:
     def kv_shapes(self) -> list[KVShape]:
         return [KVShape(HEADS, SIZE, SIZE, torch.float64)] * LAYERS
 
-    def require(self, how: How, hidden: Iterable[int] = ()) -> None:
+    def require(self, how: ForwardOptions, hidden: Iterable[int] = ()) -> None:
         if beyond := set(hidden) - {0, LAYERS}:
             raise ModelError(f"the stranger has hidden states 0 and {LAYERS}, got {sorted(beyond)}")
 
-    def tokens_at_once(self, slots: int, how: How) -> int:
+    def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
         return 12
 
-    def by_lengths(self, how: How) -> bool:
+    def by_lengths(self, how: ForwardOptions) -> bool:
         return False
 
-    def leaves_out_filler(self, places: int, tokens: int) -> bool:
+    def leaves_out_padding(self, places: int, tokens: int) -> bool:
         return False
 
     @torch.inference_mode()
@@ -73,10 +73,10 @@ class Stranger:
         *,
         keep: int,
         hidden: tuple[int, ...] = (),
-        how: How = PLAIN,
+        how: ForwardOptions = PLAIN,
     ) -> Scores:
         store.expect(placement)
-        seen_BTS, extent = placement.seen(), placement.key_order_BS.shape[1]
+        seen_BTS, extent = placement.seen(), placement.key_index_BS.shape[1]
         net = self.module
         places_BT = placement.positions_BT.clamp(0, CONTEXT - 1)
         states_BTD = net.tokens(block.ids_BT.clamp(max=VOCABULARY - 1)) + net.positions(places_BT)
@@ -86,7 +86,7 @@ class Stranger:
                 part.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for part in attention(states_BTD).chunk(3, dim=-1)
             )
             view = store.write(layer, key, value)
-            assert isinstance(view, Dense)
+            assert isinstance(view, DenseView)
             scores = query @ view.keys[:, :, :extent].transpose(2, 3) / SIZE**0.5
             weights = scores.masked_fill(~seen_BTS[:, None], -1e9).softmax(-1)
             states_BTD = states_BTD + output((weights @ view.values[:, :, :extent]).transpose(1, 2).flatten(2)).tanh()
@@ -105,7 +105,7 @@ class Stranger:
 
 @pytest.mark.wide(but=["test_chains[3-ragged]"])
 class TestStranger(ModelSuite):
-    """The stranger's model passes the suite."""
+    """The third party's model passes the suite."""
 
     def model(self) -> Stranger:
         return MODEL

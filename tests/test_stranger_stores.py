@@ -39,7 +39,7 @@ class Page:
     """One forward: its tokens' orders, and what layers have told."""
 
     block: Block
-    order_BT: torch.Tensor
+    index_BT: torch.Tensor
     inputs: dict[int, Inputs] = attrs.Factory(dict)
     after: dict[int, Parts] = attrs.Factory(dict)
 
@@ -102,8 +102,8 @@ class Diary:
         self._starts.pop(id(sequence), None)
 
     def begin(self, batch: Batch, block: Block) -> None:
-        order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
-        self._pages.append(Page(block, order_BT))
+        index_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
+        self._pages.append(Page(block, index_BT))
 
     def state(self, layer: int) -> LayerState:
         page = self._pages[-1]
@@ -117,9 +117,9 @@ class Diary:
             if after is not None:
                 page.after[layer] = after() if callable(after) else after
 
-        return LayerState(before, page.order_BT >= 0, page.block.parents_BT, page.block.sees_BTT, None, note)
+        return LayerState(before, page.index_BT >= 0, page.block.parents_BT, page.block.sees_BTT, None, note)
 
-    def settle(self, batch: Batch, kept: Kept) -> None:
+    def commit(self, batch: Batch, kept: Kept) -> None:
         stand = kept.device(batch).tolist()
         for row, sequence in enumerate(batch.sequences if self._pages else ()):
             places = self._places(row, stand[row], kept)
@@ -133,7 +133,7 @@ class Diary:
 
     def _places(self, row: int, stand: int, kept: Kept) -> list[int]:
         """Return the places, in all pages side by side, of the tokens that stand."""
-        first, block = int(self._pages[0].order_BT[row, 0]), self._pages[-1].block
+        first, block = int(self._pages[0].index_BT[row, 0]), self._pages[-1].block
         places = [*range(sum(page.block.width for page in self._pages))]
         if block.parents_BT is not None:
             own = max(-block.start, 0)

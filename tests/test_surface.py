@@ -16,7 +16,7 @@ from specframe_testing import fakes
 
 import specframe
 from specframe.contracts.requests import Chunk, Request, Result, SequenceMetrics
-from specframe.engine.requests import Asked, Requests
+from specframe.engine.request_factory import RequestFactory, RequestOptions
 from specframe.errors import UnknownNameError
 from specframe.observe.counts import RunReport
 from specframe.plugins.entries import OTHERS, ROLES
@@ -68,11 +68,11 @@ def test_generate_signature(method):
     ]
     (asked,) = [p for p in parameters if p.kind not in (p.POSITIONAL_OR_KEYWORD,)]
     assert (asked.kind, asked.annotation) == (asked.VAR_KEYWORD, "Unpack[Asked]")
-    made = inspect.signature(Requests.make).parameters.values()
+    made = inspect.signature(RequestFactory.make).parameters.values()
     by_keyword = {p.name: p.default for p in made if p.kind is p.KEYWORD_ONLY}
     assert by_keyword == {"arrivals": None, "sort": False, "sampling": None}
     parameters = {field.name for field in attrs.fields(Sampling)} - {"max_new_tokens"}
-    assert {*by_keyword, *parameters} == set(Asked.__annotations__)
+    assert {*by_keyword, *parameters} == set(RequestOptions.__annotations__)
 
 
 @pytest.mark.wide

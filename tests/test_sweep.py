@@ -20,7 +20,7 @@ from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.errors import SpecframeError
-from specframe.forward import compiled
+from specframe.model import compiled
 
 FROZEN = json.loads(Path(__file__).with_name("architectures.json").read_text())
 SAME = transformers.__version__ == FROZEN["transformers"]
@@ -77,7 +77,7 @@ def outcome(target: PreTrainedModel) -> str:
 
 
 def tiny(name: str) -> PreTrainedModel | None:
-    """Return a tiny model of an architecture; None: transformers refuses the sizes, and the architecture is not on the list."""
+    """Return a tiny model of an architecture, or None if transformers refuses the sizes and the list does not have it."""
     try:
         return architectures.build(name)
     except Exception:  # whatever transformers raises on a configuration that does not fit

@@ -14,8 +14,8 @@ from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Result
-from specframe.engine.guards.base import longest_running
-from specframe.forward import compiled
+from specframe.engine.guards.guard import longest_running
+from specframe.model import compiled
 
 PATIENCE = 2.0
 """Seconds that one thread waits inside a forward for the other, which has none left at its end."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from specframe.contracts.drafts import Draft, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Transfer
 from specframe.devices import kinds
 from specframe.models.loading import pick_device
 
@@ -17,15 +17,15 @@ TREE = torch.tensor([[-1, 0, -1]])
 
 
 def transfer(device: str, check: Any = None) -> Transfer:
-    """Return the transfer of two rows: a tree of three nodes, filler in the second row, one place undecided."""
+    """Return the transfer of two rows: a tree of three nodes, padding in the second row, one place undecided."""
 
     def on(values: Any) -> torch.Tensor:
         return torch.tensor(values, device=device)
 
     draft = Draft(on([[5, 6, 7], [8, 9, 0]]), parents_BN=TREE.to(device), counts_B=on([3, 2]), depth=2)
-    judged = Verdict(on([1, 2]), on([[7, 4, 0], [8, 9, 3]]), on([[2, 0], [0, 1]]))
+    by_rule = Acceptance(on([1, 2]), on([[7, 4, 0], [8, 9, 3]]), on([[2, 0], [0, 1]]))
     undecided_BT = on([[False, True, False], [False] * 3])
-    return Transfer(draft, judged.within(draft), judged, undecided_BT, check=check)
+    return Transfer(draft, by_rule.within(draft), by_rule, undecided_BT, check=check)
 
 
 def test_everything_comes_in_one_copy() -> None:
@@ -41,30 +41,30 @@ def test_everything_comes_in_one_copy() -> None:
     assert after.waits - before.waits == 1
     ((checked, numbers),) = seen
     assert checked is one
-    assert numbers.judged.tolist() == [1, 2]
-    assert numbers.judged_path.tolist() == [[2, 0], [0, 1]]
+    assert numbers.by_rule.tolist() == [1, 2]
+    assert numbers.rule_path.tolist() == [[2, 0], [0, 1]]
     assert numbers.drafted.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert numbers.parents.tolist() == [[-1, 0, -1]] * 2
 
 
 def test_filler_does_not_stand() -> None:
-    """Of a chain as many tokens stand as are real, of a path the nodes before its first filler."""
+    """Of a chain as many tokens stand as are real, of a path the nodes before its first padding."""
     tokens_BT = torch.tensor([[5, 6, 7, 8]])
     chain = Draft(tokens_BT[:, :3], counts_B=torch.tensor([1]))
-    assert Verdict(torch.tensor([3]), tokens_BT).within(chain).accepted_B.tolist() == [1]
+    assert Acceptance(torch.tensor([3]), tokens_BT).within(chain).accepted_B.tolist() == [1]
     tree = Draft(tokens_BT[:, :3], parents_BN=TREE, counts_B=torch.tensor([2]), depth=2)
     path_BT = torch.tensor([[2, 0]])
-    assert Verdict(torch.tensor([1]), tokens_BT[:, :3], path_BT).within(tree).accepted_B.tolist() == [0]
+    assert Acceptance(torch.tensor([1]), tokens_BT[:, :3], path_BT).within(tree).accepted_B.tolist() == [0]
 
 
 @pytest.mark.wide
 def test_a_verdict_of_an_alignment_is_transferred_in_the_place_of_the_rules() -> None:
-    """The numbers are those of the alignment's verdict, the judged ones stay the rule's, and the draft stays."""
+    """The numbers are those of the alignment's acceptance result, the judged ones stay the rule's, and the draft stays."""
     rule = transfer("cpu")
-    other = Verdict(torch.tensor([0, 0]), rule.verdict.tokens_BT, rule.verdict.path_BT)
+    other = Acceptance(torch.tensor([0, 0]), rule.acceptance.tokens_BT, rule.acceptance.path_BT)
     own = rule.of(other)
     assert own.host.accepted.tolist() == [0, 0]
-    assert own.judged is rule.judged
+    assert own.by_rule is rule.by_rule
     assert own.draft is rule.draft
     assert (rule.committed, own.committed) == (False, True)
 

@@ -43,7 +43,7 @@ POINTS = (
     ("drafter", "drafter", "propose"),
     ("drafter", "drafter", "observe"),
     ("verifier", "verifier", "score"),
-    ("acceptance rule", "rule", "judge"),
+    ("acceptance rule", "rule", "accept"),
     ("draft-length policy", "policy", "budget"),
     ("draft-length policy", "policy", "observe"),
 )

@@ -9,7 +9,7 @@ import functools
 from typing import Any, NamedTuple
 
 import pytest
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from products import crossed
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Budget, Draft

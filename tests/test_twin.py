@@ -14,10 +14,10 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
-from specframe.forward.runner import ModelRunner
-from specframe.forward.twin import NAME, made_of, twin
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
+from specframe.model.runner import ModelRunner
+from specframe.model.twin import NAME, made_of, twin
 from specframe.reference import reference_decode
 
 PROMPTS = harness.random_prompts([5, 9, 1], zoo.VOCABULARY, seed=6)
@@ -84,7 +84,7 @@ def hook_in(model: Any) -> None:
 
 
 def replace_weight(model: Any) -> None:
-    """Put another parameter in the place of one."""
+    """Put another parameter in place of one."""
     head = model.lm_head
     head.weight = torch.nn.Parameter(head.weight.detach().flip(0))
 
@@ -95,7 +95,7 @@ def write(model: Any) -> None:
 
 
 def replace_buffer(model: Any) -> None:
-    """Put other rotary factors in the place of a model's."""
+    """Put other rotary factors in place of a model's."""
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.3
 
 
@@ -110,7 +110,7 @@ def narrow(model: Any) -> None:
 
 
 def replace_module(model: Any) -> None:
-    """Put a module of the same kind in the place of one."""
+    """Put a module of the same kind in place of one."""
     model.model.layers[0].mlp = zoo.build("mistral", seed=5).model.layers[1].mlp
 
 
@@ -153,7 +153,7 @@ def test_a_change_is_seen_by_an_engine_that_stays_open(change: Callable[[Any], N
     """An engine that had nothing left to decode has the tokens of the model as it is, and nothing kept of prompts before."""
     model = zoo.build("mistral")
     pipe = harness.pipeline(model, zoo.good_draft(model), batch_size=2, draft_length=3, kv=kv)
-    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     for turn in range(2):
         if turn:
             change(model)
@@ -207,7 +207,7 @@ def test_a_twin_has_the_models_memory() -> None:
 
 
 def test_functions_around_a_forward_call_the_twins_modules() -> None:
-    """What a function in the place of a forward has bound or holds of the model is the twin's."""
+    """What a function in place of a forward has bound or holds of the model is the twin's."""
     model = zoo.build("mistral")
     wrap_forward(model)
     layer: Any = twin(model).model.layers[0]

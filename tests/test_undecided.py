@@ -62,7 +62,7 @@ def test_greedily(after: int, fault: str, align: str) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("rule", ["gumbel", "rejection", "block"])
 def test_where_tokens_are_drawn(rule: str) -> None:
-    """Rules that go by a distribution end the prompt at the same place, and draw the others' tokens as ever."""
+    """Rules that depend on a distribution end the prompt at the same place, and draw the others' tokens as ever."""
     pipe = harness.pipeline(TARGET, DRAFT, draft_length=4, batch_size=4, accept=rule)
     usual = [r.token_ids for r in pipe.generate(PROMPTS, NEW, sampling=Sampling(temperature=0.9))]
     results = list(pipe.generate(PROMPTS, NEW, sampling=samplings(3, "nan", 0.9)))
@@ -100,13 +100,13 @@ def test_infinity_is_a_choice_of_ones_own_processors() -> None:
 def test_checks_say_nothing_of_such_places(temperature: float) -> None:
     """With checks, too, a row without a token to choose ends with an error, and a token with an infinite score is chosen."""
 
-    def shaped(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def processed(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if ids.shape[1] >= 8:
             return torch.full_like(scores, float("-inf"))
         return scores.index_fill(1, torch.tensor([ids.shape[1]]), float("inf"))
 
     for check in (False, True):
         pipe = harness.pipeline(TARGET, DRAFT, accept="gumbel", draft_length=3, check=check)
-        how = Sampling(temperature=temperature, processors=(shaped,))
+        how = Sampling(temperature=temperature, processors=(processed,))
         (result,) = pipe.generate([[1, 2, 3]], 9, sampling=how)
         assert (result.token_ids, result.finish_reason) == ([3, 4, 5, 6, 7], "error")

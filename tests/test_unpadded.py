@@ -1,4 +1,4 @@
-"""Forwards without filler: the real tokens of all rows are laid in one row, and nothing else changes."""
+"""Forwards without padding: the real tokens of all rows are laid in one row, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 from products import crossed
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Block, Budget, Draft
-from specframe.forward import compiled, unpadded
-from specframe.forward.recorded_forwards import RecordedForward, in_bucket
-from specframe.forward.recording_cache import EagerRecording
-from specframe.forward.runner import ModelRunner
-from specframe.forward.trial_stores import Reordered, Scratch
-from specframe.forward.unpadded import Unpadded
+from specframe.model import compiled, padding_free
+from specframe.model.captured_forwards import CapturedForward, in_bucket
+from specframe.model.check_stores import Reordered, Scratch
+from specframe.model.graph_cache import EagerGraph
+from specframe.model.padding_free import PaddingFree
+from specframe.model.runner import ModelRunner
 
 LENGTHS = (1, 30, 9, 2, 40, 17, 5)
 PROMPTS = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=2)
@@ -35,7 +35,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     def call(self: ModelRunner, ids_BT: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         trial = isinstance(arguments[2], (Reordered, Scratch))
         if self.role == "target" and not trial:
-            laid = arguments[-1].unpadded
+            laid = arguments[-1].padding_free
             shapes.append(tuple(ids_BT.shape) if laid is None else (1, laid.tokens))
         return usual(self, ids_BT, *arguments, **options)
 
@@ -54,7 +54,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     ids=["padding comes first", "filler comes last", "all are real"],
 )
 def test_real_places(start: int, counts: list[int] | None, real: list[list[int]]) -> None:
-    """In blocks of rows' own tokens padding comes before the real ones; in drafts filler comes after them."""
+    """In blocks of rows' own tokens padding comes before the real ones; in drafts padding comes after them."""
     block = Block(torch.zeros(3, 3, dtype=torch.long), start, counts=None if counts is None else np.array(counts))
     assert block.real.astype(int).tolist() == real
 
@@ -65,7 +65,7 @@ def test_real_places(start: int, counts: list[int] | None, real: list[list[int]]
 def test_logits_of_the_last_places(keep: int, takes: bool) -> None:
     """The last places of each row have their logits, whether or not the model can be asked for single tokens."""
     real_BT = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 1]], dtype=bool)
-    laid = Unpadded(real_BT, torch.device("cpu"))
+    laid = PaddingFree(real_BT, torch.device("cpu"))
     logits_BTV = torch.randn(4, 3, 5)
     all_1NV, kept = laid.row(logits_BTV), laid.kept(keep)
     given_1MV = all_1NV[:, kept] if takes and isinstance(kept, torch.Tensor) else all_1NV
@@ -213,9 +213,7 @@ def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]],
     others = [block[:, 3, :-1].clone() for block in blocks]
     assert cached.store.slots is not None
     rows, slots = cached.store.rows, cached.store.slots
-    recorded = RecordedForward(
-        cached._forward, rows, slots, EagerRecording, leaves_out=lambda places, tokens: leaves_out
-    )
+    recorded = CapturedForward(cached._forward, rows, slots, EagerGraph, leaves_out=lambda places, tokens: leaves_out)
     parents_BT = torch.tensor([[-1, 0, 0, 1, 1]]) if tree else None
     for seed, counts in enumerate(([5, 1, 1], [1, 5, 1], [1, 1, 5], [1, 1, 4])):
         ids_BT = torch.tensor(harness.random_prompts((5, 5, 5), zoo.VOCABULARY, seed=seed))
@@ -225,7 +223,7 @@ def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]],
         found = recorded(block, cached.place(batch, block), 5, hidden)
         for one, other in ((found.logits_BTV, expected.logits_BTV), (found.hidden[1], expected.hidden[1])):
             torch.testing.assert_close(one[torch.from_numpy(block.real)], other[torch.from_numpy(block.real)])
-    assert len(recorded.recordings) == 1
+    assert len(recorded.graphs) == 1
     replayed = (1, 8) if leaves_out else (4, 5 if tree else 8)
     shapes = [(3, 5), (1, 7), *[(3, 5), replayed] * 3]  # a shape is recorded the second time it comes up
     assert fed[-8:] == shapes
@@ -235,7 +233,7 @@ def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]],
 def test_rows_that_pad_a_bucket_have_a_place_for_their_token() -> None:
     """A recording computes the real tokens and one of each row of padding."""
     block = Block(torch.zeros(3, 5, dtype=torch.long), -1, counts=np.array([5, 2, 1]))
-    recorded = RecordedForward(lambda *_: None, 4, 9, EagerRecording, leaves_out=lambda *_: True)  # type: ignore[arg-type, return-value]
+    recorded = CapturedForward(lambda *_: None, 4, 9, EagerGraph, leaves_out=lambda *_: True)  # type: ignore[arg-type, return-value]
     assert recorded._tokens(block, 3, 5) == 8
     assert recorded._tokens(block, 4, 5) == 16
 
@@ -282,7 +280,7 @@ def test_a_model_that_attends_by_itself_keeps_the_rectangle(way: str, fed: list[
 def test_filler_is_left_out_where_that_pays(
     counts: list[int], weights: int, laid: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There has to be much filler, and layers so large that it would take longer than to spread and gather."""
-    monkeypatch.setattr(unpadded, "LAYING_OUT", 4_000_000)
+    """There has to be much padding, and layers so large that it would take longer than to spread and gather."""
+    monkeypatch.setattr(padding_free, "LAYING_OUT", 4_000_000)
     block = Block(torch.zeros(4, 6, dtype=torch.long), -1, counts=np.array(counts))
-    assert unpadded.pays(24, block.tokens, weights) == laid
+    assert padding_free.pays(24, block.tokens, weights) == laid

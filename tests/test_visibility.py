@@ -10,15 +10,15 @@ import pytest
 import torch
 from specframe_testing import zoo
 
-from specframe.contracts.cache import Chunk, Placement, Window
+from specframe.contracts.cache import ChunkWindow, Placement, Window
 from specframe.contracts.drafts import Block
-from specframe.contracts.model import How
+from specframe.contracts.model import ForwardOptions
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.devices import kinds
-from specframe.forward.attention import flex
-from specframe.forward.attention.masks import masks, staircase
-from specframe.forward.runner import ModelRunner
+from specframe.model.attention import flex
+from specframe.model.attention.masks import masks, staircase
+from specframe.model.runner import ModelRunner
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 
@@ -41,22 +41,22 @@ def random_case(seed: int, tree: bool) -> Case:
     parents = [[-1, *(choose.randrange(-1, place) for place in range(1, width))] for _ in range(3)] if tree else None
     block = Block(torch.zeros(3, width, dtype=torch.long), 0, torch.tensor(parents) if parents else None)
     depth_BT = block.depth_BT().expand(3, -1)
-    key_order_BS = torch.full((3, EXTENT), -1)
-    slots_BT, order_BT = torch.zeros(3, width, dtype=torch.long), torch.zeros(3, width, dtype=torch.long)
+    key_index_BS = torch.full((3, EXTENT), -1)
+    slots_BT, index_BT = torch.zeros(3, width, dtype=torch.long), torch.zeros(3, width, dtype=torch.long)
     held: list[dict[int, tuple[int, int | None]]] = []
     for row in range(3):
         length = choose.choice([0, 3, 40, 120])
         slots = choose.sample(range(EXTENT), length + width)
         row_held: dict[int, tuple[int, int | None]] = {slots[order]: (order, None) for order in range(length)}
         for place in range(width):
-            order_BT[row, place] = length + depth_BT[row, place] - (2 if not tree and length == 0 else 0)
-            slots_BT[row, place] = slots[length + place] if order_BT[row, place] >= 0 else EXTENT
-            if order_BT[row, place] >= 0:
-                row_held[slots[length + place]] = (int(order_BT[row, place]), place)
+            index_BT[row, place] = length + depth_BT[row, place] - (2 if not tree and length == 0 else 0)
+            slots_BT[row, place] = slots[length + place] if index_BT[row, place] >= 0 else EXTENT
+            if index_BT[row, place] >= 0:
+                row_held[slots[length + place]] = (int(index_BT[row, place]), place)
         for slot, (order, _) in row_held.items():
-            key_order_BS[row, slot] = order
+            key_index_BS[row, slot] = order
         held.append(row_held)
-    return Case(Placement(order_BT, slots_BT, order_BT, key_order_BS, None, block.sees_BTT), held, parents)
+    return Case(Placement(index_BT, slots_BT, index_BT, key_index_BS, None, block.sees_BTT), held, parents)
 
 
 def seen(case: Case, row: int, query: int, slot: int, window: Window) -> bool:
@@ -64,10 +64,10 @@ def seen(case: Case, row: int, query: int, slot: int, window: Window) -> bool:
     if slot not in case.held[row]:
         return False
     order, place = case.held[row][slot]
-    mine = max(0, int(case.placement.order_BT[row, query]))
+    mine = max(0, int(case.placement.index_BT[row, query]))
     if order > mine:
         return False
-    if isinstance(window, Chunk):
+    if isinstance(window, ChunkWindow):
         if order // window.size != mine // window.size:
             return False
     elif window is not None and order <= mine - window:
@@ -82,14 +82,14 @@ def seen(case: Case, row: int, query: int, slot: int, window: Window) -> bool:
 
 def brute_force(case: Case, window: Window) -> torch.Tensor:
     """Return which query sees which slot, (B, T, S)."""
-    rows, width = case.placement.order_BT.shape
+    rows, width = case.placement.index_BT.shape
     return torch.tensor(
         [[[seen(case, b, t, s, window) for s in range(EXTENT)] for t in range(width)] for b in range(rows)]
     )
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("window", [None, 4, Chunk(1), Chunk(3), Chunk(64)], ids=str)
+@pytest.mark.parametrize("window", [None, 4, ChunkWindow(1), ChunkWindow(3), ChunkWindow(64)], ids=str)
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(3))
 def test_one_rule(seed: int, tree: bool, window: Window) -> None:
@@ -109,18 +109,18 @@ def test_one_rule(seed: int, tree: bool, window: Window) -> None:
 
 
 @pytest.mark.wide(but=["3-5-130-4"])
-@pytest.mark.parametrize("window", [None, 1, 4, 64, Chunk(3), Chunk(64)], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 4, 64, ChunkWindow(3), ChunkWindow(64)], ids=str)
 @pytest.mark.parametrize(("width", "slots"), [(1, 1), (1, 9), (3, 3), (5, 130), (12, 90), (16, 17), (70, 71)])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_rows_that_are_even(rows: int, width: int, slots: int, window: Window) -> None:
     """What tokens of even rows see follows from their number and that of the slots, and is what the rule says."""
-    key_order_1S = torch.arange(slots)[None]
-    order_BT = key_order_1S[:, -width:].repeat(rows, 1)
-    placement = Placement(order_BT, order_BT, order_BT, key_order_1S, even_of=(order_BT, order_BT, key_order_1S))
+    key_index_1S = torch.arange(slots)[None]
+    index_BT = key_index_1S[:, -width:].repeat(rows, 1)
+    placement = Placement(index_BT, index_BT, index_BT, key_index_1S, even_of=(index_BT, index_BT, key_index_1S))
     assert placement.even
-    other = attrs.evolve(placement, key_order_BS=key_order_1S.clone())
+    other = attrs.evolve(placement, key_index_BS=key_index_1S.clone())
     assert not other.even
-    assert not attrs.evolve(placement, slots_BT=order_BT.clone()).even
+    assert not attrs.evolve(placement, slots_BT=index_BT.clone()).even
     wanted = masks(other, [window], torch.float32)[window]
     found = masks(placement, [window], torch.float32)[window]
     torch.testing.assert_close(found, wanted.expand(rows, -1, -1, -1), atol=0, rtol=0)
@@ -129,7 +129,7 @@ def test_rows_that_are_even(rows: int, width: int, slots: int, window: Window) -
 def test_one_mask_is_kept_for_drafts_and_rows_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows to powers of two, and what was asked for before is a part of it."""
     kept: dict[Any, torch.Tensor] = {}
-    monkeypatch.setattr("specframe.forward.attention.masks._STAIRCASES", kept)
+    monkeypatch.setattr("specframe.model.attention.masks._STAIRCASES", kept)
     for width, slots in ((3, 40), (1, 100), (9, 12), (2, 2)):
         staircase(width, slots, None, torch.float32, torch.device("cpu"))
     assert [mask.shape for mask in kept.values()] == [(1, 1, 16, 128)]
@@ -140,10 +140,10 @@ def test_one_mask_is_kept_for_drafts_and_rows_of_any_length(monkeypatch: pytest.
 def test_masks_are_aligned_where_kernels_need_it(width: int, slots: int) -> None:
     """On a device as strict as CUDA a mask and its rows begin at multiples of 8 numbers, and it hides the same as on a CPU."""
     on_cpu, made = (
-        masks(Placement(order_BT, order_BT, order_BT, key_order_1S, even_of=even_of), [None], torch.float32)[None]
-        for key_order_1S in (torch.arange(slots)[None], kinds.numbers(0, slots, kinds.pick("sim")))
-        for order_BT in [key_order_1S[:, -width:].expand(3, -1)]
-        for even_of in [(order_BT, order_BT, key_order_1S)]
+        masks(Placement(index_BT, index_BT, index_BT, key_index_1S, even_of=even_of), [None], torch.float32)[None]
+        for key_index_1S in (torch.arange(slots)[None], kinds.numbers(0, slots, kinds.pick("sim")))
+        for index_BT in [key_index_1S[:, -width:].expand(3, -1)]
+        for even_of in [(index_BT, index_BT, key_index_1S)]
     )
     assert made.storage_offset() % 8 == 0
     assert not any(stride % 8 for stride in made.stride()[:-1])
@@ -153,7 +153,7 @@ def test_masks_are_aligned_where_kernels_need_it(width: int, slots: int) -> None
 def feed(runner: ModelRunner, store: Any, block: Block, placement: Placement, attention: str) -> torch.Tensor:
     """Return the logits after each token of a block, (B, T, V)."""
     choice = strategy(registry(), "attention backend", attention)
-    return runner.forward(block, placement, store, keep=block.width, how=How(choice)).logits_BTV
+    return runner.forward(block, placement, store, keep=block.width, how=ForwardOptions(choice)).logits_BTV
 
 
 @pytest.mark.wide(but=["mistral-masked"])
@@ -172,10 +172,10 @@ def test_nodes_of_a_tree_see_their_paths(name: str, attention: str) -> None:
     past_BT = torch.arange(length).repeat(2, 1)
     feed(runner, store, Block(ids_BT, -length), Placement(past_BT, past_BT, past_BT, past_BT), attention)
     block = Block(tree_BT, 0, torch.tensor([parents]))
-    order_BT = (length + block.depth_BT()).expand(2, -1)
+    index_BT = (length + block.depth_BT()).expand(2, -1)
     slots_BT = (length + torch.arange(len(parents))).repeat(2, 1)
-    key_order_BS = torch.cat([past_BT, order_BT], dim=1)
-    placement = Placement(order_BT, slots_BT, order_BT, key_order_BS, None, block.sees_BTT)
+    key_index_BS = torch.cat([past_BT, index_BT], dim=1)
+    placement = Placement(index_BT, slots_BT, index_BT, key_index_BS, None, block.sees_BTT)
     logits_BTV = feed(runner, store, block, placement, attention)
     for node in range(len(parents)):
         path = [node]

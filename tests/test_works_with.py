@@ -102,7 +102,7 @@ def test_rules(embedded: dict[str, Any], rule: str) -> None:
 
 
 def specification(drafter: str, shape: str) -> str | None:
-    """Return how a drafter is asked for drafts of a shape; None: it has no such option."""
+    """Return how a drafter is asked for drafts of a shape, or None if it has no such option."""
     takes = "tree" in registry().entry("drafter", drafter).traits.options
     if not takes:
         return TRIED[drafter] if shape == "chain" else None

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from specframe_std.acceptance.greedy import Greedy
-from specframe_testing.probes.tap import Listener, Tap
+from specframe_testing.instrumentation.instrumented import CallListener, Instrumented
 
-from specframe.engine.guards.base import GUARDS
-from specframe.engine.guards.roles import guard
+from specframe.engine.guards.guard import GUARDS
+from specframe.engine.guards.guard_table import guard
 from specframe.value_checks import Wrapper, unwrap_guards
 
 AROUND: dict[str, Any] = {
     "guard": lambda: guard("acceptance rule", Greedy()),
     "layout": lambda: GUARDS["layout"](Greedy(), guard("alignment", threading.Lock())),  # the owner is left out
-    "tap": lambda: Tap(Greedy(), Listener(), judge="judged"),
+    "tap": lambda: Instrumented(Greedy(), CallListener(), accept="by_rule"),
 }
 
 

@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import torch
-from specframe_testing.constraints import DigitSum
+from specframe_testing.constraint_fakes import DigitSum
 from transformers import LogitsProcessor, StoppingCriteria
 
 from specframe.contracts.constraints import Drafted

@@ -1,4 +1,4 @@
-"""Defaults in the reference: the values of a recipe in the place of the names that signatures read them from."""
+"""Defaults in the reference: the values of a recipe in place of the names that signatures read them from."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ PACKAGES = {
 }
 REFERENCE = {
     "specframe.contracts": "specframe/contracts",
-    "specframe.caches": "specframe/caches",
+    "specframe.kv": "specframe/kv",
     "specframe_std.trees": "plugins/specframe-std/specframe_std/trees",
     "specframe_testing": "plugins/specframe-testing/specframe_testing",
 }

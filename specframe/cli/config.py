@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specframe.cli.option_types import CONFIG, Kind
+from specframe.cli.option_types import CONFIG, ValueType
 from specframe.errors import OptionError, UnknownNameError
 from specframe.files import contents, decode_text
 
@@ -64,7 +64,7 @@ def unknown_key(ctx: click.Context, path: str, key: str, known: list[str]) -> Op
 
 def option_value(place: str, value: Any, option: click.Option) -> Any:
     """Return a value in the option's form: a list for an option of several values, true or false for a flag."""
-    several = option.multiple or (isinstance(option.type, Kind) and option.type.several)
+    several = option.multiple or (isinstance(option.type, ValueType) and option.type.several)
     parts = value if isinstance(value, list) and several else [value]
     kind = bool if option.is_flag else (str, int, float)
     if not all(isinstance(part, kind) and isinstance(part, bool) == option.is_flag for part in parts):

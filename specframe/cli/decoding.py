@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.cli.results import Key, Record, record
-from specframe.cli.sampling import Parameters
+from specframe.cli.sampling import SamplingFlags
 from specframe.errors import OptionError
 from specframe.text.chat import as_chat, require_template
 from specframe.text.prompts.prompt import Prompt
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specframe.cli.signals import Screen
     from specframe.contracts.requests import Request, Result
     from specframe.pipeline import Pipeline
-    from specframe.text.generation import Settings
+    from specframe.text.generation import GenerationSettings
     from specframe.text.sampling import Sampling
 
 
@@ -29,7 +29,7 @@ class Work:
 
     prompts: Iterable[Prompt]
     """Looped over anew by each that needs them."""
-    parameters: Parameters
+    parameters: SamplingFlags
     max_new_tokens: int
     total: int
     """Total number of continuations."""
@@ -68,7 +68,7 @@ class Decoding:
         """What the prompts read so far take from the generation config."""
         self._work, self._display, self._stream, self._screen = work, display, stream, screen
         self._open: dict[int, Open] = {}
-        self._latest: tuple[Sampling, Settings | OptionError] | None = None
+        self._latest: tuple[Sampling, GenerationSettings | OptionError] | None = None
         if work.chat:
             require_template(pipe.tokenizer)
         pipe.requests.warn_of_settings()
@@ -85,7 +85,7 @@ class Decoding:
         if first:
             raise first
 
-    def _settings(self, how: Sampling) -> Settings | OptionError:
+    def _settings(self, how: Sampling) -> GenerationSettings | OptionError:
         """Return how a prompt with these parameters is decoded, or why it cannot be."""
         if self._latest is None or self._latest[0] is not how:
             self._latest = how, self.pipe.requests.setting(how, self._work.max_new_tokens)
@@ -93,7 +93,7 @@ class Decoding:
 
     @property
     def first(self) -> float:
-        """The first prompt that was taken up and has not finished; infinite where there is none."""
+        """The first prompt that was scheduled and has not finished; infinite where there is none."""
         return next(iter(self._open), math.inf)
 
     def records(self) -> Iterator[Record]:

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from specframe.devices import names
+from specframe.devices import device_names
 from specframe.errors import OptionError, SpecframeError, UnknownNameError, literal
 from specframe.plugins.entries import PURPOSES
 from specframe.plugins.recipe import PLAIN
@@ -34,7 +34,7 @@ def source_of(param: click.Parameter | None, ctx: click.Context | None, otherwis
     return max(param.opts, key=len)
 
 
-class Kind(click.ParamType):
+class ValueType(click.ParamType):
     """A kind of value. Errors use ``name`` for a value that belongs to no option."""
 
     name = "value"
@@ -65,7 +65,7 @@ def number_of(value: Any, kind: type[int] | type[float]) -> Any:
         return value
 
 
-class Number(Kind):
+class Number(ValueType):
     """A finite number from ``least`` to ``most``, or greater than ``least`` when ``above``."""
 
     name = "number"
@@ -81,7 +81,7 @@ class Number(Kind):
         return float(number)
 
 
-class WholeNumber(Kind):
+class WholeNumber(ValueType):
     """A whole number from ``least`` to ``most``."""
 
     name = "number"
@@ -97,7 +97,7 @@ class WholeNumber(Kind):
         return number
 
 
-class Bytes(Kind):
+class Bytes(ValueType):
     """An amount of memory."""
 
     name = "bytes"
@@ -107,7 +107,7 @@ class Bytes(Kind):
         return byte_count(source_of(param, ctx, self.name), value)
 
 
-class OneOf(Kind):
+class OneOf(ValueType):
     """One of a set of words."""
 
     name = "word"
@@ -126,7 +126,7 @@ class OneOf(Kind):
         return value
 
 
-class Text(Kind):
+class TextType(ValueType):
     """A text that is not empty."""
 
     name = "text"
@@ -139,23 +139,23 @@ class Text(Kind):
         return str(value)
 
 
-class Device(Text):
+class Device(TextType):
     """A device by name. Its existence is checked later, since that needs torch."""
 
     name = "device"
 
     def known(self) -> Iterable[str]:
         """Return the kinds of devices."""
-        return ("auto", *names.BUILT_IN)
+        return ("auto", *device_names.BUILT_IN)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name; raise :class:`OptionError` for a name that no device can have."""
-        if str(value) != "auto" and not names.is_name(str(value)):
-            self.refuse(names.EXPECTED, value, param, ctx)
+        if str(value) != "auto" and not device_names.is_name(str(value)):
+            self.refuse(device_names.EXPECTED, value, param, ctx)
         return str(value)
 
 
-class File(Text):
+class File(TextType):
     """The name of a file or a folder."""
 
     name = "file"
@@ -168,7 +168,7 @@ class File(Text):
         return [CompletionItem(incomplete, type=self.completes)]
 
 
-class Strategy(Text):
+class StrategyType(TextType):
     """A strategy of a role, with options: ``name,key=value,...``."""
 
     name = "strategy"
@@ -182,7 +182,7 @@ class Strategy(Text):
         return (*self.also, *registry().names(self.role))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text, the default in the place of "auto" where a role has one default.
+        """Return the text, the default in place of "auto" where a role has one default.
 
         Raises:
             OptionError: no strategy has the name, or a key is given twice.
@@ -202,7 +202,7 @@ class Strategy(Text):
         return text
 
 
-class DraftLength(Strategy):
+class DraftLength(StrategyType):
     """A number of draft tokens, or a draft-length policy."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class DraftLength(Strategy):
         return str(value)
 
 
-class Model(Text):
+class ModelType(TextType):
     """A model by alias, directory or hub id; a drafter may also be a strategy by name."""
 
     name = "model"

@@ -16,11 +16,11 @@ from specframe.cli.option_types import (
     Device,
     DraftLength,
     File,
-    Kind,
-    Model,
+    ModelType,
     OneOf,
-    Strategy,
-    Text,
+    StrategyType,
+    TextType,
+    ValueType,
     WholeNumber,
 )
 from specframe.errors import OptionError, PluginError
@@ -58,7 +58,7 @@ class Once(click.Option):
 
 
 class Open(click.Option):
-    """An option whose help names, in the place of each ``{purpose}``, the default that a plugin registers for the purpose."""
+    """An option whose help names, in place of each ``{purpose}``, the default that a plugin registers for the purpose."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option's names and its help."""
@@ -85,7 +85,7 @@ LIMIT = whole("--limit", "Only the first N prompts.")
 
 
 def choice_option(
-    name: str, metavar: str, kind: Kind, meaning: str, default: str | None = None, shown: bool | str = True
+    name: str, metavar: str, kind: ValueType, meaning: str, default: str | None = None, shown: bool | str = True
 ) -> Callable[..., Any]:
     """Return an option with a default word, that of a recipe unless another is given; ``shown``: what the help tells of it."""
     default = default or getattr(DEFAULTS, name.removeprefix("--").replace("-", "_"))
@@ -96,14 +96,14 @@ MODELS = (
     choice_option(
         "--target",
         "T",
-        Model(),
+        ModelType(),
         "Model whose output is wanted: an alias, a directory or a hub id.",
         shown="the drafter's target, or {target}",
     ),
     choice_option(
         "--drafter",
         "D",
-        Model(drafters=True),
+        ModelType(drafters=True),
         f"A draft model, or a drafter by name; {PLAIN}: plain decoding; auto: the model that drafts for the target.",
     ),
 )
@@ -113,30 +113,30 @@ STRATEGIES = (
     choice_option(
         "--align",
         "A",
-        Strategy("alignment", "auto"),
+        StrategyType("alignment", "auto"),
         "Alignment: slots of tokens in the cache, and removal of rejected tokens; auto: {alignment}.",
     ),
     choice_option(
         "--schedule",
         "S",
-        Strategy("scheduler"),
+        StrategyType("scheduler"),
         "Scheduler: which sequences form the next batch.",
         shown="the alignment's choice",
     ),
     choice_option(
         "--accept",
         "R",
-        Strategy("acceptance rule", "auto"),
+        StrategyType("acceptance rule", "auto"),
         "Acceptance rule: which draft tokens stand; auto: {greedy decoding}, and {sampling} where a temperature is above 0, "
         "for trees {sampling with trees} or {sampling with drawn trees}.",
     ),
     choice_option(
-        "--verify", "V", Strategy("verifier", "auto"), "Verifier: how the target scores a draft; auto: {verifier}."
+        "--verify", "V", StrategyType("verifier", "auto"), "Verifier: how the target scores a draft; auto: {verifier}."
     ),
     choice_option(
         "--kv",
         "B",
-        Strategy("KV backend"),
+        StrategyType("KV backend"),
         "KV backend: how keys and values are stored.",
         shown="the alignment's choice",
     ),
@@ -163,7 +163,7 @@ PLACE = (
     choice_option(
         "--load-options",
         "Q",
-        Text(),
+        TextType(),
         "Quantisation of the models' weights, by name with options, as torchao-int8-weight-only; none,key=value: "
         "other options of from_pretrained.",
         shown="weights as they are stored",
@@ -173,7 +173,10 @@ PLACE = (
 
 EXECUTION = (
     choice_option(
-        "--attention", "A", Strategy("attention backend", "auto"), "An attention backend, as packed, flex or masked."
+        "--attention",
+        "A",
+        StrategyType("attention backend", "auto"),
+        "An attention backend, as packed, flex or masked.",
     ),
     choice_option("--graphs", "G", OneOf(*GRAPHS), "Record CUDA graphs: on or off."),
     choice_option("--layers", "L", OneOf(*LAYERS), "Decoder layers: eager, compiled or auto."),
@@ -189,7 +192,7 @@ EXECUTION = (
 EXECUTOR = choice_option(
     "--executor",
     "E",
-    Strategy("executor", "auto"),
+    StrategyType("executor", "auto"),
     "Executor: the process or processes that the models run in; workers,count=N: N of them; auto: {executor}.",
 )
 

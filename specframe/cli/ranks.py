@@ -17,7 +17,7 @@ RANK = "RANK"
 """The environment variable with a process's rank, as torchrun and others set it."""
 
 
-class Ranks:
+class RankOutput:
     """The ranks of a command, seen from one of them. Those of this class are one process."""
 
     several = False
@@ -34,9 +34,9 @@ class Ranks:
         return contextlib.nullcontext()
 
 
-def ranks_of(executor: str) -> Ranks:
+def ranks_of(executor: str) -> RankOutput:
     """Return the ranks that an executor of that name decodes on."""
     if RANK not in os.environ or is_auto(executor):
-        return Ranks()
+        return RankOutput()
     made = strategy(registry(), "executor", executor)
-    return registry().entry("option", "ranks").factory(made) if "ranks" in made.offers else Ranks()
+    return registry().entry("option", "ranks").factory(made) if "ranks" in made.offers else RankOutput()

@@ -15,12 +15,20 @@ import click
 
 from specframe.cli.decoding import Decoding, Work
 from specframe.cli.name_checks import check_names
-from specframe.cli.option_types import File, OneOf, Strategy, WholeNumber
+from specframe.cli.option_types import File, OneOf, StrategyType, WholeNumber
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe.cli.ranks import ranks_of
 from specframe.cli.results import Record, Results, ResultStream
-from specframe.cli.run_report import DisplaySettings, Outcome, as_json, combination, summary, verdict, workers_offer
-from specframe.cli.sampling import Parameters, sampling_options, take_options
+from specframe.cli.run_report import (
+    DisplaySettings,
+    RunOutcome,
+    acceptance,
+    as_json,
+    combination,
+    summary,
+    workers_offer,
+)
+from specframe.cli.sampling import SamplingFlags, sampling_options, take_options
 from specframe.cli.signals import Screen, uninterrupted
 from specframe.errors import OptionError, SpecframeWarning
 from specframe.files import Output
@@ -64,7 +72,7 @@ NO_SETTINGS = ("check", "executor")
 @click.option(
     "--constraint",
     metavar="C",
-    type=Strategy("constraint"),
+    type=StrategyType("constraint"),
     help="Constraint that all continuations keep to: which tokens may come next.",
 )
 @click.option(
@@ -131,7 +139,7 @@ def run(
         asked = ranks.shared(lambda: gather(prompt, prompts, limit))
         screen = Screen(needed=output in (None, "-"))
         with destination(output, resume, asked, settings) as results:
-            parameters = Parameters(given)
+            parameters = SamplingFlags(given)
             count, total = parameters.survey(asked)
             done = ranks.shared(lambda: results.done)
             work = Work(asked, parameters, max_new_tokens, total, done, chat)
@@ -202,7 +210,7 @@ def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = Non
     return Prompts(lambda: itertools.chain(asked, read))
 
 
-def decode_all(work: Work, results: Results, options: Record, manner: DisplaySettings, screen: Screen) -> Outcome:
+def decode_all(work: Work, results: Results, options: Record, manner: DisplaySettings, screen: Screen) -> RunOutcome:
     """Decode the missing continuations, show and store them, and return the outcome."""
     from specframe.cli.display import Display
 
@@ -222,16 +230,16 @@ def decode_all(work: Work, results: Results, options: Record, manner: DisplaySet
         results.finish()
     if not run:
         click.echo(f"{results.held()} already", err=True)
-        return Outcome(0)
+        return RunOutcome(0)
     failed = finished["error"]
     combined = combination(run.pipe, options, run.greedy, run.inherited)
-    outcome = Outcome(failed, attrs.evolve(run.pipe.report, errors=failed), combined)
+    outcome = RunOutcome(failed, attrs.evolve(run.pipe.report, errors=failed), combined)
     with screen.showing():
         show(outcome, manner, run.pipe.recipe.executor)
     return outcome
 
 
-def show(outcome: Outcome, manner: DisplaySettings, executor: str) -> None:
+def show(outcome: RunOutcome, manner: DisplaySettings, executor: str) -> None:
     """Print the outcome of a run that an executor of this name has decoded."""
     from specframe.cli.display import show_conditions, show_figures
 
@@ -243,7 +251,7 @@ def show(outcome: Outcome, manner: DisplaySettings, executor: str) -> None:
         show_conditions("environment", environment({outcome.combination["device"]}), manner.err)
         show_figures(outcome.report.figures(), manner.err)
     offer = workers_offer(outcome, executor)
-    for line in (summary(outcome.report.figures()), verdict(outcome.combination), *filter(None, [offer])):
+    for line in (summary(outcome.report.figures()), acceptance(outcome.combination), *filter(None, [offer])):
         click.echo(line, err=manner.err)
 
 

@@ -46,7 +46,7 @@ class DisplaySettings:
 
 
 @attrs.frozen
-class Outcome:
+class RunOutcome:
     """The outcome of a run.
 
     Args:
@@ -108,7 +108,7 @@ def summary(figures: Mapping[str, Any]) -> str:
     return f"{said}{gained}, {every}; for the time of plain decoding run the same with --drafter {PLAIN}"
 
 
-def workers_offer(outcome: Outcome, executor: str) -> str | None:
+def workers_offer(outcome: RunOutcome, executor: str) -> str | None:
     """Return a line that offers worker processes, where a run would have been shorter with them; None elsewhere.
 
     They pay on a CPU of several cores, where one batch after the other was decoded in one process for some time. They are not the
@@ -138,7 +138,7 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
-def verdict(combined: Facts) -> str:
+def acceptance(combined: Facts) -> str:
     """Return one line that names the models and strategies and says whether these declare to be lossless together."""
     apart = ("lossless", "device", "dtype", "bitwise", "generation_config")
     named = ", ".join(f"{role.replace('_', ' ')} {name}" for role, name in combined.items() if role not in apart)
@@ -149,7 +149,7 @@ def verdict(combined: Facts) -> str:
     return f"this combination is {kind}: {named}, on {combined['device']} in {combined['dtype']}{checkpoint}{caveat}"
 
 
-def as_json(outcome: Outcome, settings: Facts) -> str:
+def as_json(outcome: RunOutcome, settings: Facts) -> str:
     """Return a run's figures, settings, combination and environment as JSON."""
     from specframe.cli.environment import environment
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from specframe.cli.option_types import Number, Text
+from specframe.cli.option_types import Number, TextType
 from specframe.cli.options import refuse_idle, whole, with_options
 from specframe.errors import SpecframeError, SpecframeWarning, literal
 from specframe.text.prompts.prompt import Prompt
@@ -51,7 +51,7 @@ SAMPLING = (
     click.option(
         "--stop",
         metavar="TEXT",
-        type=Text(),
+        type=TextType(),
         multiple=True,
         allow_from_autoenv=False,
         help="End with this text; may be given more than once.",
@@ -74,7 +74,7 @@ def take_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: list(value) or None if isinstance(value, tuple) else value for name, value in given.items()}
 
 
-class Parameters:
+class SamplingFlags:
     """The sampling parameters of prompts: a prompt's own win over the command's.
 
     Args:

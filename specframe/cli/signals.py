@@ -49,7 +49,7 @@ class Signals:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restore the handlers. A signal that is ignored by now stays so: a rank whose exit status is settled may not be ended."""
+        """Restore the handlers. A signal that is ignored by now stays so: a rank whose exit status is decided may not be ended."""
         for number, handler in self._before.items():
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)

@@ -24,7 +24,7 @@ class AttentionFacts:
     shapes: tuple[KVShape, ...]
     """The shapes of its layers' keys and values, each once."""
     windows: tuple[Window, ...]
-    """The sliding windows and chunks of its layers, each once; None: a layer without one."""
+    """The sliding windows and chunks of its layers, each once, or None for a layer without one."""
     asked: bool = True
     """Whether the user asked for the backend by name. If not, "auto" asks whether it is faster than mask tensors."""
 
@@ -47,8 +47,8 @@ class AttentionBackend(Protocol):
     """Decides how queries attend to what a KV store hands out.
 
     Offers the views it reads, "dense" and "paged"; "tree", "window" and "chunk" where its plans keep to these; "lengths" where it
-    goes by ``Placement.used_B`` alone, and leaves other placements to mask tensors; "masks" where it leaves all; "compiled" where
-    its plans call kernels of torch.compile.
+    depends on ``Placement.used_B`` alone, and leaves other placements to mask tensors; "masks" where it leaves all; "compiled"
+    where its plans call kernels of torch.compile.
     """
 
     needs: frozenset[str]
@@ -61,7 +61,7 @@ class AttentionBackend(Protocol):
         whether "auto" takes it."""
 
     def plan(self, placement: Placement) -> Attend | None:
-        """Return the attention of a forward over the slots of ``key_order_BS``; None: by the mask tensors that the core makes."""
+        """Return the attention of a forward over the slots of ``key_index_BS``, or None to use the core's mask tensors."""
 
 
 Asked = AttentionBackend | tuple[AttentionBackend, ...]

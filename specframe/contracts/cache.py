@@ -16,14 +16,14 @@ from specframe.contracts.round import Sequence
 
 
 @attrs.frozen
-class Chunk:
+class ChunkWindow:
     """What a query sees whose layer attends in chunks of its row's tokens: those of its own chunk."""
 
     size: int
     """Tokens of a chunk; the first chunk begins at order 0."""
 
 
-Window = int | Chunk | None
+Window = int | ChunkWindow | None
 """What a query sees of the tokens up to itself: as many as a sliding window has, itself included, those of a chunk, or all."""
 
 
@@ -59,23 +59,26 @@ class Placement:
     """Position ids handed to the model."""
     slots_BT: torch.Tensor
     """The slot of each fed token in its row's cache."""
-    order_BT: torch.Tensor
+    index_BT: torch.Tensor
     """Place of each fed token among its row's tokens; negative for padding."""
-    key_order_BS: torch.Tensor
+    key_index_BS: torch.Tensor
     """Place of the token in each slot, (B, S) or (1, S); negative where a slot holds none. S is the extent attended to."""
     in_order: bool = False
     """Whether slot s of a row holds the row's token s. In a row with fewer tokens than are fed, padding is fed first."""
     sees_BTT: torch.Tensor | None = None
-    """Whether a fed token sees another fed token (last axis), (B, T, T) or (1, T, T), for a block with branches; None: a chain."""
+    """Whether a fed token sees another fed token (last axis), (B, T, T) or (1, T, T), for a block with branches, or None for a
+    chain."""
     even_of: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    """The ``slots_BT``, ``order_BT`` and ``key_order_BS`` that are known to be even; None: it is not known. See :attr:`even`."""
+    """The ``slots_BT``, ``index_BT`` and ``key_index_BS`` that are known to be even, or None if it is not known. See
+    :attr:`even`."""
 
     written: Callable[[], Written] | None = None
-    """Returns the slots that are written, as the host knows them without a wait; None: they are known on the device alone."""
+    """Returns the slots that are written, as the host knows them without a wait, or None if they are known on the device alone."""
     attended_BS: torch.Tensor | None = None
-    """The slots that a store hands out, (B, N), the written ones among them; None: the first S. It needs a store of "gather"."""
+    """The slots that a store hands out, (B, N), the written ones among them, or None for the first S. It needs a store of
+    "gather"."""
     first_row: int | None = None
-    """The store's row that the first row here is; None: the batch's first. Another than that needs a store of "any-row"."""
+    """The store's row that the first row here is, or None for the batch's first. Another than that needs a store of "any-row"."""
 
     def by_a_draft(self) -> Placement:
         """Return the same, where what is written is none of a row's own: nothing is known to stand."""
@@ -85,8 +88,8 @@ class Placement:
 
     @property
     def used_B(self) -> torch.Tensor | None:
-        """Tokens per row after this forward, int32; None: slots are not known to be in order."""
-        return (self.order_BT[:, -1] + 1).clamp(min=0).int() if self.in_order else None
+        """Tokens per row after this forward, int32, or None if slots are not known to be in order."""
+        return (self.index_BT[:, -1] + 1).clamp(min=0).int() if self.in_order else None
 
     @property
     def even(self) -> bool:
@@ -94,8 +97,8 @@ class Placement:
         they see follows from T and S alone. One made from an even one, with other orders or slots, is not even."""
         if self.even_of is None or self.sees_BTT is not None:
             return False
-        slots_BT, order_BT, key_order_BS = self.even_of
-        return slots_BT is self.slots_BT and order_BT is self.order_BT and key_order_BS is self.key_order_BS
+        slots_BT, index_BT, key_index_BS = self.even_of
+        return slots_BT is self.slots_BT and index_BT is self.index_BT and key_index_BS is self.key_index_BS
 
     def rule(self, window: Window = None) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         """Return what says whether a query attends to a slot, of indices of rows, queries and slots, broadcast against each other.
@@ -103,11 +106,11 @@ class Placement:
         A query attends to slots with tokens of an order up to its own; of a tree fed together, only to its ancestors and itself.
         Padding has a negative order and sees the slots of the token of order 0, so that its output is finite.
         """
-        order_BT, key_order_BS, sees_BTT = self.order_BT.clamp(min=0), self.key_order_BS, self.sees_BTT
+        index_BT, key_index_BS, sees_BTT = self.index_BT.clamp(min=0), self.key_index_BS, self.sees_BTT
         fed_BS = None if sees_BTT is None else self._fed()
 
         def visible(row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-            key, order = key_order_BS[_in(key_order_BS, row), slot], order_BT[_in(order_BT, row), query]
+            key, order = key_index_BS[_in(key_index_BS, row), slot], index_BT[_in(index_BT, row), query]
             seen = _up_to(order, key)
             if window is not None:
                 seen = seen & _within(order, key, window)
@@ -124,19 +127,19 @@ class Placement:
 
     def seen_within(self, windows: Iterable[Window]) -> dict[Window, torch.Tensor]:
         """Return :meth:`seen` for each of several windows."""
-        order_BT1, key_B1S = self.order_BT.clamp(min=0)[:, :, None], self.key_order_BS[:, None]
-        seen_BTS = _up_to(order_BT1, key_B1S)
+        index_BT1, key_B1S = self.index_BT.clamp(min=0)[:, :, None], self.key_index_BS[:, None]
+        seen_BTS = _up_to(index_BT1, key_B1S)
         if self.sees_BTT is not None:
             fed_BS = self._fed()
             fed_BTS = fed_BS.clamp(min=0)[:, None].expand(-1, seen_BTS.shape[1], -1)
             ancestor_BTS = self.sees_BTT.expand(len(fed_BS), -1, -1).gather(2, fed_BTS)
             seen_BTS = seen_BTS & ((fed_BS < 0)[:, None] | ancestor_BTS)
-        return {one: seen_BTS if one is None else seen_BTS & _within(order_BT1, key_B1S, one) for one in windows}
+        return {one: seen_BTS if one is None else seen_BTS & _within(index_BT1, key_B1S, one) for one in windows}
 
     def _fed(self) -> torch.Tensor:
         """Return the index of the fed token for each attended slot, (B, S); -1: none."""
         rows, width = self.slots_BT.shape
-        extent = self.key_order_BS.shape[1]
+        extent = self.key_index_BS.shape[1]
         fed_BS = self.slots_BT.new_full((rows, extent + 1), -1)
         places_BT = torch.arange(width, device=fed_BS.device).expand(rows, -1)
         return fed_BS.scatter_(1, self.slots_BT.clamp(max=extent), places_BT)[:, :extent]
@@ -147,12 +150,12 @@ def _up_to(order: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return (key <= order) & (key >= 0)
 
 
-def last_hidden(order: torch.Tensor, window: int | Chunk) -> torch.Tensor:
+def last_hidden(order: torch.Tensor, window: int | ChunkWindow) -> torch.Tensor:
     """Return the order up to which a window hides tokens from queries of an order; negative where it hides none."""
-    return order - order % window.size - 1 if isinstance(window, Chunk) else order - window
+    return order - order % window.size - 1 if isinstance(window, ChunkWindow) else order - window
 
 
-def _within(order: torch.Tensor, key: torch.Tensor, window: int | Chunk) -> torch.Tensor:
+def _within(order: torch.Tensor, key: torch.Tensor, window: int | ChunkWindow) -> torch.Tensor:
     """Return whether tokens lie in the sliding window or the chunk of queries, a query's own token included."""
     return key > last_hidden(order, window)
 
@@ -174,7 +177,7 @@ class KVShape:
     """Where the layer is, if that is not the device that the store is opened on: a model may be spread over several."""
 
 
-class Dense(NamedTuple):
+class DenseView(NamedTuple):
     """The keys and values of the slots attended to, of every row of the batch: (B, H, S, D) each.
 
     A tuple, since every layer of every forward makes one.
@@ -185,7 +188,7 @@ class Dense(NamedTuple):
 
 
 @attrs.frozen(eq=False)
-class Paged:
+class PagedView:
     """The keys and values of a layer in pages that rows share, and each row's pages in order."""
 
     keys: torch.Tensor
@@ -197,7 +200,7 @@ class Paged:
     """Slots of a page."""
 
 
-KVView = Dense | Paged
+KVView = DenseView | PagedView
 """The keys and values that a forward attends to, as a store hands them out."""
 
 

@@ -1,4 +1,4 @@
-"""Drafts, their verdicts, and the transfer of both to the host.
+"""Drafts, their acceptance results, and the transfer of both to the host.
 
 Tensor names carry their shape: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed or scored per row,
 V vocabulary, D size of a hidden state.
@@ -41,11 +41,11 @@ class Budget:
     depth: int
     nodes: int = attrs.field()
     depths_B: np.ndarray | None = attrs.field(default=None, eq=SAME_NUMBERS, hash=False)
-    """The depth of each row's draft, up to ``depth``; None: that for all."""
+    """The depth of each row's draft, up to ``depth``, or None for that for all."""
     nodes_B: np.ndarray | None = attrs.field(default=None, eq=SAME_NUMBERS, hash=False)
-    """The nodes of each row's draft, up to ``nodes``, of which a drafter puts the best first; None: that for all."""
+    """The nodes of each row's draft, up to ``nodes``, of which a drafter puts the best first, or None for that for all."""
     stopping: StoppingRule | None = attrs.field(default=None, eq=False, hash=False)
-    """Ends rows' chains while they are drafted. Drafters that offer "stops" ask it; None: nothing ends them."""
+    """Ends rows' chains while they are drafted. Drafters that offer "stops" ask it, or None if nothing ends them."""
 
     @nodes.default
     def _of_a_chain(self) -> int:
@@ -64,14 +64,14 @@ class Draft:
     tokens_BN: torch.Tensor
     """The tokens, each after its parent."""
     logits_BNV: torch.Tensor | None = None
-    """The drafter's logits that each token was sampled from; None: the tokens were not sampled and have probability 1."""
+    """The drafter's logits that each token was sampled from, or None if the tokens were not sampled and have probability 1."""
     parents_BN: torch.Tensor | None = None
-    """The node that each token follows, -1 for the row's last token; None: each follows the one before it."""
+    """The node that each token follows, -1 for the row's last token, or None if each follows the one before it."""
     counts_B: torch.Tensor | None = None
-    """Number of real nodes of each row, which come first. Other nodes are filler, never accepted or counted. None: no filler."""
+    """Number of real nodes of each row, which come first. Other nodes are padding, never accepted or counted. None: no padding."""
     counts: np.ndarray | None = None
     """On the host, the most nodes of each row that may be real: forwards may leave out those beyond, and the loop makes
-    ``counts_B`` of it where a drafter has not. None: the host knows of no filler."""
+    ``counts_B`` of it where a drafter has not. None: the host knows of no padding."""
     depth: int = attrs.field()
     """Nodes of the longest path, known on the host so that the shapes of a round are static."""
 
@@ -82,7 +82,7 @@ class Draft:
 
     @property
     def nodes(self) -> int:
-        """The number of tokens proposed for every row, filler included."""
+        """The number of tokens proposed for every row, padding included."""
         return self.tokens_BN.shape[1]
 
     @property
@@ -104,11 +104,12 @@ class Block:
     ids_BT: torch.Tensor
     start: int = 0
     parents_BT: torch.Tensor | None = None
-    """Place in the block of each token's parent, always an earlier place; -1: the row's token before the block; None: a chain."""
+    """Place in the block of each token's parent, always an earlier place; -1: the row's token before the block, or None for a
+    chain."""
     extra: Mapping[str, torch.Tensor] = attrs.Factory(dict)
     """Further inputs of the model, by the name of its argument, one for each token: (B, T, ...)."""
     counts: np.ndarray | None = None
-    """Number of real tokens of each row, on the host; None: all are real, or it is not known. See :attr:`real`."""
+    """Number of real tokens of each row, on the host, or None if all are real, or it is not known. See :attr:`real`."""
 
     @property
     def width(self) -> int:
@@ -128,7 +129,7 @@ class Block:
     @property
     def real(self) -> np.ndarray:
         """The places that hold a real token, (B, T), on the host: the last ones in a block of rows' own tokens (``end`` up to 0),
-        after padding; else the first ones, before filler."""
+        after padding; else the first ones, before padding."""
         places_T, (rows, width) = np.arange(self.width), self.ids_BT.shape
         if self.counts is None:
             return np.ones((rows, width), dtype=bool)
@@ -166,13 +167,13 @@ class Scores:
     """Hidden states (B, T', D) of the layers that were asked for, of all T' tokens fed, as transformers numbers
     ``hidden_states``: 0 is the embedding. One number after the last is the last layer's output before the final norm."""
     computed: int | None = None
-    """The number of tokens that were computed for it; None: all of the block."""
-    beside: Scores | None = None
-    """Those of the piece of prompts (``Batch.beside``) that was fed in the same forward, without logits; None: none was."""
+    """The number of tokens that were computed for it, or None for all of the block."""
+    mixed: Scores | None = None
+    """Those of the prefill chunk (``Batch.mixed``) that was fed in the same forward, without logits, or None if none was."""
 
 
 @attrs.frozen(eq=False)
-class Verdict:
+class Acceptance:
     """The accepted part of a draft: per row, ``accepted_B`` draft tokens along one path and the target's bonus token."""
 
     accepted_B: torch.Tensor
@@ -181,22 +182,22 @@ class Verdict:
     path_BT: torch.Tensor | None = None
     """The nodes of the path, (B, K): the first ``accepted_B`` mean something. None: the draft is a chain."""
 
-    def within(self, draft: Draft) -> Verdict:
-        """Return the verdict without filler, and with a path of nodes that there are."""
+    def within(self, draft: Draft) -> Acceptance:
+        """Return the acceptance result without padding, and with a path of nodes that there are."""
         path_BT, counts_B = self.path_BT, draft.counts_B
         if path_BT is not None:
             path_BT = path_BT.clamp(0, draft.nodes - 1)
         if counts_B is None:
-            return self if path_BT is None else Verdict(self.accepted_B, self.tokens_BT, path_BT)
+            return self if path_BT is None else Acceptance(self.accepted_B, self.tokens_BT, path_BT)
         real_B = counts_B if path_BT is None else (path_BT < counts_B[:, None]).long().cumprod(1).sum(1)
-        return Verdict(self.accepted_B.minimum(real_B), self.tokens_BT, path_BT)
+        return Acceptance(self.accepted_B.minimum(real_B), self.tokens_BT, path_BT)
 
 
-def along(verdict: Verdict, logits_BTV: torch.Tensor) -> torch.Tensor:
-    """Return the logits after a row's last token and after each node of the verdict's path, (B, K + 1, V)."""
-    if verdict.path_BT is None:
+def along_path(acceptance: Acceptance, logits_BTV: torch.Tensor) -> torch.Tensor:
+    """Return the logits after a row's last token and after each node of the acceptance result's path, (B, K + 1, V)."""
+    if acceptance.path_BT is None:
         return logits_BTV
-    places_BT = F.pad(verdict.path_BT + 1, (1, 0))
+    places_BT = F.pad(acceptance.path_BT + 1, (1, 0))
     return logits_BTV.gather(1, places_BT[..., None].expand(-1, -1, logits_BTV.shape[-1]))
 
 
@@ -205,23 +206,23 @@ class Numbers:
     """The numbers of a round on the host: arrays of int64 with one entry per row."""
 
     accepted: np.ndarray
-    """``accepted_B`` of the verdict, (B,)."""
+    """``accepted_B`` of the acceptance result, (B,)."""
     tokens: np.ndarray
-    """``tokens_BT`` of the verdict, (B, K + 1)."""
+    """``tokens_BT`` of the acceptance result, (B, K + 1)."""
     path: np.ndarray | None = None
-    """``path_BT`` of the verdict, (B, K); None: the draft is a chain."""
+    """``path_BT`` of the acceptance result, (B, K), or None if the draft is a chain."""
     counts: np.ndarray | None = None
-    """Number of real draft tokens, (B,); None: no filler."""
+    """Number of real draft tokens, (B,), or None for no padding."""
     undecided: np.ndarray | None = None
-    """Whether no token can be chosen at a place, (B, K + 1); None: one can be chosen at every place."""
+    """Whether no token can be chosen at a place, (B, K + 1), or None if one can be chosen at every place."""
     undrawn: np.ndarray | None = None
-    """Whether draft tokens were drawn from logits that are no distribution, (B,); None: none could be."""
-    judged: np.ndarray | None = None
-    """``accepted_B`` as the acceptance rule returned it, filler included, (B,). Like all that follows, it comes only where guards
+    """Whether draft tokens were drawn from logits that are no distribution, (B,), or None if none could be."""
+    by_rule: np.ndarray | None = None
+    """``accepted_B`` as the acceptance rule returned it, padding included, (B,). Like all that follows, it comes only where guards
     check it."""
-    judged_tokens: np.ndarray | None = None
+    rule_tokens: np.ndarray | None = None
     """``tokens_BT`` as the acceptance rule returned it, (B, K + 1)."""
-    judged_path: np.ndarray | None = None
+    rule_path: np.ndarray | None = None
     """``path_BT`` as the acceptance rule returned it, (B, K), for a tree."""
     drafted: np.ndarray | None = None
     """The draft's tokens, (B, N)."""
@@ -231,30 +232,31 @@ class Numbers:
 
 @attrs.frozen(eq=False, slots=False)
 class Transfer:
-    """A round's draft with its verdict, and their numbers on the host: :attr:`host` is the round's one synchronisation, where
-    whoever asks first waits, and everything comes in one copy."""
+    """A round's draft with its acceptance result, and their numbers on the host: :attr:`host` is the round's one synchronisation,
+    where whoever asks first waits, and everything comes in one copy."""
 
     draft: Draft
-    verdict: Verdict
-    """What stands of the draft; no filler does."""
-    judged: Verdict = attrs.field()
-    """The acceptance rule's verdict, as it was returned."""
+    acceptance: Acceptance
+    """What stands of the draft; no padding does."""
+    by_rule: Acceptance = attrs.field()
+    """The acceptance rule's result, as it was returned."""
     undecided_BT: torch.Tensor | None = None
-    """Whether no token can be chosen at a place, (B, K + 1), bool; None: one can be chosen at every place."""
+    """Whether no token can be chosen at a place, (B, K + 1), bool, or None if one can be chosen at every place."""
     undrawn_B: torch.Tensor | None = None
-    """Whether a row's draft tokens were drawn from logits that are no distribution, (B,), bool; None: none could be."""
+    """Whether a row's draft tokens were drawn from logits that are no distribution, (B,), bool, or None if none could be."""
     check: Check | None = None
-    """Checks the numbers as soon as they are on the host, and raises an error for impossible ones; None: they have been checked."""
+    """Checks the numbers as soon as they are on the host, and raises an error for impossible ones, or None if they have been
+    checked."""
     committed: bool = False
-    """Whether the verdict is the alignment's own, in the place of the acceptance rule's."""
+    """Whether the acceptance result is the alignment's own, in place of the acceptance rule's."""
 
-    @judged.default
-    def _as_it_stands(self) -> Verdict:
-        return self.verdict
+    @by_rule.default
+    def _as_it_stands(self) -> Acceptance:
+        return self.acceptance
 
-    def of(self, verdict: Verdict) -> Transfer:
-        """Return the transfer of an alignment's own verdict. Numbers that are on the host already come once more."""
-        return attrs.evolve(self, verdict=verdict, committed=True)
+    def of(self, acceptance: Acceptance) -> Transfer:
+        """Return the transfer of an alignment's own acceptance result. Numbers that are on the host already come once more."""
+        return attrs.evolve(self, acceptance=acceptance, committed=True)
 
     @functools.cached_property
     def kept(self) -> Kept:
@@ -268,13 +270,13 @@ class Transfer:
             assert transfer is not None, "what stands is told by a round's transfer, which is gone"
             return transfer.host.accepted
 
-        return Kept(self.verdict.accepted_B, self.verdict.path_BT, accepted)
+        return Kept(self.acceptance.accepted_B, self.acceptance.path_BT, accepted)
 
     @functools.cached_property
     def host(self) -> Numbers:
         """The numbers on the host."""
         parts = {name: part for name, part in self._parts().items() if part is not None}
-        queues = kinds.of(self.verdict.accepted_B.device).queues
+        queues = kinds.of(self.acceptance.accepted_B.device).queues
         numbers = Numbers(**(kinds.on_host(parts) if queues else {name: part.numpy() for name, part in parts.items()}))
         if self.check:
             self.check(self, numbers)
@@ -282,19 +284,19 @@ class Transfer:
 
     def _parts(self) -> dict[str, torch.Tensor | None]:
         """Return the tensors of all numbers, with those that are checked where they are."""
-        draft, verdict = self.draft, self.verdict
+        draft, acceptance = self.draft, self.acceptance
         parts: dict[str, torch.Tensor | None] = {
-            "accepted": verdict.accepted_B,
-            "tokens": verdict.tokens_BT,
-            "path": verdict.path_BT,
+            "accepted": acceptance.accepted_B,
+            "tokens": acceptance.tokens_BT,
+            "path": acceptance.path_BT,
             "counts": draft.counts_B,
             "undecided": self.undecided_BT,
             "undrawn": self.undrawn_B,
         }
         if self.check:
-            parts["judged"] = self.judged.accepted_B
-            parts["judged_tokens"] = self.judged.tokens_BT
-            parts["judged_path"] = self.judged.path_BT
+            parts["by_rule"] = self.by_rule.accepted_B
+            parts["rule_tokens"] = self.by_rule.tokens_BT
+            parts["rule_path"] = self.by_rule.path_BT
             parts["drafted"] = draft.tokens_BN
             parts["parents"] = None if draft.parents_BN is None else draft.above_BN
         return parts

@@ -35,7 +35,7 @@ class Engine(Protocol):
     peak_kv_bytes: int
     """The most bytes that all caches have held, states included."""
     state_bytes: int
-    """The most bytes that the states of layers without keys and values have held, with what a round keeps until it is settled."""
+    """The most bytes that the states of layers without keys and values have held, with what a round keeps until it is committed."""
     remote: int
     """Sequences that other processes decode at once, between its steps too; 0: this process decodes."""
 
@@ -50,29 +50,29 @@ class Engine(Protocol):
         """Open caches with room for the whole batch and for sequences of ``tokens`` tokens, for requests that come later."""
 
     def abort(self, key: tuple[int, int]) -> Sequence | None:
-        """End a request that has not finished, and return its sequence with the tokens it has; None: there is no such request.
+        """End a request that has not finished, and return its sequence with the tokens it has, or None if there is no such request.
 
         Where there are several ranks, all of them call it, and the request of rank 0's call ends.
         """
 
     def step(self) -> Progress | None:
-        """Decode one round and return its progress; None: the step gave no token, or the engine is idle."""
+        """Decode one round and return its progress, or None if the step gave no token, or the engine is idle."""
 
     def close(self) -> None:
         """Release the caches. Requests that have not finished are forgotten."""
 
 
-class Agreement(Protocol):
+class Broadcasts(Protocol):
     """What an engine asks of the executor that opened it."""
 
     offers: frozenset[str]
     """What the executor can do besides: "remote", "loading", "ranks", "datasets", "files"."""
 
-    def agree(self, value: Value) -> Value:
+    def broadcast(self, value: Value) -> Value:
         """Return rank 0's value, on every rank. Engines ask where ranks could part: by a clock, or by what was measured."""
 
 
-class Executor(Agreement, Protocol):
+class Executor(Broadcasts, Protocol):
     """Decides in which processes the models of a run are, and on which devices.
 
     Where several processes decode the same rows, each is a rank: it has an engine of its own, and all take the same steps.
@@ -154,7 +154,7 @@ class RankedExecutor(Executor, Protocol):
     rank: int
     """This process's rank. Of all ranks only 0 writes: results, reports, progress, warnings."""
 
-    def joint(self) -> AbstractContextManager[Callable[[], None]]:
+    def barrier(self) -> AbstractContextManager[Callable[[], None]]:
         """Return a context whose block, such as a step of an engine, ends alike on every rank.
 
         It gives a function that waits until every rank has called it, as the engine does before it takes over a round's tokens.

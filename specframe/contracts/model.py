@@ -17,17 +17,17 @@ from specframe.contracts.states import StateLayer, StateStore
 
 
 @attrs.frozen(eq=False)
-class How:
+class ForwardOptions:
     """How the forwards over one cache are run: one object for all of them, so that a model may keep what follows from it."""
 
     attention: Asked = ()
     layers: str = "eager"
     """How decoder layers are run: "eager", "compiled", or "auto": compiled as soon as that pays. It may know of no layers."""
     states: StateStore | None = None
-    """The states of layers that keep one, which expect the block; None: no layer does."""
+    """The states of layers that keep one, which expect the block, or None if no layer does."""
 
 
-PLAIN = How()
+PLAIN = ForwardOptions()
 """Mask tensors, and layers as they are."""
 
 
@@ -54,16 +54,16 @@ class Model(Protocol):
     def state_layers(self) -> Mapping[int, StateLayer]:
         """The modules that keep a state, numbered in the order of their layers; empty: all layers attend, and do nothing else."""
 
-    def require(self, how: How, hidden: Iterable[int] = ()) -> None:
+    def require(self, how: ForwardOptions, hidden: Iterable[int] = ()) -> None:
         """Raise :class:`specframe.errors.ModelError` unless forwards can be run so, and return these hidden states."""
 
-    def tokens_at_once(self, slots: int, how: How) -> int:
+    def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
         """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
 
-    def by_lengths(self, how: How) -> bool:
-        """Return whether tokens whose slots are their places attend by lengths alone, so that a recording serves every length."""
+    def by_lengths(self, how: ForwardOptions) -> bool:
+        """Whether tokens whose slots are their indices attend by lengths alone, so that a captured graph serves every length."""
 
-    def leaves_out_filler(self, places: int, tokens: int) -> bool:
+    def leaves_out_padding(self, places: int, tokens: int) -> bool:
         """Return whether forwards of blocks with so many places compute the real tokens alone where they are so many."""
 
     def forward(
@@ -74,12 +74,12 @@ class Model(Protocol):
         *,
         keep: int,
         hidden: tuple[int, ...] = (),
-        how: How = PLAIN,
+        how: ForwardOptions = PLAIN,
     ) -> Scores:
         """Feed a block into a store, which is told the placement first; return the scores of its last ``keep`` tokens.
 
-        Ids beyond the vocabulary are filler. The store goes by a layer's place in :attr:`kv_shapes`; ``hidden`` has the numbers of
-        hidden states to return of all tokens, as :attr:`Scores.hidden`.
+        Ids beyond the vocabulary are padding. The store depends on a layer's place in :attr:`kv_shapes`; ``hidden`` has the numbers
+        of hidden states to return of all tokens, as :attr:`Scores.hidden`.
         """
 
     def group(self, request: Request) -> bool:

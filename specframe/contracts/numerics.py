@@ -37,7 +37,7 @@ class Numerics(Protocol):
 
     def around(self, device: torch.device) -> AbstractContextManager[None]:
         """Return the context in which everything is computed so: inside, its :class:`ForwardNumerics` are active
-        (:func:`specframe.forward.numerics.active`)."""
+        (:func:`specframe.model.current_numerics.active`)."""
 
     def outside(self) -> AbstractContextManager[None]:
         """Return the context, inside of that of :meth:`around`, in which everything is computed as it is."""

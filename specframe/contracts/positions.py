@@ -16,25 +16,27 @@ Function = Callable[..., Any]
 
 
 @attrs.frozen(eq=False)
-class Told:
+class PositionInputs:
     """What a model that counts by itself is told in one forward."""
 
     forwards: Mapping[torch.nn.Module, Function] = attrs.Factory(dict)
-    """The functions called in the place of modules' own ``forward``."""
+    """The functions called in place of modules' own ``forward``."""
     functions: Mapping[tuple[Any, str], Function] = attrs.Factory(dict)
-    """The functions called in the place of other attributes, by owner and name."""
+    """The functions called in place of other attributes, by owner and name."""
     lengths: Mapping[int, torch.Tensor] = attrs.Factory(dict)
     """What the cache tells a layer as its length, (T,), by the layer's number."""
 
 
-NOTHING = Told()
+NOTHING = PositionInputs()
 
 
 @attrs.frozen(eq=False)
 class CountedPositions:
     """How one model counts positions by itself."""
 
-    told: Callable[[torch.Tensor, torch.Tensor, int], Told] = lambda positions_BT, key_order_BS, orders: NOTHING
+    told: Callable[[torch.Tensor, torch.Tensor, int], PositionInputs] = lambda positions_BT, key_index_BS, orders: (
+        NOTHING
+    )
     """Returns what a forward is told, of the positions of its tokens ((1, N) where a model has those of all rows in one), the order
     of the token in each slot, (B, S) or (1, S), negative: none, and a number that all orders are below."""
     absolute: bool = False

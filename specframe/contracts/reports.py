@@ -6,20 +6,20 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Draft, Scores, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Scores, Transfer
 from specframe.contracts.round import Batch, Sequence
 
 
 @attrs.frozen(eq=False)
 class Outcome:
-    """A finished round for drafters, told when its tokens stand; also a piece of a prompt that the target has read."""
+    """A finished round for drafters, told when its tokens stand; also a prefill chunk that the target has read."""
 
     batch: Batch
     """The rows after the round, with the tokens that stand. On the device those that have ended may be longer than they are."""
     draft: Draft
     scores: Scores
     transfer: Transfer | None
-    """The verdict, with its numbers on the host; None: a piece of a prompt was read, and more of it is to come."""
+    """The acceptance result, with its numbers on the host, or None if a prefill chunk was read, and more of it is to come."""
     lengths: np.ndarray
     """Lengths before the round, (B,)."""
     ended: list[Sequence]
@@ -30,13 +30,13 @@ class Outcome:
         """The rows with the lengths that they had before the round, which the draft and the scores follow."""
         if self.transfer is None:
             return self.batch
-        lengths_B = self.batch.lengths_B - self.transfer.verdict.accepted_B - 1
+        lengths_B = self.batch.lengths_B - self.transfer.acceptance.accepted_B - 1
         return attrs.evolve(self.batch, lengths_B=lengths_B, lengths=self.lengths)
 
     @property
-    def verdict(self) -> Verdict | None:
-        """The verdict that stands; None: a piece of a prompt was read."""
-        return None if self.transfer is None else self.transfer.verdict
+    def acceptance(self) -> Acceptance | None:
+        """The acceptance result that stands, or None if a prefill chunk was read."""
+        return None if self.transfer is None else self.transfer.acceptance
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -70,11 +70,11 @@ class RoundReport(Progress):
     """A finished round for observers: its progress and, where this process has decoded it, the detail."""
 
     transfer: Transfer | None = None
-    """The draft and its verdict, with their numbers on the host; None: another process has decoded the round."""
+    """The draft and its acceptance result, with their numbers on the host, or None if another process has decoded the round."""
     starts: bool = False
     """Whether the rows were fresh copies of their parents' rows, so that nothing was drafted."""
     computed: int = 0
-    """Number of tokens that the target computed, the filler that it did not leave out included; 0: another process knows."""
+    """Number of tokens that the target computed, the padding that it did not leave out included; 0: another process knows."""
     logits_BTV: torch.Tensor | None = None
     """The target's logits of this round along the accepted path, (B, K + 1, V), on the device. The next round may overwrite
     them."""
@@ -94,6 +94,6 @@ class RoundReport(Progress):
         return self.detail.draft
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict that stands; raises as :attr:`detail` does."""
-        return self.detail.verdict
+    def acceptance(self) -> Acceptance:
+        """The acceptance result that stands; raises as :attr:`detail` does."""
+        return self.detail.acceptance

@@ -13,7 +13,7 @@ FinishReason = Literal["eos", "length", "stop", "error", "abort"]
 
 
 @attrs.frozen(cache_hash=True)
-class Kind:
+class ProcessorKind:
     """What a logits processor computes. Processors of equal kinds are one formula: one call serves all rows that have it."""
 
     formula: type
@@ -23,12 +23,12 @@ class Kind:
 
 
 @attrs.frozen(eq=False)
-class Plan:
+class SamplingPlan:
     """The logits processors of one sequence, in the order in which they are applied."""
 
     processors: tuple[Any, ...] = ()
-    kinds: tuple[Kind | None, ...] = ()
-    """The kind of each processor; None: it is called for one place of one row at a time."""
+    kinds: tuple[ProcessorKind | None, ...] = ()
+    """The kind of each processor, or None if it is called for one place of one row at a time."""
     greedy: bool = True
     lead: tuple[int, ...] = ()
     """Ids put before the sequence's ids for processors: the padding, as in transformers' ``generate``."""
@@ -36,7 +36,7 @@ class Plan:
     """Whether the user's own processors are among them. Their scores are checked."""
 
 
-GREEDY = Plan()
+GREEDY = SamplingPlan()
 
 
 class StopCheck(Protocol):
@@ -55,7 +55,7 @@ class Request:
     prompt_ids: list[int]
     max_new_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
-    plan: Plan = GREEDY
+    plan: SamplingPlan = GREEDY
     """Logits processors of the request."""
     stream: int = 0
     """Index of the request's stream of random numbers."""
@@ -68,12 +68,12 @@ class Request:
     sample: int = 0
     """Number of the continuation among all samples of the prompt ``index``. The samples share the reading of the prompt."""
     logprobs: int | None = None
-    """Number of most likely tokens with log-probabilities, besides each token's own; None: no log-probabilities at all."""
+    """Number of most likely tokens with log-probabilities, besides each token's own, or None for no log-probabilities at all."""
     speculate: bool = True
     """Whether tokens are drafted for it; without, its row gains the bonus token of every round."""
     constraint: Any = None
     """What its tokens have to keep to: a constraint by name, as ``name,key=value``, or a
-    :class:`specframe.contracts.constraints.Constraint`; None: what the run says."""
+    :class:`specframe.contracts.constraints.Constraint`, or None for what the run says."""
 
     @property
     def key(self) -> tuple[int, int]:

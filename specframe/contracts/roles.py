@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Budget, Draft, Scores, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Block, Budget, Draft, Scores, Transfer
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.round import Batch, Kept
 
 if TYPE_CHECKING:
     from specframe.engine.pool import Pool
-    from specframe.forward.run import Run
+    from specframe.model.run import Run
 
 
 class Strategy(Protocol):
@@ -43,14 +43,14 @@ class Drafter(Started, Protocol):
         """Return a draft within the budget for every row; an empty draft in the round that ends the reading of prompts."""
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn from a round, or from a piece of a prompt that the target has read."""
+        """Learn from a round, or from a prefill chunk that the target has read."""
 
 
 class SizedDrafter(Drafter, Protocol):
     """A drafter that knows how much it drafts best, as its heads are counted or its drafts are trees. It offers "budget"."""
 
     def budget(self, depth: int | None = None) -> Budget | None:
-        """Return the budget of its drafts for a draft length, or where that is left open (None); None: a chain of any length."""
+        """Return the budget of its drafts for a draft length, or where that is left open (None), or None: a chain of any length."""
 
 
 class MatchingDrafter(Drafter, Protocol):
@@ -79,8 +79,8 @@ class AcceptanceRule(Started, Protocol):
     def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
         """Return the token a drafter should propose at the place ``offset`` after each row's end, (B,)."""
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        """Return the verdict, from the target's shaped logits (B, N + 1, V), without leaving the device."""
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
+        """Return the acceptance result, from the target's shaped logits (B, N + 1, V), without leaving the device."""
 
 
 class TreeRule(AcceptanceRule, Protocol):
@@ -102,7 +102,8 @@ class Layout(Protocol):
     """The slots of one model's cache under one alignment."""
 
     static: bool
-    """Whether places follow from ``lengths_B`` alone: several forwards can then be recorded as one, and chains need no settling."""
+    """Whether places follow from ``lengths_B`` alone: several forwards can then be captured as one, and chains need no
+    committing."""
 
     def arrange(self, batch: Batch) -> None:
         """Make the batch's sequences the rows of what follows, moving whatever has to move. Nothing when all is in place."""
@@ -111,7 +112,7 @@ class Layout(Protocol):
         """Return places for the tokens about to be fed. Padding is what precedes a row's first token, and what is not real of its
         own tokens (``block.real``): these are cached, and not to be written over."""
 
-    def settle(self, batch: Batch, kept: Kept) -> None:
+    def commit(self, batch: Batch, kept: Kept) -> None:
         """Forget all tokens but those that stand. A layout that is ``static`` is told of paths only."""
 
 
@@ -135,8 +136,8 @@ class Alignment(Started, Protocol):
         """Return the layout of one model's cache: ``rows`` rows of up to ``capacity`` slots."""
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Return the transfer of the verdict that stands, ``transfer.of(verdict)`` where it is not the rule's
-        (``transfer.verdict``, on the host ``transfer.host``). The loop then settles the target's cache."""
+        """Return the transfer of the acceptance result that stands, ``transfer.of(acceptance)`` where it is not the rule's
+        (``transfer.acceptance``, on the host ``transfer.host``). The loop then commits the target's cache."""
 
 
 class Scheduler(Strategy, Protocol):
@@ -198,7 +199,7 @@ class Observer(Protocol):
         return
 
     def fed(self, model: str, real: int, computed: int) -> None:
-        """Called after forwards of ``model`` that have computed so many tokens, of which ``real`` were no filler."""
+        """Called after forwards of ``model`` that have computed so many tokens, of which ``real`` were no padding."""
         return
 
     def spent(self, stages: Mapping[str, float]) -> None:
@@ -210,11 +211,11 @@ class Observer(Protocol):
         return
 
 
-class Checks(Observer, Protocol):
+class InvariantChecks(Observer, Protocol):
     """Compares what a run does with what is expected of it, and raises an error where they differ."""
 
     def around(self, use: Any) -> Any:
         """Return the strategies of a run, as :class:`specframe.plugins.compose.Composition`, with what watches them around each."""
 
     def run(self, *given: Any, **named: Any) -> Any:
-        """Return a run, as :class:`specframe.forward.run.Run` of these arguments, whose models are watched."""
+        """Return a run, as :class:`specframe.model.run.Run` of these arguments, whose models are watched."""

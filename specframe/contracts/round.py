@@ -17,13 +17,13 @@ from specframe.contracts.requests import FinishReason, Request, SequenceMetrics
 from specframe.devices.kinds import on_device
 
 if TYPE_CHECKING:
-    from specframe.text.constraints import Guide
+    from specframe.text.constrained_logits import Guide
 
 Logprobs = tuple[list[float] | None, list[dict[int, float]] | None]
-"""The log-probability of each token, and those of the most likely tokens at each place; None: not asked for."""
+"""The log-probability of each token, and those of the most likely tokens at each place, or None: not asked for."""
 
 
-class State(enum.Enum):
+class SequenceState(enum.Enum):
     """The states of a sequence, in order. One that gives its row back has ended, and another begins in its place."""
 
     WAITING = enum.auto()
@@ -45,14 +45,14 @@ class Sequence:
     request: Request
     limit: int
     """Length at which the sequence ends, prompt included, at most the target's context."""
-    state: State = State.WAITING
-    unread: int = 0
+    state: SequenceState = SequenceState.WAITING
+    uncached: int = 0
     """Number of last tokens not read yet. Reading a long prompt may take several rounds."""
     parent: Sequence | None = None
     """Parent of a fork: a sequence of the same prompt, whose row the fork copies instead of reading the prompt again."""
     forks: int = 0
     """Number of live forks that have not copied the row yet."""
-    taken_up: float = 0.0
+    scheduled_at: float = 0.0
     """When it became live, on the pool's clock; 0 where its time is not limited."""
     token_ids: list[int] = attrs.Factory(list)
     """The generated tokens; set when the sequence finishes or gives its row back."""
@@ -61,14 +61,15 @@ class Sequence:
     error: str | None = None
     """Why it cannot be decoded, where more is known than its reason tells."""
     logprobs: Logprobs | None = None
-    """The log-probabilities of a sequence that another process has decoded; None: observers of this process take them."""
+    """The log-probabilities of a sequence that another process has decoded, or None if observers of this process take them."""
     waited: int = 0
     """Rounds since the sequence was last in a batch, which schedulers have to bound."""
     metrics: SequenceMetrics = attrs.Factory(SequenceMetrics)
     guide: Guide | None = None
-    """Its constraint, from when it is live; None: it has none."""
+    """Its constraint, from when it is live, or None if it has none."""
     resumed_as: Sequence | None = None
-    """The sequence that waits in its place, where it gives its row back, until all caches have been told; None: it does not."""
+    """The sequence that waits in its place, where it gives its row back, until all caches have been told, or None if it does
+    not."""
 
     @property
     def start_ids(self) -> list[int]:
@@ -78,13 +79,13 @@ class Sequence:
     @property
     def finished(self) -> bool:
         """Whether the sequence has ended."""
-        return self.state is State.FINISHED
+        return self.state is SequenceState.FINISHED
 
     @property
     def ready(self) -> bool:
         """Whether the prompt has been read, by the sequence or its parent, so that the sequence can decode."""
-        reader = self.parent if self.parent and self.state is State.WAITING else self
-        return reader.state in (State.DECODING, State.FINISHED)
+        reader = self.parent if self.parent and self.state is SequenceState.WAITING else self
+        return reader.state in (SequenceState.DECODING, SequenceState.FINISHED)
 
     @property
     def gone(self) -> bool:
@@ -93,12 +94,14 @@ class Sequence:
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequence for this reason."""
-        self.state, self.finish_reason, self.guide = State.FINISHED, reason, None
+        self.state, self.finish_reason, self.guide = SequenceState.FINISHED, reason, None
 
     def again(self) -> Sequence:
         """End the sequence for now, and return the one that waits in its place, to read its prompt and generated tokens again."""
-        waiting = attrs.evolve(self, state=State.WAITING, unread=0, parent=None, forks=0, waited=0, guide=None)
-        self.state, self.forks, self.guide, self.resumed_as = State.FINISHED, 0, None, waiting
+        waiting = attrs.evolve(
+            self, state=SequenceState.WAITING, uncached=0, parent=None, forks=0, waited=0, guide=None
+        )
+        self.state, self.forks, self.guide, self.resumed_as = SequenceState.FINISHED, 0, None, waiting
         return waiting
 
 
@@ -121,15 +124,15 @@ class Batch:
     """Index of each row's stream of random numbers."""
     prefill: bool
     """Whether this round reads prompts. The draft length is then 0."""
-    unread: int = 0
-    """The most last tokens of a row that are unread before this round: not all, if others were read in pieces or are cached."""
+    uncached: int = 0
+    """The most last tokens of a row that are unread before this round: not all, if others were read in chunks or are cached."""
     left: int = 0
     """Number of these tokens that stay unread for later rounds. If it is above 0, the round generates no token."""
     starts: bool = False
     """Whether the rows are fresh copies of their parents' rows. The first token is not drafted, as after reading a prompt."""
-    unreads: np.ndarray | None = None
-    """Number of last tokens of each row that are unread, (B,), on the host; None: ``unread``, or all of a shorter row."""
-    beside: Batch | None = None
+    uncached_rows: np.ndarray | None = None
+    """Number of last tokens of each row that are unread, (B,), on the host, or None for ``uncached``, or all of a shorter row."""
+    mixed: Batch | None = None
     """Other sequences, of whose prompts this round reads a piece beside the rows that decode; some of them stays unread."""
     waiting: int = 0
     """Number of sequences without a row that had arrived when rows were last given."""

@@ -1,4 +1,4 @@
-"""States: what a layer keeps of a row's tokens in the place of keys and values, and how it is cut back to the tokens that stand.
+"""States: what a layer keeps of a row's tokens in place of keys and values, and how it is cut back to the tokens that stand.
 
 A state (of a gated delta rule, Mamba-2, a short convolution) is a few numbers per row, which cannot forget a token. A store has
 each row's state up to the tokens that stand, and what was fed since: it takes in those of them that turn out to stand.
@@ -47,13 +47,13 @@ class LayerState:
     real_BT: torch.Tensor
     """Which places of the block hold a token, (B, T), bool; the others, before them, leave no trace in the state."""
     parents_BT: torch.Tensor | None
-    """Place in the block of the token that each token follows, -1: the one that ``before`` ends with; None: a chain."""
+    """Place in the block of the token that each token follows, -1: the one that ``before`` ends with, or None for a chain."""
     sees_BTT: torch.Tensor | None
-    """Whether a place sees another place (last axis), itself or one of its ancestors, (1 or B, T, T); None: a chain."""
+    """Whether a place sees another place (last axis), itself or one of its ancestors, (1 or B, T, T), or None for a chain."""
     prompt_BT: torch.Tensor | None
-    """Which places hold a token of the row's prompt, (B, T), bool; None: all."""
+    """Which places hold a token of the row's prompt, (B, T), bool, or None for all."""
     note: Callable[[Inputs, After | None], None]
-    """Is told once what the state takes in of each token, and the rows' states after the block; None: it branches."""
+    """Is told once what the state takes in of each token, and the rows' states after the block, or None for it branches."""
     apart: bool = False
     """Whether places without a token may follow a state that is not all zeros. Else they precede a row's first token of all."""
 
@@ -68,7 +68,7 @@ class StateKind(Protocol):
         """Return the shape of the state of one of these modules."""
 
     def forward(self, layer: torch.nn.Module, state: LayerState) -> Callable[..., Any]:
-        """Return what is called in the place of a layer's ``forward``, with the same arguments, in one forward of the model.
+        """Return what is called in place of a layer's ``forward``, with the same arguments, in one forward of the model.
 
         It goes on from ``state.before``, passes over what is not real, has each token follow its parent, and tells ``state.note``.
         """
@@ -119,7 +119,7 @@ class StateStore(Protocol):
     def state(self, number: int) -> LayerState:
         """Return the states of this number for the expected forward."""
 
-    def settle(self, batch: Batch, kept: Kept) -> None:
+    def commit(self, batch: Batch, kept: Kept) -> None:
         """Take in, of the tokens fed since the last call, those that stand, and forget the others; on the device, without a wait.
 
         Nothing is taken in of what was fed to rows that have all ended since: their round ran out of memory.

@@ -12,7 +12,7 @@ import torch
 from specframe.devices.held import Held
 
 
-class Pool:
+class GraphPool:
     """The memory that all graphs of a device share, for no two run at once and outputs are copied before the next runs.
 
     torch gives the memory up with its last graph, and refuses to record into it from then on, so graphs hold their pool and a later
@@ -23,30 +23,30 @@ class Pool:
         self.handle = torch.cuda.graph_pool_handle()
 
 
-class CudaRecording:
+class CudaGraph:
     """A CUDA graph. The function is called twice: once for the first replay, and once for the graph."""
 
-    _pools: WeakValueDictionary[torch.device, Pool] = WeakValueDictionary()
+    _pools: WeakValueDictionary[torch.device, GraphPool] = WeakValueDictionary()
     _turn = threading.RLock()
-    """Held while a graph is recorded, and from a replay until its outputs are copied: other threads replay graphs of the same
-    pool, and all are recorded on one stream."""
+    """Held while a graph is captured, and from a replay until its outputs are copied: other threads replay graphs of the same
+    pool, and all are captured on one stream."""
 
     def __init__(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> None:
         self._first: tuple[torch.Tensor, ...] | None = function()  # libraries choose their kernels meanwhile
         device = self._first[0].device
         aside = stream(device)
-        with CudaRecording._turn, torch.cuda.device(device):
+        with CudaGraph._turn, torch.cuda.device(device):
             current = torch.cuda.current_stream()
             aside.wait_stream(current)
-            pool = CudaRecording._pools.setdefault(device, Pool())
+            pool = CudaGraph._pools.setdefault(device, GraphPool())
             self._graph = torch.cuda.CUDAGraph()
             mode = "thread_local"  # other threads may allocate meanwhile
             recorded = torch.cuda.graph(self._graph, pool.handle, aside, mode)
             try:
-                with torch.cuda.stream(aside), recorded:  # torch leaves the stream set where a recording fails
+                with torch.cuda.stream(aside), recorded:  # torch leaves the stream set where a captured graph fails
                     self._outputs = function()
             except BaseException:
-                CudaRecording._pools.pop(device, None)
+                CudaGraph._pools.pop(device, None)
                 usable_again(torch.cuda.default_generators[device.index])
                 raise
             finally:
@@ -54,23 +54,23 @@ class CudaRecording:
         self._pool = pool  # the last attribute goes last
 
     def replay(self, rows: int) -> tuple[torch.Tensor, ...]:
-        """Launch the graph; the first time what was computed before it was recorded is there already."""
+        """Launch the graph; the first time what was computed before it was captured is there already."""
         if (first := self._first) is not None:
             self._first = None
             return tuple(output[:rows].clone() for output in first)
-        with CudaRecording._turn:
+        with CudaGraph._turn:
             self._graph.replay()
             return tuple(output[:rows].clone() for output in self._outputs)
 
 
 @functools.cache
 def stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which graphs of a device are recorded: one, as libraries hold working memory for each."""
+    """Return the stream on which graphs of a device are captured: one, as libraries hold working memory for each."""
     return torch.cuda.Stream(device)
 
 
 def usable_again(generator: torch.Generator) -> None:
-    """Have a generator draw numbers after a recording that failed: torch leaves its state marked as being recorded."""
+    """Have a generator draw numbers after a captured graph that failed: torch leaves its state marked as being captured."""
     generator.graphsafe_set_state(generator.clone_state())
 
 

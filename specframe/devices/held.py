@@ -41,5 +41,5 @@ def without_collection() -> Callable[[], None]:
 
 
 UNCOLLECTED = Held(without_collection)
-"""Python's search for unreachable objects is off: it would give up a graph that it finds while CUDA records another one, which
-breaks the recording."""
+"""Python's search for unreachable objects is off: it would give up a graph that it finds while CUDA captures another one, which
+breaks the captured graph."""

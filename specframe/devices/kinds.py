@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from specframe.devices.names import EXPECTED, entry_point, is_name
+from specframe.devices.device_names import EXPECTED, entry_point, is_name
 from specframe.errors import OptionError, sentence
 
 
-class Recording(Protocol):
-    """A recorded function without arguments that returns tensors; :meth:`replay` runs it on the present values of its buffers.
+class CapturedGraph(Protocol):
+    """A captured function without arguments that returns tensors; :meth:`replay` runs it on the present values of its buffers.
 
-    When a recording is made, its buffers hold the values of its first replay: those results may be computed already then.
+    When a captured graph is made, its buffers hold the values of its first replay: those results may be computed already then.
     """
 
     def replay(self, rows: int) -> tuple[torch.Tensor, ...]:
@@ -42,7 +42,7 @@ class Event(Protocol):
         """Return the milliseconds from this mark to a later one."""
 
 
-class Traffic(NamedTuple):
+class DeviceTraffic(NamedTuple):
     """Counts since the program began."""
 
     waits: int
@@ -51,7 +51,7 @@ class Traffic(NamedTuple):
     """Copies from the host to the device."""
 
 
-class Kind:
+class DeviceKind:
     """A kind of device. The answers of this class are those of a CPU, which has computed everything when a call returns."""
 
     called = "CPU"
@@ -67,20 +67,20 @@ class Kind:
     vectors = True
     """Whether it computes the last numbers of a tensor by other instructions than the first, which fill its vectors."""
     queues = False
-    """Whether a call returns before its result is there, so that the host waits where it reads a value."""
+    """Whether a call returns before its result is there, so that the host synchronises where it reads a value."""
     values = True
     """Whether its tensors hold numbers. Where they do not, shapes alone are worked out: all that is read of them is 0."""
-    recording: Callable[[Callable[[], tuple[torch.Tensor, ...]]], Recording] | None = None
-    """Records a function as a graph; None: it has no graphs."""
+    recording: Callable[[Callable[[], tuple[torch.Tensor, ...]]], CapturedGraph] | None = None
+    """Captures a function as a graph, or None if it has no graphs."""
     event: Callable[[torch.device], Event] | None = None
-    """Makes a mark in a device's queue whose time can be read; None: the host's clock serves."""
+    """Makes a mark in a device's queue whose time can be read, or None if the host's clock serves."""
 
     def count(self) -> int:
         """Return the number of devices."""
         return 1
 
     def title(self, device: torch.device) -> str | None:
-        """Return the device's name as its maker has it; None: it has none."""
+        """Return the device's name as its maker has it, or None if it has none."""
         return None
 
     def free(self) -> None:
@@ -109,19 +109,19 @@ class Kind:
         """Return a copy in the host's memory, which the device writes while the host goes on."""
         return self.host_buffer(values).copy_(values, non_blocking=True)
 
-    def traffic(self) -> Traffic | None:
-        """Return what has been counted; None: nothing is."""
+    def traffic(self) -> DeviceTraffic | None:
+        """Return what has been counted, or None if nothing is."""
         return None
 
     def watch_memory(self, device: torch.device) -> None:
         """Begin to look for the most memory in use."""
 
     def most_memory(self, device: torch.device) -> int | None:
-        """Return the most bytes that were in use since :meth:`watch_memory`, those of models included; None: it is not known."""
+        """Return the most bytes that were in use since :meth:`watch_memory`, models included, or None if it is not known."""
         return None
 
 
-class Cuda(Kind):
+class Cuda(DeviceKind):
     """CUDA."""
 
     called = "CUDA"
@@ -134,11 +134,11 @@ class Cuda(Kind):
     queues = True
 
     @staticmethod
-    def recording(function: Callable[[], tuple[torch.Tensor, ...]]) -> Recording:
+    def recording(function: Callable[[], tuple[torch.Tensor, ...]]) -> CapturedGraph:
         """Record a CUDA graph."""
-        from specframe.devices.cuda import CudaRecording
+        from specframe.devices.cuda import CudaGraph
 
-        return CudaRecording(function)
+        return CudaGraph(function)
 
     @staticmethod
     def event(device: torch.device) -> Event:
@@ -193,7 +193,7 @@ class Cuda(Kind):
         return torch.cuda.max_memory_allocated(device)
 
 
-class Meta(Kind):
+class Meta(DeviceKind):
     """Tensors without numbers: a run on it takes no memory, and tells how much one on a device would take."""
 
     called = "no device"
@@ -205,23 +205,23 @@ class Meta(Kind):
         return values.new_empty(1).expand_as(values)
 
 
-class Unknown(Kind):
+class Unknown(DeviceKind):
     """A kind that nobody told of: an accelerator, and nothing else is known of it."""
 
     words, queues = Cuda.words, Cuda.queues
 
 
-_KINDS: dict[str, Kind] = {"cpu": Kind(), "cuda": Cuda(), "meta": Meta()}
+_KINDS: dict[str, DeviceKind] = {"cpu": DeviceKind(), "cuda": Cuda(), "meta": Meta()}
 _UNKNOWN = Unknown()
 
 
-def of(device: torch.device) -> Kind:
+def of(device: torch.device) -> DeviceKind:
     """Return the kind of a device; a kind that nobody told of is an accelerator without anything of its own."""
     return kind(device.type) or _UNKNOWN
 
 
-def kind(name: str) -> Kind | None:
-    """Return the kind of devices of a name, of an entry point, too; None: nobody told of it."""
+def kind(name: str) -> DeviceKind | None:
+    """Return the kind of devices of a name, of an entry point, too, or None if nobody told of it."""
     return _KINDS.get(name) or _found(name)
 
 
@@ -336,12 +336,12 @@ def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device)
 
 
 @functools.cache
-def _found(name: str) -> Kind | None:
-    """Return the kind that an entry point tells of, which is imported now; None: there is none."""
+def _found(name: str) -> DeviceKind | None:
+    """Return the kind that an entry point tells of, which is imported now, or None if there is none."""
     if (point := entry_point(name)) is None:
         return None
     try:
         _KINDS[name] = point.load()
-    except Exception as error:  # a stranger's module may raise anything
+    except Exception as error:  # a third party's module may raise anything
         raise OptionError(f"device {name!r} cannot be had: {point.value} raises {sentence(error)}") from error
     return _KINDS[name]

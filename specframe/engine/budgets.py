@@ -14,7 +14,7 @@ from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.devices.kinds import on_device
-from specframe.forward.unpadded import FILLER_PAYS
+from specframe.model.padding_free import PADDING_FREE_PAYS
 from specframe.plugins.compose import Composition
 
 NOTHING = Budget(0)
@@ -49,7 +49,7 @@ def within_reach(budget: Budget, batch: Batch, alignment: Alignment) -> Budget:
     """Return the budget without the tokens that rows near their ends cannot gain.
 
     The draft is no longer than the row with the most tokens to come can use. A row nearer its end shortens nobody else's draft. It
-    gets less itself, if the alignment lets it, where what such rows cannot use is so much filler that forwards leave it out, and
+    gets less itself, if the alignment lets it, where what such rows cannot use is so much padding that forwards leave it out, and
     the device is one whose forwards of few tokens are faster for that.
     """
     room_B = batch.limits - batch.lengths
@@ -63,7 +63,7 @@ def within_reach(budget: Budget, batch: Batch, alignment: Alignment) -> Budget:
     # of a tree the host cannot tell which nodes are too deep: rows that can use nothing are those that matter
     depths_B = np.minimum(room_B - 1, budget.depth) if chain else np.where(room_B > 1, budget.depth, 0)
     lost = (budget.depth - depths_B).sum() if chain else np.count_nonzero(depths_B == 0) * budget.nodes
-    if lost < FILLER_PAYS * len(batch) * (budget.nodes + 1):
+    if lost < PADDING_FREE_PAYS * len(batch) * (budget.nodes + 1):
         return budget
     return limit_depths(budget, depths_B)
 

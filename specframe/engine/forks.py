@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Batch, Sequence, State
+from specframe.contracts.round import Batch, Sequence, SequenceState
 
 
 def parent_for(request: Request, live: Several[Sequence], samples: bool, late: bool) -> Sequence | None:
-    """Return the live sequence that a request begins from, one of the same prompt that reads or has read it; None: there is none.
+    """Return the live sequence that a request begins from, one of the same prompt that reads or has read it, or None if there is
+    none.
 
     Args:
         request: it begins from another sample of its prompt, or from a request with an equal prompt.
@@ -19,7 +20,7 @@ def parent_for(request: Request, live: Several[Sequence], samples: bool, late: b
             start by then.
     """
     equal = same_samples if samples else same_prompt
-    able = (other for other in live if other.parent is None or other.state is State.DECODING)
+    able = (other for other in live if other.parent is None or other.state is SequenceState.DECODING)
     alike = (other for other in able if equal(other.request, request))
     return next((other for other in alike if late or not (other.ready or other.token_ids)), None)
 
@@ -36,16 +37,16 @@ def same_prompt(one: Request, other: Request) -> bool:
 
 
 def parent_to_copy(sequence: Sequence) -> Sequence | None:
-    """Return the parent whose row a fork is yet to copy; None: it is no fork, or has begun."""
-    return sequence.parent if sequence.state in (State.WAITING, State.STARTING) else None
+    """Return the parent whose row a fork is yet to copy, or None if it is no fork, or has begun."""
+    return sequence.parent if sequence.state in (SequenceState.WAITING, SequenceState.STARTING) else None
 
 
 def begin_decoding(batch: Batch) -> None:
     """Let sequences that have their first token decode; their parents' rows are no longer needed by them."""
     for sequence in batch.sequences:
-        if sequence.state is State.STARTING and sequence.parent:
+        if sequence.state is SequenceState.STARTING and sequence.parent:
             sequence.parent.forks -= 1
-        sequence.state = State.DECODING
+        sequence.state = SequenceState.DECODING
 
 
 def rows_taken(live: Several[Sequence]) -> int:

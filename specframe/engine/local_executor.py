@@ -6,7 +6,7 @@ from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
 from specframe.contracts.engine import Clock, Value
-from specframe.engine.engine import Engine
+from specframe.engine.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     from specframe.contracts.roles import Observer
@@ -19,10 +19,10 @@ class Local:
 
     offers = frozenset[str]()
 
-    def open(self, recipe: Recipe, parts: Parts, observers: Rows[Observer], clock: Clock) -> Engine:
+    def open(self, recipe: Recipe, parts: Parts, observers: Rows[Observer], clock: Clock) -> LocalEngine:
         """Return an engine of this process."""
-        return Engine(recipe, parts, observers, clock, self)
+        return LocalEngine(recipe, parts, observers, clock, self)
 
-    def agree(self, value: Value) -> Value:
+    def broadcast(self, value: Value) -> Value:
         """Return the value itself: every row is decoded by one process."""
         return value

@@ -10,8 +10,8 @@ which takes the time of a few rounds: one try in so many is not noticed."""
 
 
 CALM_FOR_ONE = 32
-"""Rounds without a lack of memory after which one sequence more is tried where sequences give way one by one: it costs the reading
-of one prompt, which takes the time of a round or two."""
+"""Rounds without a lack of memory after which one sequence more is tried where sequences be preempted one by one: it costs the
+reading of one prompt, which takes the time of a round or two."""
 
 
 HALF = 2
@@ -19,7 +19,7 @@ HALF = 2
 that fit with all tokens that they may gain."""
 
 
-class Limits:
+class RowLimits:
     """The rows and the batch size of an engine, as memory allows.
 
     Args:
@@ -32,10 +32,10 @@ class Limits:
         self._most = 0
         self._calm, self._patience = 0, CALM
         self.live: int | None = None
-        """Sequences that may be live, since others have given way; None: as many as there are rows."""
+        """Sequences that may be live, since others have given way, or None for as many as there are rows."""
         self._calm_live, self._patience_live = 0, CALM_FOR_ONE
         self._fitted = 0
-        """Tokens of the sequences that were live when others gave way the last time."""
+        """Tokens of the sequences that were live when others was preempted the last time."""
 
     def of(self, rows: int) -> int:
         """Return how many of so many rows there may be."""
@@ -53,7 +53,7 @@ class Limits:
         self.batch_size = max(1, min(self.batch_size, rows) // 2)
         return rows > 1
 
-    def give_way(self, live: int, tokens: int) -> None:
+    def preempt_youngest(self, live: int, tokens: int) -> None:
         """Go on with one sequence less than so many, of so many tokens. Each time but the first doubles the rounds to one more."""
         if self.live is not None:
             self._patience_live *= 2
@@ -66,7 +66,7 @@ class Limits:
 
         Args:
             rows: sequences that may be live at all.
-            wanted: the tokens of the live sequences and of the one that waits, now and at their ends; None: none waits.
+            wanted: the tokens of the live sequences and of the one that waits, now and at their ends, or None if none waits.
         """
         if self.live is None:
             return

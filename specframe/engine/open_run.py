@@ -6,7 +6,7 @@ import attrs
 
 from specframe.contracts.drafts import Check
 from specframe.contracts.reports import RoundReport
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.plugins.compose import Composition
 
 
@@ -21,13 +21,13 @@ class Opened:
     most: int
     """Rows that it could have."""
     prompt: int | None
-    """Tokens of a prompt at most, where memory is bounded; None: it is not."""
+    """Tokens of a prompt at most, where memory is bounded, or None if it is not."""
     check: Check | None
-    """Checks a round's numbers when they come to the host; None: they are checked at once."""
+    """Checks a round's numbers when they come to the host, or None if they are checked at once."""
 
 
 def share_memory(use: Composition) -> bool:
-    """Return whether rows share the memory of their caches, so that one that gives way leaves its own to the others."""
+    """Return whether rows share the memory of their caches, so that one that is preempted leaves its own to the others."""
     return bool({"paged", "pooled"} & use.kv.offers)
 
 

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.engine import Executor, LoadingExecutor
 from specframe.contracts.model import Model
-from specframe.engine.constraints import Constraints
+from specframe.engine.known_constraints import Constraints
 from specframe.errors import OptionError, SpecframeWarning
-from specframe.forward.open_stores import Stores
-from specframe.forward.positions import context_length
-from specframe.forward.runner import ModelRunner
+from specframe.model.counted_positions import context_length
+from specframe.model.open_stores import Stores
+from specframe.model.runner import ModelRunner
 from specframe.models import loading, vocabulary
 from specframe.models.pairs import check_location, choose, is_model
 from specframe.plugins.compose import Composition, compose, strategy
@@ -45,7 +45,7 @@ class Parts:
     """The draft language model, for drafters that use one."""
     draft_tokenizer: PreTrainedTokenizerBase | None = None
     draft_context: int | None = None
-    """The longest sequence of the draft model, in its tokens; None: it has no bound."""
+    """The longest sequence of the draft model, in its tokens, or None if it has no bound."""
 
     stores: Stores = attrs.field(factory=Stores, init=False)
     """The caches' stores between two runs; an engine that is open has taken them out."""
@@ -90,7 +90,7 @@ def parts_of(recipe: Recipe, executor: Executor | None = None) -> Parts:
 
     Args:
         recipe: the options of a run.
-        executor: decides how models are loaded if it offers "loading"; None: as they are.
+        executor: decides how models are loaded if it offers "loading", or None for as they are.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.

@@ -12,15 +12,15 @@ from specframe.contracts.drafts import Transfer
 from specframe.contracts.engine import Clock
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import FinishReason, Request
-from specframe.contracts.round import Batch, Sequence, State
-from specframe.engine.arrivals import HandClock
+from specframe.contracts.round import Batch, Sequence, SequenceState
+from specframe.engine.engine_clock import HandClock
 from specframe.engine.error_words import strategy_name
 from specframe.engine.forks import begin_decoding, parent_for, parent_to_copy, rows_taken
 from specframe.engine.round_gains import gains
 from specframe.engine.token_rows import TokenRows
-from specframe.engine.waiting_queue import Key, Queue
+from specframe.engine.waiting_queue import Key, WaitingQueue
 from specframe.errors import ModelError
-from specframe.text.constraints import NONE_ALLOWED, Guide
+from specframe.text.constrained_logits import NONE_ALLOWED, Guide
 
 
 class Pool:
@@ -48,7 +48,7 @@ class Pool:
         device: torch.device | str = "cpu",
         clock: Clock | None = None,
     ) -> None:
-        self._queue = Queue(requests)
+        self._queue = WaitingQueue(requests)
         self._returned: OrderedDict[Key, Sequence] = OrderedDict()
         self._clock = clock or HandClock()
         self.live: list[Sequence] = []
@@ -59,9 +59,9 @@ class Pool:
         self.release: Callable[[Sequence], None] = lambda sequence: None
         """Told of a sequence that gives its room in the caches back, and has not ended."""
         self.most: int | None = None
-        """Sequences that memory suffices for; None: for as many as there are rows."""
+        """Sequences that memory suffices for, or None for as many as there are rows."""
         self.guide: Callable[[Request], Guide | None] = lambda request: None
-        """Returns the guide of a request that is given a row; None: it has no constraint."""
+        """Returns the guide of a request that is given a row, or None if it has no constraint."""
         self.context, self.capacity, self._device = context, capacity, device
         self.samples_alone = True
         """Whether samples of one prompt begin from each other, and requests with equal prompts do not."""
@@ -89,9 +89,9 @@ class Pool:
 
         Args:
             rows: sequences that may be live at once.
-            capacity: places per row; None: as many as before.
+            capacity: places per row, or None for as many as before.
         """
-        self._give_back(self.live)
+        self._requeue(self.live)
         self.capacity = self.capacity if capacity is None else capacity
         self._furnish(rows)
 
@@ -101,9 +101,9 @@ class Pool:
         It is another sequence then, to whoever keeps data per sequence: the given one has ended. So have samples that were to start
         from its row, which read the prompt themselves. A round that is under way with them counts for nothing.
         """
-        self._give_back([one for one in self.live if sequence in (one, parent_to_copy(one))])
+        self._requeue([one for one in self.live if sequence in (one, parent_to_copy(one))])
 
-    def give_way(self, all_rows: bool = False) -> Sequence:
+    def preempt_youngest(self, all_rows: bool = False) -> Sequence:
         """Preempt the youngest sequence, for lack of memory, and return it.
 
         Those of the round under way are preempted, too: the caches may have taken in a part of it. They may begin again at once.
@@ -117,7 +117,7 @@ class Pool:
                 self.preempt(sequence)
         return youngest
 
-    def _give_back(self, sequences: list[Sequence]) -> None:
+    def _requeue(self, sequences: list[Sequence]) -> None:
         """Have live sequences wait before all others, in their order."""
         for sequence in reversed(sequences):
             self._leave(sequence)
@@ -145,7 +145,7 @@ class Pool:
         return key in self._queue or key in self._returned or any(one.request.key == key for one in self.live)
 
     def abort(self, key: Key) -> Sequence | None:
-        """End a request that has not finished, and return its sequence; None: there is no such request.
+        """End a request that has not finished, and return its sequence, or None if there is no such request.
 
         Its row is free, except as long as other samples of its prompt still start from there. Samples that wait for it to read the
         prompt read the prompt themselves.
@@ -153,7 +153,7 @@ class Pool:
         sequence = self._found_waiting(key) or next((one for one in self.live if one.request.key == key), None)
         if sequence in self.live:
             orphans = [] if sequence.ready else [one for one in self.live if one.parent is sequence]
-            self._give_back(orphans)
+            self._requeue(orphans)
             self._leave(sequence)
         if sequence:
             sequence.finish("abort")
@@ -195,7 +195,7 @@ class Pool:
 
     @property
     def tokens_with_next(self) -> tuple[int, int] | None:
-        """The tokens of the live sequences and of the one that is next to be, now and at their ends; None: none waits."""
+        """The tokens of the live sequences and of the one that is next to be, now and at their ends, or None if none waits."""
         if returned := next(iter(self._returned.values()), None):
             now, end = len(returned.start_ids), returned.limit
         elif self._queue.arrived:
@@ -238,7 +238,7 @@ class Pool:
             returned = self._returned
             if not (returned or self._queue.arrived):
                 break  # aborted while room was made for another
-            sequence = next(iter(returned.values())) if returned else self._taken_up(self._queue.first)
+            sequence = next(iter(returned.values())) if returned else self._scheduled(self._queue.first)
             sequence.guide = self.guide(sequence.request)  # what raises here leaves the request where it is
             if not self._has_room(sequence):
                 break
@@ -264,47 +264,47 @@ class Pool:
                     "could make some: expected more memory, or a shorter sequence"
                 )
             return False
-        sequence.unread = 0 if sequence.parent else tokens - cached
+        sequence.uncached = 0 if sequence.parent else tokens - cached
         if not (sequence.parent or sequence.token_ids):
             sequence.metrics.prefix_hit_tokens = cached
         return True
 
-    def _taken_up(self, request: Request) -> Sequence:
+    def _scheduled(self, request: Request) -> Sequence:
         moment = 0.0 if request.max_time is None else self._clock.now  # several processes would have to agree on it
         parent = parent_for(request, self.live, self.samples_alone, self.late_forks)
-        return Sequence(request, self.limit(request), parent=parent, taken_up=moment)
+        return Sequence(request, self.limit(request), parent=parent, scheduled_at=moment)
 
     def length(self, sequence: Sequence) -> int:
         """Return the number of tokens of a live sequence."""
         row = self._held.row(sequence)
         return len(sequence.start_ids) if row is None else int(self._held.lengths[row])
 
-    def batch(self, sequences: list[Sequence], piece: int | None = None, beside: Collection[Sequence] = ()) -> Batch:
+    def batch(self, sequences: list[Sequence], piece: int | None = None, mixed: Collection[Sequence] = ()) -> Batch:
         """Return these live sequences as a batch, in adjacent rows.
 
         They either all decode or all need their prompt read: no more than ``piece`` tokens of each row, or everything with
         None. Sequences that are left with something to read come back together. Where some are forks without a row yet,
         they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read. Of those
-        ``beside`` rows that decode a piece is read in the same round, but never their last token.
+        ``mixed`` rows that decode a piece is read in the same round, but never their last token.
         """
-        new = [sequence for sequence in sequences if sequence.state is State.WAITING]
+        new = [sequence for sequence in sequences if sequence.state is SequenceState.WAITING]
         starts = bool(new) and new[0].parent is not None
-        sequences, reading = (new, []) if starts else (sequences, list(beside))
-        new += [sequence for sequence in reading if sequence.state is State.WAITING]
+        sequences, reading = (new, []) if starts else (sequences, list(mixed))
+        new += [sequence for sequence in reading if sequence.state is SequenceState.WAITING]
         for sequence in new:
-            sequence.state = State.STARTING if starts else State.READING
+            sequence.state = SequenceState.STARTING if starts else SequenceState.READING
         held = self._held
-        apart = sequences[0].state is State.DECODING and held.first > 0
+        apart = sequences[0].state is SequenceState.DECODING and held.first > 0
         self._under_way = [*sequences, *reading]  # what fails from here on may have moved their rows
-        if new or apart or differ(sequences, held.batch) or differ(reading, held.beside):
+        if new or apart or differ(sequences, held.batch) or differ(reading, held.mixed):
             held.arrange(sequences, reading)
         for sequence in self.live:
             sequence.waited += 1
         for sequence in self._under_way:
             sequence.waited = 0
-        other = held.made(held.beside, held.own.stop, piece, least=1) if held.beside else None
+        other = held.made(held.mixed, held.own.stop, piece, least=1) if held.mixed else None
         waiting = 0 if self.draining else len(self._returned) + len(self._queue.arrived)
-        self.latest = held.made(held.batch, held.first, piece, starts=starts, beside=other, waiting=waiting)
+        self.latest = held.made(held.batch, held.first, piece, starts=starts, mixed=other, waiting=waiting)
         return self.latest
 
     def advance(
@@ -313,25 +313,25 @@ class Pool:
         transfer: Transfer,
         logits_BTV: torch.Tensor | None = None,
         scores_BTV: torch.Tensor | None = None,
-        stand: Callable[[], None] = lambda: None,
+        commit_point: Callable[[], None] = lambda: None,
         computed: int = 0,
     ) -> RoundReport:
-        """Append the verdict's tokens to each row, cut at the row's stop, and release finished sequences.
+        """Append the acceptance result's tokens to each row, cut at the row's stop, and release finished sequences.
 
         Args:
             batch: the rows.
-            transfer: the verdict.
+            transfer: the acceptance result.
             logits_BTV: the logits that it was judged by, which are handed on to observers.
             scores_BTV: these logits after processors.
-            stand: called after all that may fail, the rows' own stop checks too, and before anything is changed.
+            commit_point: called after all that may fail, the rows' own stop checks too, and before anything is changed.
             computed: tokens that the target computed.
         """
-        draft, verdict, sequences = transfer.draft, transfer.verdict, batch.sequences
+        draft, acceptance, sequences = transfer.draft, transfer.acceptance, batch.sequences
         held, before = self._held.tokens[self._held.own], batch.lengths.copy()
         timed = any(sequence.request.max_time is not None for sequence in sequences)
         found = gains(batch, draft, transfer.host, held, self._clock.now if timed else None)
-        stand()
-        gained = self._held.append(batch, verdict, found.tokens)
+        commit_point()
+        gained = self._held.append(batch, acceptance, found.tokens)
         self._under_way = []
         for sequence, drafted, accepted in zip(sequences, found.drafted, found.accepted, strict=True):
             if drafted:

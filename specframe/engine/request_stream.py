@@ -9,7 +9,7 @@ from collections.abc import Sequence as Rows
 from specframe.contracts.engine import Engine
 from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request, Result
-from specframe.engine.results import Results
+from specframe.engine.result_factory import ResultFactory
 from specframe.errors import PromptError
 from specframe.observe.stopwatch import REMOTE
 
@@ -25,7 +25,7 @@ class RequestStream:
     """Gives an engine requests, a limited number ahead of those that have finished.
 
     A request that is longer than all before it needs other caches. It waits until the others have finished: tokens of a rule that
-    goes by what was drafted would change where a sequence is read in again in the middle.
+    depends on what was drafted would change where a sequence is read in again in the middle.
 
     Args:
         engine: without requests.
@@ -36,7 +36,7 @@ class RequestStream:
     """
 
     def __init__(
-        self, engine: Engine, asked: Iterable[Rows[Request | Result]], results: Results, rows: int, context: int
+        self, engine: Engine, asked: Iterable[Rows[Request | Result]], results: ResultFactory, rows: int, context: int
     ) -> None:
         self._engine, self._asked, self._results, self._context = engine, iter(asked), results, context
         self._ahead = max(AHEAD, 4 * (engine.remote or rows))

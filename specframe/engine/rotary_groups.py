@@ -13,8 +13,8 @@ from specframe.engine.pool import Pool
 from specframe.engine.waiting_queue import Key
 
 TURN = 128
-"""Rounds of one group, while requests of the other wait, after which it takes up no more: about those of a sequence of 400 tokens.
-What it has taken up it decodes to the end. A change opens the caches anew, which should be rare beside rounds."""
+"""Rounds of one group, while requests of the other wait, after which it schedules no more: about those of a sequence of 400 tokens.
+What it has scheduled it decodes to the end. A change opens the caches anew, which should be rare beside rounds."""
 
 
 class Groups:

@@ -1,4 +1,4 @@
-"""The gains of a round: how many of the verdict's tokens each row takes, and which rows end with them.
+"""The gains of a round: how many of the acceptance result's tokens each row takes, and which rows end with them.
 
 Rows are gone through one after the other, on the host: for as many rows as a batch has, that takes less time than arrays do.
 """
@@ -33,9 +33,9 @@ def gains(batch: Batch, draft: Draft, numbers: Numbers, held: np.ndarray, now: f
     Args:
         batch: the rows, before the round.
         draft: the round's draft.
-        numbers: those of the verdict, with ids that there are at all accepted places.
+        numbers: those of the acceptance result, with ids that there are at all accepted places.
         held: the rows' tokens on the host, (B, S).
-        now: the clock's time; None: no row has a limit of time.
+        now: the clock's time, or None if no row has a limit of time.
     """
     faults, counts = first_faults(numbers.undecided), numbers.counts
     found = Gains([], [], [], {})
@@ -76,11 +76,11 @@ def first_in(stops: frozenset[int], ids: list[int]) -> int:
 def timed_out(sequence: Sequence, now: float) -> bool:
     """Return whether a row's ``max_time`` has passed. It keeps the tokens of this round."""
     limit = sequence.request.max_time
-    return limit is not None and now - sequence.taken_up >= limit
+    return limit is not None and now - sequence.scheduled_at >= limit
 
 
 def stop_place(sequence: Sequence, ids: np.ndarray, count: int) -> int | None:
-    """Return the index of the fresh token at which a row's stop checks end it; None: it goes on.
+    """Return the index of the fresh token at which a row's stop checks end it, or None if it goes on.
 
     Args:
         sequence: the row.
@@ -96,7 +96,7 @@ def stop_place(sequence: Sequence, ids: np.ndarray, count: int) -> int | None:
 
 
 def first_faults(undecided: np.ndarray | None) -> list[int] | None:
-    """Return the first place of each row without a token to choose (in a sound row the number of places); None: all are sound."""
+    """Return the first place of each row without a token to choose (all places, in a sound row), or None if all are sound."""
     if undecided is None or not undecided.any():
         return None
     return np.where(undecided.any(axis=1), undecided.argmax(axis=1), undecided.shape[1]).tolist()

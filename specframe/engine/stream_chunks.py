@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Chunk
 from specframe.contracts.round import Sequence
-from specframe.engine.results import Results
+from specframe.engine.result_factory import ResultFactory
 from specframe.text.stopping import stop_strings
 from specframe.text.streaming import TextStream
 
@@ -15,7 +15,7 @@ from specframe.text.streaming import TextStream
 class Chunks:
     """Makes chunks of what rounds tell; ``results`` makes the results of sequences that have finished."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: ResultFactory) -> None:
         self._results = results
         self._texts: dict[tuple[int, int], TextStream] = {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Verdict
+from specframe.contracts.drafts import Acceptance
 from specframe.contracts.round import Batch, Sequence
 from specframe.devices.kinds import on_device
 from specframe.row_map import RowMap
@@ -28,7 +28,7 @@ class TokenRows:
         self._row_map = RowMap(rows, anywhere=True)
         self.batch: list[Sequence] = []
         """The sequences arranged last, whose rows are adjacent."""
-        self.beside: list[Sequence] = []
+        self.mixed: list[Sequence] = []
         """Those whose prompts are read in the same round, in the rows after them."""
         self.tokens_RS = torch.zeros(rows, capacity, dtype=torch.long, device=device)
         self.lengths_R = torch.zeros(rows, dtype=torch.long, device=device)
@@ -49,7 +49,7 @@ class TokenRows:
         return slice(self.first, self.first + len(self.batch))
 
     def row(self, sequence: Sequence) -> int | None:
-        """Return the row of a sequence; None: it never had one."""
+        """Return the row of a sequence, or None if it never had one."""
         return self._row_map.row(sequence)
 
     def generated(self, sequence: Sequence) -> list[int]:
@@ -58,11 +58,11 @@ class TokenRows:
             return sequence.token_ids
         return self.tokens[row, len(sequence.request.prompt_ids) : self.lengths[row]].tolist()
 
-    def arrange(self, sequences: list[Sequence], beside: list[Sequence]) -> None:
+    def arrange(self, sequences: list[Sequence], mixed: list[Sequence]) -> None:
         """Make these sequences the batch, in the order that moves the fewest rows, with others in the rows after them."""
         self.batch = self._row_map.order(sequences)
-        self.beside = self._row_map.order(beside, len(sequences))
-        moves, arranged = self._row_map.arrange([*self.batch, *self.beside]), [*self.batch, *self.beside]
+        self.mixed = self._row_map.order(mixed, len(sequences))
+        moves, arranged = self._row_map.arrange([*self.batch, *self.mixed]), [*self.batch, *self.mixed]
         moves.apply_host(self.tokens, self.lengths, self.limits)
         rows = moves.fresh + moves.forked
         held = [arranged[row - self.first] for row in rows]
@@ -97,7 +97,7 @@ class TokenRows:
         piece: int | None,
         least: int = 0,
         starts: bool = False,
-        beside: Batch | None = None,
+        mixed: Batch | None = None,
         waiting: int = 0,
     ) -> Batch:
         """Return sequences that are arranged as a batch, and count what it reads of their prompts as read.
@@ -105,18 +105,18 @@ class TokenRows:
         Args:
             sequences: in the order of their rows.
             first: their first row.
-            piece: tokens of a prompt that are read; None: all.
+            piece: tokens of a prompt that are read, or None for all.
             least: tokens that stay unread.
             starts: whether the rows are fresh copies of their parents' rows.
-            beside: reads prompts in the same round.
+            mixed: reads prompts in the same round.
             waiting: number of sequences without a row.
         """
         tokens_BS, lengths_B, streams_B, tokens, lengths, limits = self._viewed(first, len(sequences))
-        unreads = [sequence.unread for sequence in sequences]
-        unread = max(unreads)
-        left = least if piece is None else max(least, unread - piece)
+        uncached_rows = [sequence.uncached for sequence in sequences]
+        uncached = max(uncached_rows)
+        left = least if piece is None else max(least, uncached - piece)
         for sequence in sequences:
-            sequence.unread = min(sequence.unread, left)
+            sequence.uncached = min(sequence.uncached, left)
         return Batch(
             sequences,
             tokens_BS,
@@ -125,28 +125,29 @@ class TokenRows:
             lengths,
             limits,
             streams_B,
-            unread > 0,
-            unread,
+            uncached > 0,
+            uncached,
             left,
             starts,
-            np.array(unreads) if unread else None,
-            beside,
+            np.array(uncached_rows) if uncached else None,
+            mixed,
             waiting,
         )
 
-    def append(self, batch: Batch, verdict: Verdict, tokens: list[list[int]]) -> np.ndarray:
+    def append(self, batch: Batch, acceptance: Acceptance, tokens: list[list[int]]) -> np.ndarray:
         """Append a round's tokens to the rows arranged last.
 
         Args:
             batch: these rows.
-            verdict: its tokens are written on the device, beyond a row's end too: the row is longer by those accepted and one more.
+            acceptance: its tokens are written on the device, beyond a row's end too: the row is longer by those accepted and one
+            more.
             tokens: the token ids that each row gains, up to its end; the host's copy has these.
 
         Returns:
             (B,) the number of tokens that each row gains.
         """
-        write(batch, verdict.tokens_BT)
-        batch.lengths_B.add_(verdict.accepted_B + 1)
+        write(batch, acceptance.tokens_BT)
+        batch.lengths_B.add_(acceptance.accepted_B + 1)
         held, lengths = self.tokens[self.own], self.lengths[self.own]
         for row, (start, ids) in enumerate(zip(lengths.tolist(), tokens, strict=True)):
             held[row, start : start + len(ids)] = ids

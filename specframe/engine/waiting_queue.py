@@ -14,7 +14,7 @@ Key = tuple[int, int]
 """The key of a request: its index and its sample."""
 
 
-class Queue:
+class WaitingQueue:
     """Requests that wait for a row. Any of them is found and taken out by its key at once, however many there are.
 
     Args:
@@ -53,7 +53,7 @@ class Queue:
         return next(iter(self.arrived.values()))
 
     def drop(self, key: Key) -> Request | None:
-        """Take out the request of a key and return it; None: there is none."""
+        """Take out the request of a key and return it, or None if there is none."""
         return self.arrived.pop(key, None) or self.coming.pop(key, None)
 
     def let_in(self, clock: Clock, idle: bool) -> None:
@@ -78,7 +78,7 @@ class Queue:
 
     @property
     def _following(self) -> Request | None:
-        """The request that arrives next; None: there is none to come."""
+        """The request that arrives next, or None if there is none to come."""
         while self._heap and self.coming.get(self._heap[0][2].key) is not self._heap[0][2]:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None

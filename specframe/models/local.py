@@ -47,7 +47,7 @@ def configuration(location: str) -> Mapping[str, Any]:
 
 
 def broken(folder: Path | None, files: str = "*.json") -> str | None:
-    """Return the sentence about the first JSON file in a folder that holds no JSON object; None: each that can be read does."""
+    """Return the sentence about the first JSON file in a folder that holds no JSON object, or None if there is no such file."""
     for path in sorted(folder.glob(files)) if folder else ():
         try:
             found = json.loads(path.read_text(encoding="utf-8"))

@@ -47,7 +47,7 @@ class OwnCache:
     Args:
         model: the model.
         whole: whether the cache keeps the tokens before a sliding window, too: a key then lies in the slot of its position.
-        rounded: what becomes of keys and values, as :class:`RoundedCache` takes it; None: they are kept as they are.
+        rounded: what becomes of keys and values, as :class:`RoundedCache` takes it, or None if they are kept as they are.
 
     Raises:
         ModelError: keys are rounded, and the model makes its cache itself.

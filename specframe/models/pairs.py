@@ -141,7 +141,7 @@ def chosen_name(given: Any, drafter: Any, draft: Any) -> Any:
 
 
 def recognise(location: str) -> str | None:
-    """Return the drafter that runs the checkpoint at a location, as ``name,key=value``; None: no plugin knows it.
+    """Return the drafter that runs the checkpoint at a location, as ``name,key=value``, or None if no plugin knows it.
 
     Raises:
         PluginError: a plugin's function raises an error, or returns something else than a text; or there is a head, and the
@@ -150,7 +150,7 @@ def recognise(location: str) -> str | None:
     for entry in registry().of("checkpoint"):
         try:
             found = entry.factory(location)
-        except Exception as error:  # a stranger's function may raise anything
+        except Exception as error:  # a third party's function may raise anything
             raise PluginError(f"{entry} raised {type(error).__name__} for {location!r}: {sentence(error)}") from error
         if found is not None and not isinstance(found, str):
             raise PluginError(f"{entry}: expected a drafter as name,key=value or None, got {literal(found)}")

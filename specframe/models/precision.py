@@ -18,7 +18,7 @@ STEP = 2.0**-7
 """The distance between two steps of eight bits with a sign, relative to the largest number of a token: 1 / 127, as in bfloat16."""
 
 EXACT_INPUTS = "act_quant_kwargs"
-"""The attribute of torchao's weights that says how activations are quantised; None: they are not."""
+"""The attribute of torchao's weights that says how activations are quantised, or None if they are not."""
 
 
 def eps(model: PreTrainedModel) -> float:

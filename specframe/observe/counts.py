@@ -15,7 +15,7 @@ from specframe.devices import kinds
 from specframe.observe.stopwatch import Stopwatch
 
 
-class Filler(Observer):
+class PaddingCounts(Observer):
     """Counts the tokens that each model computes, and those of them that are real."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Filler(Observer):
         self.computed[model] += computed
 
     def round(self, report: RoundReport) -> None:
-        """Count as filler the draft tokens that were fed as real ones and are not counted as drafted.
+        """Count as padding the draft tokens that were fed as real ones and are not counted as drafted.
 
         The host knows of them late: where a drafter counts on the device, and where tokens lie beyond a row's limit.
         """
@@ -40,12 +40,12 @@ class Filler(Observer):
 
     @property
     def share(self) -> float:
-        """Share of filler among the tokens that all models have computed; 0 where they have computed none."""
+        """Share of padding among the tokens that all models have computed; 0 where they have computed none."""
         computed = self.computed.total()
         return 1 - self.real.total() / computed if computed else 0.0
 
 
-class Counts(Filler):
+class Counts(PaddingCounts):
     """Counts of a run: forwards, tokens, rounds, padding, grouping, acceptance; waits and copies where the device counts them.
 
     Args:
@@ -93,7 +93,7 @@ class Counts(Filler):
         self.empty_places += longest * len(lengths) - int(lengths.sum())
 
     def per_round(self, count: int) -> float | None:
-        """Return a count of the device per decoding round; None: it counts nothing, or there was no round."""
+        """Return a count of the device per decoding round, or None if it counts nothing, or there was no round."""
         return count / self.rounds if self._before and self.rounds else None
 
 
@@ -134,15 +134,15 @@ class RunReport:
     draft_forwards: int
     peak_kv_bytes: int
     host_syncs: float | None = None
-    """Waits of the host for the device, per decoding round; None: the device does not count them."""
+    """Waits of the host for the device, per decoding round, or None if the device does not count them."""
     h2d_copies: float | None = None
-    """Copies from the host to the device, per decoding round; None: the device does not count them."""
+    """Copies from the host to the device, per decoding round, or None if the device does not count them."""
     prefix_hit_tokens: int = 0
     """Tokens of prompts that were not fed, since the caches had them."""
     tokens_computed: int = 0
-    """Tokens that target and draft model have computed, prompts and filler included."""
+    """Tokens that target and draft model have computed, prompts and padding included."""
     filler_share: float = 0.0
-    """Share of filler among them: padding, what rows were not to draft, what rounds the shape of a recorded forward up."""
+    """Share of padding among them: padding, what rows were not to draft, what rounds the shape of a recorded forward up."""
     state_bytes: int = 0
     """The most bytes of the states of layers without keys and values, part of ``peak_kv_bytes``."""
 

@@ -16,7 +16,7 @@ from specframe.contracts.roles import Observer
 from specframe.contracts.round import Logprobs as Values
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import constant
-from specframe.devices.memory import with_room
+from specframe.devices.out_of_memory import with_room
 
 
 @attrs.frozen(eq=False)
@@ -52,7 +52,7 @@ class Logprobs(Observer):
             chosen_AT = logprobs_ATV.gather(2, tokens_BT[asking_A][..., None])[..., 0]
             return chosen_AT, *logprobs_ATV.topk(min(most, logprobs_ATV.shape[-1]), dim=-1)
 
-        chosen_AT, top_ATN, top_ids_ATN = with_room(values, report.logits_BTV, report.verdict.tokens_BT)
+        chosen_AT, top_ATN, top_ids_ATN = with_room(values, report.logits_BTV, report.acceptance.tokens_BT)
         for place, row in enumerate(asking):
             gained = int(report.gained[row])
             part = _Part(chosen_AT[place, :gained], top_ATN[place, :gained], top_ids_ATN[place, :gained])

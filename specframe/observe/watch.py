@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
-from specframe.devices.memory import out_of_memory
+from specframe.devices.out_of_memory import out_of_memory
 from specframe.errors import SpecframeWarning
 
 _NOTHING = contextlib.nullcontext()
@@ -75,7 +75,7 @@ class Watch:
                 self.dismiss(observer, error)
 
     def fed(self, model: str, real: int, computed: int) -> None:
-        """Report that forwards of ``model`` have computed so many tokens, of which ``real`` were no filler."""
+        """Report that forwards of ``model`` have computed so many tokens, of which ``real`` were no padding."""
         for observer in self._fed:
             try:
                 observer.fed(model, real, computed)

@@ -27,6 +27,6 @@ def specframe_register_commands(register: Register) -> None:
 @hookimpl
 def specframe_register_attention_backends(register: Register) -> None:
     """Register the attention backends that "auto" chooses from."""
-    register("masked", "specframe.forward.attention.masks:Masked")
-    register("packed", "specframe.forward.attention.packed:Packed")
-    register("flex", "specframe.forward.attention.flex:Flex")
+    register("masked", "specframe.model.attention.masks:Masked")
+    register("packed", "specframe.model.attention.varlen:Packed")
+    register("flex", "specframe.model.attention.flex:Flex")

@@ -72,7 +72,7 @@ class Composition:
     attention: AttentionBackend | tuple[AttentionBackend, ...] = ()
     """A tuple: those that "auto" chooses from for each forward; mask tensors are always among them."""
     numerics: Numerics | None = attrs.field(default=None, kw_only=True)
-    """How everything is computed; None: as models compute it."""
+    """How everything is computed, or None: as models compute it."""
     names: Mapping[str, str] = attrs.field(kw_only=True)
     """What the strategy of each role is called in errors, see :func:`strategy_name`."""
 
@@ -177,7 +177,7 @@ def views_of(kv: KVBackend) -> Set[str]:
 
 def require_views(use: Composition, bitwise: bool) -> None:
     """Raise :class:`CompositionError` unless the attention backend reads what the KV backend hands out, or pages of it gathered, by
-    kernels that do not go by the shape of a batch where the run is ``bitwise``."""
+    kernels that do not depend on the shape of a batch where the run is ``bitwise``."""
     backend, views = use.attention, views_of(use.kv)
     name, kv_name = use.names["attention backend"], use.names["KV backend"]
     if isinstance(backend, tuple):

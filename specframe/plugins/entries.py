@@ -79,7 +79,7 @@ class Entry:
             module, _, attribute = made.partition(":")
             try:
                 made = getattr(importlib.import_module(module), attribute)
-            except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+            except (Exception, SystemExit) as error:  # a third party's module may raise anything
                 raise PluginError(
                     f"{self} refers to {self.reference!r}, which does not import: {sentence(error)}"
                 ) from error

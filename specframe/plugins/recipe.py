@@ -130,7 +130,7 @@ class Recipe:
 
 
 def own_budget(drafter: Any, depth: int | None = None) -> Budget | None:
-    """Return the budget that a drafter asks for, see :class:`specframe.contracts.roles.SizedDrafter`; None: any."""
+    """Return the budget that a drafter asks for, see :class:`specframe.contracts.roles.SizedDrafter`, or None for any."""
     if drafter is None or isinstance(drafter, str) or "budget" not in drafter.offers:
         return None
     budget: Budget | None = drafter.budget(depth)

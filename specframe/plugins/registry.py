@@ -68,7 +68,7 @@ class Registry:
         return the_one(self.entries[kind][name])
 
     def entry_of(self, kind: str, strategy: Any) -> Entry | None:
-        """Return the entry that a strategy's class is registered by, the first by name; None: it is not registered."""
+        """Return the entry that a strategy's class is registered by, the first by name, or None if it is not registered."""
         made = type(unwrap_guards(strategy))
         references = made, f"{made.__module__}:{made.__qualname__}"
         return next((entry for entry in self.of(kind) if entry.reference in references), None)
@@ -100,11 +100,11 @@ class Registry:
         return None
 
     def lack(self, kind: str, name: str) -> str | None:
-        """Return why a name of one of specframe's other distributions is not there; None: it is of none."""
+        """Return why a name of one of specframe's other distributions is not there, or None if it is of none."""
         return self.without(f"{kind} {name!r}", missing_packages.NAMES.get(kind, {}).get(name))
 
     def without(self, what: str, distribution: str | None) -> str | None:
-        """Return why a part of a distribution is not there; None: the distribution is loaded as a whole, or is None."""
+        """Return why a part of a distribution is not there, or None if the distribution is loaded as a whole, or is None."""
         fault = self.failures.get(distribution or "")
         if distribution is None or (distribution in self.distributions and not fault):
             return None
@@ -215,7 +215,7 @@ def discover() -> Registry:
             continue
         try:
             offer(registry, point.load(), distribution)
-        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+        except (Exception, SystemExit) as error:  # a third party's module may raise anything
             registry.fail(distribution, f"plugin {point.name!r} ({point.value}): {type(error).__name__}: {error}")
         else:
             registry.distributions[distribution] = point.value

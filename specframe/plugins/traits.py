@@ -21,7 +21,7 @@ class Traits:
     """Its place, ``module:name``."""
     documentation: str
     needs: frozenset[str] | None
-    """The words that a composition is checked by; None: they follow from its options, so that the object alone tells them."""
+    """The words that a composition is checked by, or None if they follow from its options, so that the object alone tells them."""
     offers: frozenset[str] | None
     scheduler: str | None
     """The scheduler that an alignment runs under unless told otherwise."""

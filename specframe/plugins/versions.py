@@ -17,7 +17,7 @@ def bounds() -> str:
 
 
 def unfit(distribution: importlib.metadata.Distribution) -> str | None:
-    """Return why a distribution's plugins cannot be loaded: it was made for other versions of specframe; None: they can.
+    """Return why a distribution's plugins cannot be loaded: it was made for other versions of specframe, or None if they can.
 
     A distribution that depends on specframe without bounds, or not at all, says nothing of versions, and is loaded.
     """

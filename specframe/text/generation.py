@@ -14,7 +14,7 @@ import attrs
 import torch
 from transformers import generation as hf
 
-from specframe.contracts.requests import Plan
+from specframe.contracts.requests import SamplingPlan
 from specframe.errors import OptionError, literal, sentence
 from specframe.text.processor_formulas import FrequencyPenalty, PresencePenalty, plan_of
 from specframe.text.sampling import Sampling
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Place:
+class SettingPlace:
     """Facts about a request that some logits processors need."""
 
     prompt_length: int
@@ -43,7 +43,7 @@ COLDEST, STRONGEST = 1e-30, 1e30
 """Lowest temperature and strongest penalty handed to transformers. More extreme values have the same effect, but float32 scores
 would overflow to nan."""
 
-Make = Callable[[Any, Place], Any]
+Make = Callable[[Any, SettingPlace], Any]
 
 
 def bounded(penalty: float) -> float:
@@ -141,7 +141,7 @@ def of_checkpoint(config: GenerationConfig | None, draws: bool) -> dict[str, Any
     """Return the supported settings of a generation config, by name.
 
     Args:
-        config: the target's generation config; None: no settings.
+        config: the target's generation config, or None for no settings.
         draws: whether tokens may be sampled; if not, ``do_sample`` is ignored.
     """
     if config is None:
@@ -170,7 +170,7 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 
 @attrs.frozen(eq=False, slots=False)
-class Settings:
+class GenerationSettings:
     """Decoding settings of the requests that share a :class:`Sampling`.
 
     Args:
@@ -212,7 +212,7 @@ class Settings:
         value = self.given.get(name, self.inherited.get(name))
         return None if value is None or idle(name, value) else value
 
-    def check(self, max_new_tokens: int, vocabulary: int) -> Settings:
+    def check(self, max_new_tokens: int, vocabulary: int) -> GenerationSettings:
         """Return these settings; raise :class:`OptionError` if a value from the user has no effect or no meaning.
 
         Args:
@@ -241,7 +241,9 @@ class Settings:
                 raise OptionError(f"{name}: expected ids from 0 to {vocabulary - 1}, got {literal(largest)}")
         return self
 
-    def plan(self, prompt_length: int, limit: int, stop_token_ids: Rows[int], device: torch.device | str) -> Plan:
+    def plan(
+        self, prompt_length: int, limit: int, stop_token_ids: Rows[int], device: torch.device | str
+    ) -> SamplingPlan:
         """Return the logits processors of one request, in the order in which transformers applies them.
 
         Args:
@@ -254,17 +256,17 @@ class Settings:
             OptionError: transformers refuses a value.
         """
         begin = prompt_length + (prompt_length == 1 and self["forced_bos_token_id"] is not None)
-        at = Place(prompt_length, limit, list(stop_token_ids), str(device), begin)
+        at = SettingPlace(prompt_length, limit, list(stop_token_ids), str(device), begin)
         made = [self._made(name, at) for name in MAKERS if self._wanted(name, at)]
         own = self.sampling.processors
         return plan_of([*own, *made], self.greedy, own=bool(own))
 
-    def _wanted(self, name: str, at: Place) -> bool:
+    def _wanted(self, name: str, at: SettingPlace) -> bool:
         if name in FOR_STOPS or (name == "forced_eos_token_id" and self[name] is True):
             return bool(at.stops) and self[name] is not None
         return self[name] is not None and not (self.greedy and name in WARPERS)
 
-    def _made(self, name: str, at: Place) -> Any:
+    def _made(self, name: str, at: SettingPlace) -> Any:
         if name in self._shared:
             return self._shared[name]
         try:

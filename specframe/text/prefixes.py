@@ -31,7 +31,7 @@ class Prefixes:
         drafted_BN: the draft tokens of each row.
         count: places per row, T, at most N + 1: that after each of the last draft tokens, and for N + 1 that after the row's last
             token, too.
-        parents_BN: the draft token that each draft token follows, -1: the row's last token; (B, N) or (1, N); None: a chain.
+        parents_BN: the draft token that each draft token follows, -1: the row's last token; (B, N) or (1, N), or None for a chain.
     """
 
     def __init__(

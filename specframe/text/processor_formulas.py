@@ -11,7 +11,7 @@ import attrs
 import torch
 from transformers import generation as hf
 
-from specframe.contracts.requests import Kind, Plan
+from specframe.contracts.requests import ProcessorKind, SamplingPlan
 
 
 class PresencePenalty(hf.LogitsProcessor):
@@ -65,13 +65,13 @@ class Formula:
 
     reads: Reads = Reads.NOTHING
     parameters: tuple[str, ...] | None = None
-    """The attributes that the formula depends on, beside what ``effect`` takes into account; None: all."""
+    """The attributes that the formula depends on, beside what ``effect`` takes into account, or None for all."""
     effect: Callable[[Any, int], Hashable] = always
     """(processor, tokens of the prefix) -> what it does there, None: nothing. Where it is equal, processors of a kind act alike."""
     since: Callable[[Any], int] = lambda processor: 0
     """The number of first tokens that are not read, nor shown."""
     called: Callable[[Any], Any] = lambda processor: processor
-    """The processor that is called in the place of one with such tokens: it reads all that it is shown."""
+    """The processor that is called in place of one with such tokens: it reads all that it is shown."""
     fits: Callable[[Any], bool] = lambda processor: True
     """Whether a processor is this formula as it was made."""
 
@@ -140,19 +140,19 @@ FORMULAS: Mapping[type, Formula] = {
 Of a prefix they read no more than is written here, which a test holds for each of them, to the bit."""
 
 
-def plan_of(processors: Rows[Any], greedy: bool, lead: tuple[int, ...] = (), own: bool = False) -> Plan:
-    """Return the plan that applies ``processors`` in their order; the other arguments are fields of :class:`Plan`."""
-    return Plan(tuple(processors), tuple(map(kind_of, processors)), greedy, lead, own)
+def plan_of(processors: Rows[Any], greedy: bool, lead: tuple[int, ...] = (), own: bool = False) -> SamplingPlan:
+    """Return the plan that applies ``processors`` in their order; the other arguments are fields of :class:`SamplingPlan`."""
+    return SamplingPlan(tuple(processors), tuple(map(kind_of, processors)), greedy, lead, own)
 
 
-def kind_of(processor: Any) -> Kind | None:
-    """Return what a processor computes; None: it has to be called for one place at a time."""
+def kind_of(processor: Any) -> ProcessorKind | None:
+    """Return what a processor computes, or None if it has to be called for one place at a time."""
     formula = FORMULAS.get(type(processor))
     if formula is None or not formula.fits(processor):
         return None
     held = vars(processor)
     names = held if formula.parameters is None else formula.parameters
-    return Kind(type(processor), tuple((name, hashable(held[name])) for name in names))
+    return ProcessorKind(type(processor), tuple((name, hashable(held[name])) for name in names))
 
 
 def hashable(value: Any) -> Hashable:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specframe.contracts.requests import Kind, Plan
+from specframe.contracts.requests import ProcessorKind, SamplingPlan
 from specframe.devices.kinds import constant
 from specframe.text.prefixes import Prefixes
 from specframe.text.processor_formulas import FORMULAS, Formula, Reads
@@ -22,7 +22,7 @@ MOST_SHOWN = 2**22
 """Token ids that one call is shown at most; what goes beyond takes further calls."""
 
 
-def process(plans: Rows[Plan], prefixes: Prefixes, scores_BTV: torch.Tensor) -> torch.Tensor:
+def process(plans: Rows[SamplingPlan], prefixes: Prefixes, scores_BTV: torch.Tensor) -> torch.Tensor:
     """Return scores put through each row's processors; ``scores_BTV`` is written to.
 
     Args:
@@ -39,7 +39,7 @@ def process(plans: Rows[Plan], prefixes: Prefixes, scores_BTV: torch.Tensor) -> 
             else:
                 scores_1V = made_1V
         return scores_1V[None]
-    part = Part(scores_BTV.flatten(0, 1))
+    part = ProcessorPart(scores_BTV.flatten(0, 1))
     for kind, processors in turns(plans):
         if kind is None:
             for row, processor in processors.items():
@@ -50,7 +50,7 @@ def process(plans: Rows[Plan], prefixes: Prefixes, scores_BTV: torch.Tensor) -> 
     return part.whole.view_as(scores_BTV)
 
 
-class Part:
+class ProcessorPart:
     """The scores of all places, of which those of the latest call are taken out until other ones are wanted.
 
     Calls that follow one another mostly have the same places.
@@ -95,13 +95,13 @@ class Part:
             self._part_RV = self._scores_RV[constant(tuple(places.tolist()), device)]
 
 
-def turns(plans: Rows[Plan]) -> Iterator[tuple[Kind | None, dict[int, Any]]]:
+def turns(plans: Rows[SamplingPlan]) -> Iterator[tuple[ProcessorKind | None, dict[int, Any]]]:
     """Yield what is to be applied next, in the order of each row's plan, and in few turns.
 
     Yields:
         A kind, and the processors of this kind by row, rows in ascending order.
     """
-    rows: dict[tuple[Kind | None, ...], list[int]] = {}
+    rows: dict[tuple[ProcessorKind | None, ...], list[int]] = {}
     for row, plan in enumerate(plans):
         if plan.kinds:
             rows.setdefault(plan.kinds, []).append(row)
@@ -122,7 +122,7 @@ Call = tuple[Any, np.ndarray, torch.Tensor]
 """A processor, the places that it is called for, and the token ids that it is shown, (R, L)."""
 
 
-def calls(kind: Kind, processors: Mapping[int, Any], prefixes: Prefixes) -> Iterator[Call]:
+def calls(kind: ProcessorKind, processors: Mapping[int, Any], prefixes: Prefixes) -> Iterator[Call]:
     """Yield the calls that apply the processors of one kind, by row."""
     formula, first = FORMULAS[kind.formula], next(iter(processors.values()))
     if formula.reads in (Reads.COUNT, Reads.TAIL):

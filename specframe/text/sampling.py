@@ -15,7 +15,7 @@ from specframe.contracts.drafts import Draft
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import constant
 from specframe.errors import OptionError, UnknownNameError, literal
-from specframe.text.constraints import constrain
+from specframe.text.constrained_logits import constrain
 from specframe.text.prefixes import Prefixes
 from specframe.text.processors import process
 from specframe.value_checks import MOST_SAMPLES, flag, number, number_within, whole, whole_within
@@ -167,7 +167,7 @@ class Sampling:
         return not self.temperature
 
 
-class Parameters(TypedDict, total=False):
+class SamplingParameters(TypedDict, total=False):
     """The parameters of :class:`Sampling` as keyword arguments, for who checks types; ``max_new_tokens`` is one already."""
 
     temperature: float | None
@@ -191,7 +191,7 @@ class Parameters(TypedDict, total=False):
     sequence_bias: Iterable[tuple[Iterable[int], float]] | None
 
 
-def shape(
+def apply_processors(
     batch: Batch, drafted_BN: torch.Tensor, logits_BTV: torch.Tensor, parents_BN: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return logits shaped by each row's constraint, and then by its plan; float32 if any row has either.
@@ -200,7 +200,7 @@ def shape(
         batch: the rows.
         drafted_BN: the N draft tokens of each row.
         logits_BTV: logits of the last T positions, T at most N + 1. In a chain, the last position follows all of ``drafted_BN``.
-        parents_BN: index of the draft token that each draft token follows, -1: the row's last token; None: a chain.
+        parents_BN: index of the draft token that each draft token follows, -1: the row's last token, or None for a chain.
     """
     if is_unshaped(batch):
         return logits_BTV
@@ -214,11 +214,11 @@ def shape(
 
 
 def is_unshaped(batch: Batch) -> bool:
-    """Return whether :func:`shape` leaves the logits of all rows as they are."""
+    """Return whether :func:`apply_processors` leaves the logits of all rows as they are."""
     return not any(sequence.request.plan.processors or sequence.guide for sequence in batch.sequences)
 
 
-def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
+def one_hot_greedy_rows(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
     """Return scores in which the most likely token of every greedy row has probability 1.
 
     Acceptance rules that compare probabilities or add noise then decode these rows greedily.

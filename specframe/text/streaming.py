@@ -21,10 +21,10 @@ LEAD = 8
 
 
 class TextStream:
-    """Text of one continuation in pieces. All pieces joined are the text of all its tokens.
+    """Text of one continuation in chunks. All pieces joined are the text of all its tokens.
 
     Args:
-        tokenizer: the target's tokenizer; None: there is no text.
+        tokenizer: the target's tokenizer, or None if there is no text.
         stop: the stop strings. Text that may begin a stop string is held back until the next tokens decide.
     """
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe_bitwise import mode
-from specframe_bitwise.check import require_bitwise
+from specframe_bitwise.bitwise_check import require_bitwise
 
 
 class Bitwise:

@@ -1,10 +1,10 @@
 """The context in which a token's logits do not depend on its batch: every kernel is handed tensors of one shape.
 
-It goes by operators, so it holds for whatever a model is made of: linear layers, convolutions written as products, experts, norms,
-activations, attention by ``scaled_dot_product_attention``. An operator is in one of five classes:
+It depends on operators, so it holds for whatever a model is made of: linear layers, convolutions written as products, experts,
+norms, activations, attention by ``scaled_dot_product_attention``. An operator is in one of five classes:
 
 - products and attention are computed in tiles of one shape (:mod:`specframe_bitwise.products`, ``attention``);
-- reductions are computed in pieces with one number of rows, for kernels share out rows by how many there are;
+- reductions are computed in chunks with one number of rows, for kernels share out rows by how many there are;
 - functions of single numbers that round (an exponential) are computed in whole vectors, on a CPU;
 - what moves numbers, compares them or computes them by one correctly rounded operation is left as it is;
 - an operator made of others is taken apart.
@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from specframe.devices import kinds
 from specframe.errors import ModelError
-from specframe_bitwise import forwards, operators, products
-from specframe_bitwise.attention import attention
+from specframe_bitwise import bitwise_forwards, bitwise_operators, products
+from specframe_bitwise.bitwise_attention import attention
 from specframe_bitwise.tiles import by_numbers, by_rows
 
 
-class Bitwise(TorchDispatchMode):
+class BitwiseMode(TorchDispatchMode):
     """Computes every operator inside the block by its rule."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +64,7 @@ def bitwise(device: torch.device) -> Iterator[None]:
 
     On CUDA, sums of products are kept in float32 for the time, and not split, by settings that hold for the process.
     """
-    with kinds.of(device).precise(), forwards.active(), Bitwise():
+    with kinds.of(device).precise(), bitwise_forwards.active(), BitwiseMode():
         yield
 
 
@@ -179,16 +179,16 @@ _BY_NAME: dict[str, Rule] = {
     "scaled_dot_product_attention": attention,
     "pow": power,
     "rms_norm": normed_alone,
-    **dict.fromkeys(operators.TWO_STEPS, real),
-    **dict.fromkeys(operators.ALONG_SEVERAL, reduced_later),
-    **dict.fromkeys(operators.ALONG_ONE, along),
-    **dict.fromkeys(operators.NORMS, norm_tiles),
-    **dict.fromkeys(operators.REFUSED, refuse_operator),
+    **dict.fromkeys(bitwise_operators.TWO_STEPS, real),
+    **dict.fromkeys(bitwise_operators.ALONG_SEVERAL, reduced_later),
+    **dict.fromkeys(bitwise_operators.ALONG_ONE, along),
+    **dict.fromkeys(bitwise_operators.NORMS, norm_tiles),
+    **dict.fromkeys(bitwise_operators.REFUSED, refuse_operator),
 }
 """The rules of operators, by name."""
 
 RULES: dict[Any, Rule | None] = {}
-"""The rules of the operators seen so far; None: an operator is left as it is."""
+"""The rules of the operators seen so far, or None if an operator is left as it is."""
 
 
 def found(func: Any) -> Rule | None:
@@ -214,5 +214,5 @@ def _usual_rule(func: Any) -> Rule | None:
     if torch.Tag.nondeterministic_seeded in func.tags and not func._can_decompose():
         return None
     if torch.Tag.pointwise in func.tags:
-        return None if plain in operators.ROUNDED_ONCE else whole
+        return None if plain in bitwise_operators.ROUNDED_ONCE else whole
     return decomposed if func._can_decompose() else None

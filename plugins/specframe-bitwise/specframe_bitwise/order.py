@@ -13,7 +13,7 @@ from contextvars import ContextVar
 import torch
 
 from specframe.contracts.cache import Placement
-from specframe.forward.numerics import NOTHING
+from specframe.model.current_numerics import NOTHING
 
 LAST = 2**62
 """An order after that of any token."""
@@ -23,7 +23,7 @@ _SLOTS: ContextVar[torch.Tensor | None] = ContextVar("specframe.bitwise.slots", 
 
 def ordered_attention(placement: Placement) -> contextlib.AbstractContextManager[None]:
     """Have attention inside the block, a forward, take the slots of its cache by the order of their tokens."""
-    return _ordered(slots_by_order(placement))
+    return _ordered(slots_by_index(placement))
 
 
 def of_rows(rows: slice, width: int) -> contextlib.AbstractContextManager[None]:
@@ -46,22 +46,22 @@ def _ordered(slots: torch.Tensor | None) -> Iterator[None]:
 
 
 def current_slots(slots: int) -> torch.Tensor | None:
-    """Return the slots of the forward under way by the order of their tokens; None: they are in order, or it has another number."""
+    """Return the slots of the forward under way by the order of their tokens, or None if they are in order or differ in number."""
     found = _SLOTS.get()
     return found if found is not None and found.shape[-1] == slots else None
 
 
-def slots_by_order(placement: Placement) -> torch.Tensor | None:
-    """Return all slots by the order of their tokens, those without a token last; None: slot s holds the token of order s.
+def slots_by_index(placement: Placement) -> torch.Tensor | None:
+    """Return all slots by the order of their tokens, those without a token last, or None if slot s holds the token of order s.
 
     Returns:
         (B, S), or (1, S) if all rows are equal. For a tree (B, T, S): each fed token has an order of its own, in which the tokens
         before it and those of its path come first.
     """
-    key_order_BS = placement.key_order_BS
+    key_index_BS = placement.key_index_BS
     if placement.sees_BTT is not None:
-        key_order_BTS = key_order_BS[:, None].where(placement.seen(), LAST)
-        return key_order_BTS.argsort(dim=-1, stable=True)
+        key_index_BTS = key_index_BS[:, None].where(placement.seen(), LAST)
+        return key_index_BTS.argsort(dim=-1, stable=True)
     if placement.in_order:
         return None
-    return key_order_BS.where(key_order_BS >= 0, LAST).argsort(dim=-1, stable=True)
+    return key_index_BS.where(key_index_BS >= 0, LAST).argsort(dim=-1, stable=True)

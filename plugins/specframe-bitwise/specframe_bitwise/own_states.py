@@ -1,6 +1,6 @@
 """The states of a model that is fed alone, outside of a run, where its logits are to be the same to the bit.
 
-A model's own scan goes by the number of tokens. Here its layers take in one token after the other, by their kinds of state, as
+A model's own scan depends on the number of tokens. Here its layers take in one token after the other, by their kinds of state, as
 they do in a run. The model's own cache has keys and values alone.
 
 Tensor names carry their shape: B rows, T tokens fed.
@@ -17,15 +17,15 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.states import After, Inputs, LayerState, Parts
-from specframe.forward.numerics import NOTHING
-from specframe.forward.states import StateLayer, state_layers
-from specframe.forward.transformers_model import has_other_layers
-from specframe.forward.twin import CurrentForward, running, twin
+from specframe.model.current_numerics import NOTHING
+from specframe.model.row_states import ModuleState, state_layers
+from specframe.model.transformers_model import has_other_layers
+from specframe.model.twin import CurrentForward, running, twin
 from specframe.models.own_cache import OwnCache
 
 
 @attrs.define(eq=False)
-class Noted:
+class NotedState:
     """What a layer has noted of the tokens that were fed last."""
 
     before: Parts
@@ -44,7 +44,7 @@ class OwnStates:
     def __init__(self, model: PreTrainedModel, prompts: bool = False) -> None:
         self._prompts, keeps = prompts, has_other_layers(model.config.get_text_config())
         self.layers = state_layers(model, f"the model ({type(model).__name__})") if keeps else {}
-        self.noted: dict[int, Noted] = {}
+        self.noted: dict[int, NotedState] = {}
         """What the layers have noted, by their number."""
 
     def feeding(self, ids_BT: torch.Tensor) -> contextlib.AbstractContextManager[None]:
@@ -56,12 +56,12 @@ class OwnStates:
             layer.module: layer.forward(self._state(number, layer, ids_BT)) for number, layer in self.layers.items()
         }
 
-    def _state(self, number: int, layer: StateLayer, ids_BT: torch.Tensor) -> LayerState:
+    def _state(self, number: int, layer: ModuleState, ids_BT: torch.Tensor) -> LayerState:
         """Return the states of a layer before tokens, none of which is padding."""
         real_BT = torch.ones_like(ids_BT, dtype=torch.bool)
         prompt_BT = None if self._prompts or number not in self.noted else ~real_BT
         before = self.noted[number].after if number in self.noted else self._zeros(layer, ids_BT)
-        noted = Noted(before)
+        noted = NotedState(before)
 
         def note(inputs: Inputs, after: After | None) -> None:
             assert after is not None
@@ -70,7 +70,7 @@ class OwnStates:
 
         return LayerState(before, real_BT, None, None, prompt_BT, note)
 
-    def _zeros(self, layer: StateLayer, ids_BT: torch.Tensor) -> Parts:
+    def _zeros(self, layer: ModuleState, ids_BT: torch.Tensor) -> Parts:
         shape = layer.shape
         return tuple(
             torch.zeros(len(ids_BT), *size, dtype=dtype, device=shape.device or ids_BT.device)

@@ -37,9 +37,9 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def pieces(x_RD: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
-    """Return the rows of a matrix in pieces of so many, the last filled up with zeros.
+    """Return the rows of a matrix in chunks of so many, the last filled up with zeros.
 
-    They are copies in memory of their own, for some kernels go by the address and the strides of what they read.
+    They are copies in memory of their own, for some kernels depend on the address and the strides of what they read.
     """
     count = len(x_RD)
     padded_RD = x_RD.new_empty(-(-count // rows) * rows, *x_RD.shape[1:])
@@ -74,7 +74,7 @@ def watch_tiles(watcher: Callable[[Product, torch.Tensor], None]) -> Iterator[No
 
 
 def by_rows(call: Callable[[torch.Tensor], Any], x: torch.Tensor, dims: int | list[int] | None, keep: bool) -> Any:
-    """Reduce, or change, a tensor along some dimensions, in pieces of one shape.
+    """Reduce, or change, a tensor along some dimensions, in chunks of one shape.
 
     Args:
         call: the function, for a matrix along its rows; it returns a tensor or several, of the same rows or of one number for each.

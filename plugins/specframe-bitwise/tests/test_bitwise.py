@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import architectures
 import pytest
 import torch
-from specframe_bitwise.check import require_bitwise
+from specframe_bitwise.bitwise_check import require_bitwise
 from specframe_bitwise.mode import bitwise
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_testing import harness, zoo
-from specframe_testing.logits import Kept, Logits
+from specframe_testing.logits import KeptLogits, Logits
 from to_the_bit import CPU, DTYPES, by_reference, same
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
@@ -35,7 +35,7 @@ NEW = 3
 
 
 class ByShape(TorchDispatchMode):
-    """Kernels that add the terms of a sum in an order that goes by the number of rows, as kernels of GPUs do."""
+    """Kernels that add the terms of a sum in an order that depends on the number of rows, as kernels of GPUs do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Turn the terms of a product round by as many as there are rows."""
@@ -76,7 +76,7 @@ def prompts(count: int = len(LENGTHS)) -> list[list[int]]:
 def decoded(name: str, dtype: torch.dtype, way: Way, **options: Any) -> Logits:
     """Return the logits of every token, by prompt and length."""
     target, draft = models(name, dtype)
-    kept = Kept()
+    kept = KeptLogits()
     options = {"accept": kept, "batch_size": way.batch, "align": way.align, "draft_length": way.draft or 1} | options
     pipe = harness.pipeline(target, draft if way.draft else None, **options)
     beside = harness.random_prompts([way.beside] if way.beside else [], zoo.VOCABULARY)
@@ -116,7 +116,7 @@ def test_same_to_the_bit_on_cuda(dtype: torch.dtype) -> None:
     target = zoo.build("qwen3").to("cuda", dtype)
     found: list[Logits] = []
     for draft, options in ((None, {"batch_size": 1}), (zoo.good_draft(target), {"batch_size": 3, "draft_length": 4})):
-        kept = Kept()
+        kept = KeptLogits()
         pipe = harness.pipeline(target, draft, accept=kept, bitwise=True, **options)
         for _ in range(2):  # shapes that come again are recorded
             harness.decode(pipe, harness.requests(prompts(), 12))
@@ -156,7 +156,11 @@ CELLS = [
 def require_equal_to_the_reference(name: str, align: str, tree: str, lengths: tuple[int, ...], **config: Any) -> None:
     """Fail unless prompts of these lengths have the reference's logits to the bit."""
     target = zoo.build(name, **config)
-    drafter, kept, asked = ModelDrafter(**TREES[tree]), Kept(), harness.random_prompts(lengths, zoo.VOCABULARY, seed=1)
+    drafter, kept, asked = (
+        ModelDrafter(**TREES[tree]),
+        KeptLogits(),
+        harness.random_prompts(lengths, zoo.VOCABULARY, seed=1),
+    )
     options = {"drafter": drafter, "accept": kept, "align": align, "batch_size": 4, "draft_length": 3}
     pipe = harness.pipeline(target, zoo.good_draft(target), bitwise=True, **options)
     harness.decode(pipe, harness.requests(asked, 2 * NEW))
@@ -200,7 +204,7 @@ def test_sample_covers_the_matrix() -> None:
 
 @pytest.mark.wide
 def test_differs_without() -> None:
-    """With kernels that go by the number of rows logits differ without bitwise, and are equal with it."""
+    """With kernels that depend on the number of rows logits differ without bitwise, and are equal with it."""
     with ByShape():
         wanted = alone.__wrapped__("llama", torch.float32)
         assert same(decoded("llama", torch.float32, Way(3, 2), bitwise=True), wanted)
@@ -220,7 +224,7 @@ def test_an_architecture_is_the_same_to_the_bit_or_refused(name: str) -> None:
     Those attend by products of their own, which have another shape in every batch; the list may only get shorter.
     """
     target = architectures.build(name).bfloat16()
-    kept = Kept()
+    kept = KeptLogits()
 
     def decode() -> Logits:
         pipe = harness.pipeline(target, target, accept=kept, batch_size=3, draft_length=2, bitwise=True)

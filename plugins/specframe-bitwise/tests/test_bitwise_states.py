@@ -14,12 +14,12 @@ from typing import Any
 import architectures
 import pytest
 import torch
-from specframe_bitwise.check import require_bitwise
+from specframe_bitwise.bitwise_check import require_bitwise
 from specframe_bitwise.mode import bitwise
 from specframe_std.states import mixers, recurrence
 from specframe_testing import fakes, harness, standard, states, zoo
-from specframe_testing.conformance.decoding import RIGHT
-from specframe_testing.logits import Kept, Logits
+from specframe_testing.conformance.decoding_suite import RIGHT
+from specframe_testing.logits import KeptLogits, Logits
 from test_state_kinds import KINDS as ALL_KINDS
 from test_state_kinds import WITHOUT_EXPERTS
 from to_the_bit import CPU, DTYPES, by_reference, same
@@ -75,7 +75,7 @@ def require_equal_to_the_reference(
     name: str, dtype: torch.dtype, tree: bool = False, batch_size: int = FEW, **options: Any
 ) -> None:
     """Fail unless every token has the reference's logits to the bit, with drafts of which more or fewer tokens are right."""
-    model, kept, count = target(name, dtype), Kept(), max(FEW, batch_size)
+    model, kept, count = target(name, dtype), KeptLogits(), max(FEW, batch_size)
     kind = fakes.ScriptedTree if tree else fakes.ScriptedDrafter
     drafter = kind(script(name, dtype, count), dict(enumerate((2, 0, 3, 1) * 2)) if tree else RIGHT["by-turns"])
     options = {"accept": kept, "batch_size": batch_size, "draft_length": 3, "bitwise": True} | options
@@ -141,7 +141,7 @@ def test_the_reference_is_the_models_own(name: str) -> None:
 def test_rows_that_begin_after_a_kept_state_are_the_same_to_the_bit() -> None:
     """A prompt that begins as another goes on from the state that was kept of that, with padding before its first token."""
     model, (long, *_) = target("nemotron_h", torch.bfloat16), harness.random_prompts([11], zoo.VOCABULARY, seed=2)
-    asked, kept = [[*long, 5], [*long[:7], 5, 6], long[:5], [9]], Kept()
+    asked, kept = [[*long, 5], [*long[:7], 5, 6], long[:5], [9]], KeptLogits()
     pipe = harness.pipeline(model, "prompt-lookup", kv=standard.KEEPING, accept=kept, batch_size=4, bitwise=True)
     for _ in range(2):
         kept.logits.clear()

@@ -17,7 +17,7 @@ import torch
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import format_of
 from specframe_testing import harness, zoo
-from specframe_testing.heads.scripted import Seen, scripted
+from specframe_testing.heads.scripted import ScriptedCalls, scripted
 from speculators.models.dflash import core as dflash
 from speculators.models.dflash.config import DFlashSpeculatorConfig
 from speculators.models.dspark import core as dspark
@@ -169,10 +169,10 @@ def test_every_draft_is_the_librarys(name: str, tmp_path: Path) -> None:
     found = format_of(checkpoint)
     asked, drafts = (
         harness.requests(harness.random_prompts([6, 3, 12, 4], zoo.VOCABULARY), [10, 14, 7, 11]),
-        list[Seen](),
+        list[ScriptedCalls](),
     )
     for length in (DRAFT, DRAFT - 2):  # a shorter draft is the beginning of the whole block
-        drafter, seen = strategy(registry(), "drafter", f"{found.drafter},checkpoint={tmp_path}"), list[Seen]()
+        drafter, seen = strategy(registry(), "drafter", f"{found.drafter},checkpoint={tmp_path}"), list[ScriptedCalls]()
         scripted(drafter, seen, harness.truth(tokens, asked), lambda place: place % 4 > 0)
         harness.check(harness.pipeline(tokens, drafter, batch_size=3, draft_length=length), asked)
         whole = {(*one.ids, -1, *one.drafted): one for one in seen if one.count == length}

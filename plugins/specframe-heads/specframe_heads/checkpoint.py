@@ -200,7 +200,7 @@ def _hollow(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, to
 
 
 def number(config: Mapping[str, Any], *keys: str) -> int | None:
-    """Return the first whole number that a configuration has under one of these keys; None: it has none."""
+    """Return the first whole number that a configuration has under one of these keys, or None if it has none."""
     found = (config[key] for key in keys if key in config)
     return next((one for one in found if isinstance(one, int) and not isinstance(one, bool)), None)
 

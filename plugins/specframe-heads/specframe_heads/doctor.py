@@ -27,8 +27,8 @@ from specframe.text.prompts.builtin import BUILT_IN
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.format import Format
 from specframe_heads.formats.recognised import format_of
+from specframe_heads.head_vocabulary import looks_like_ids
 from specframe_heads.target import Target
-from specframe_heads.vocabulary import looks_like_ids
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "layernorms", "fusion_bias")
 """Flags that change what a head computes. Engines disagree on what holds where a file leaves one out."""
@@ -183,7 +183,7 @@ def measured(patient: Patient, draft_length: int, new: int, limit: int) -> Itera
     yield from concluded(patient.format, known)
 
 
-def concluded(format: Format, known: dict[int, Acceptance]) -> Iterator[Finding]:
+def concluded(format: Format, known: dict[int, HeadAcceptance]) -> Iterator[Finding]:
     """Say what follows from acceptance by the shift of layer ids, if anything does; nothing where the file is read rightly."""
     as_read = known[0]
     best = max(
@@ -209,7 +209,7 @@ def concluded(format: Format, known: dict[int, Acceptance]) -> Iterator[Finding]
 
 
 @attrs.frozen
-class Acceptance:
+class HeadAcceptance:
     """What was accepted over some rounds; without rounds the target has no such hidden states."""
 
     rounds: int = 0
@@ -221,7 +221,7 @@ class Acceptance:
     """That of each prompt."""
 
     @classmethod
-    def of(cls, results: Iterable[Result]) -> Acceptance:
+    def of(cls, results: Iterable[Result]) -> HeadAcceptance:
         """Return that of results."""
         each = [Counter[int](one.metrics.acceptance_histogram) for one in results]
         counts = sum(each, Counter[int]())
@@ -231,7 +231,7 @@ class Acceptance:
         squares = sum((accepted - mean) ** 2 * count for accepted, count in counts.items())
         return cls(rounds, 1 + mean, math.sqrt(squares) / rounds, tuple(1 + mean_of(one) for one in each))
 
-    def beyond(self, other: Acceptance) -> tuple[float, float]:
+    def beyond(self, other: HeadAcceptance) -> tuple[float, float]:
         """Return by how much more is accepted than in another run over the same texts, and the standard error of that."""
         differences = [mine - its for mine, its in zip(self.each, other.each, strict=False)]
         if len(differences) < PAIRS:
@@ -244,7 +244,7 @@ def mean_of(counts: Counter[int]) -> float:
     return sum(value * count for value, count in counts.items()) / max(1, counts.total())
 
 
-def acceptance(patient: Patient, shift: int, draft_length: int, new: int, limit: int) -> Acceptance:
+def acceptance(patient: Patient, shift: int, draft_length: int, new: int, limit: int) -> HeadAcceptance:
     """Return what is accepted with layer ids shifted."""
     drafter = f"{patient.format.drafter},{quote(f'checkpoint={patient.checkpoint.name}')}"
     drafter += f",shift={shift}" if shift else ""
@@ -253,10 +253,10 @@ def acceptance(patient: Patient, shift: int, draft_length: int, new: int, limit:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"the config\.json of drafter", SpecframeWarning)  # findings have told it
             pipe = Pipeline(target=patient.model, drafter=drafter, accept="greedy", generation_config=None, **options)
-            return Acceptance.of(pipe.generate(prompts(patient)[:limit], max_new_tokens=new))
+            return HeadAcceptance.of(pipe.generate(prompts(patient)[:limit], max_new_tokens=new))
     except (ModelError, OptionError):
         if shift:
-            return Acceptance()
+            return HeadAcceptance()
         raise
 
 

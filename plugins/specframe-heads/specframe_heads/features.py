@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import on_device
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.row_map import RowMap
 
 GROWTH = 8
@@ -30,7 +30,7 @@ Fuse = Callable[[torch.Tensor], torch.Tensor]
 
 
 @attrs.frozen(eq=False)
-class Piece:
+class FeatureChunk:
     """Features of a prompt, or of a piece of it, that the head is to read now."""
 
     batch: Batch
@@ -75,7 +75,7 @@ class Features:
     Args:
         run: the run; its target captures the layers from now on.
         layers: the hidden states to take, as transformers numbers them.
-        fuse: makes what is kept; None: the states side by side.
+        fuse: makes what is kept, or None for the states side by side.
         ahead: 1 where the head needs the token after a feature's own to consume it, so that the last feature of a prompt has to
             wait; 0 where it does not.
         past: whether features of all tokens are needed; False: the head keeps what it makes of them as long as the target keeps
@@ -101,7 +101,7 @@ class Features:
         if batch.starts:  # the parent has consumed the prompt up to its last token, which is fed again now
             self._consumed[: len(batch)] = batch.lengths - 1
 
-    def observe(self, outcome: Outcome) -> Piece | None:
+    def observe(self, outcome: Outcome) -> FeatureChunk | None:
         """Take a round's features. Returns those that the head has to read now, of a prompt; else None."""
         hidden = outcome.scores.hidden
         states_BTD = torch.cat([hidden[layer] for layer in self._layers], dim=-1)
@@ -117,7 +117,7 @@ class Features:
         read_BTD = features_BTD[:, : features_BTD.shape[1] - waits]
         if not read_BTD.shape[1]:
             return None
-        return Piece(batch, read_BTD, -batch.unread, (unread(batch) - batch.left - waits).clip(0))
+        return FeatureChunk(batch, read_BTD, -batch.uncached, (uncached(batch) - batch.left - waits).clip(0))
 
     def waiting(self, batch: Batch) -> int:
         """Return the most features that wait in any row of a batch that decodes."""
@@ -158,19 +158,19 @@ class Features:
         return self._kept_RWD
 
 
-def unread(batch: Batch) -> np.ndarray:
+def uncached(batch: Batch) -> np.ndarray:
     """Return how many of each row's last tokens were not cached when a batch that reads prompts was made, (B,)."""
-    found: np.ndarray = batch.lengths.clip(max=batch.unread) if batch.unreads is None else batch.unreads
+    found: np.ndarray = batch.lengths.clip(max=batch.uncached) if batch.uncached_rows is None else batch.uncached_rows
     return found
 
 
 def on_path(outcome: Outcome, states_BTD: torch.Tensor) -> torch.Tensor:
-    """Return the states after each row's last token and after the nodes of the verdict's path, (B, K + 1, D).
+    """Return the states after each row's last token and after the nodes of the acceptance result's path, (B, K + 1, D).
 
     In row i the first ``accepted_B[i] + 1`` mean something.
     """
     states_BTD = states_BTD[:, states_BTD.shape[1] - outcome.draft.nodes - 1 :]
-    path_BK = None if outcome.verdict is None else outcome.verdict.path_BT
+    path_BK = None if outcome.acceptance is None else outcome.acceptance.path_BT
     if path_BK is None:
         return states_BTD
     places_BT = F.pad(path_BK + 1, (1, 0)).clamp(0, states_BTD.shape[1] - 1)

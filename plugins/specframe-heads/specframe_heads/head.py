@@ -14,25 +14,25 @@ import torch
 from specframe_std.kv.slab import Slab
 from specframe_std.trees.chains import GrowingChain
 from specframe_std.trees.growth import Frontier
-from specframe_std.trees.options import Trees
+from specframe_std.trees.tree_options import Trees
 from transformers import PreTrainedModel
 
-from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
-from specframe.forward.cached import CachedModel
-from specframe.forward.run import Run
-from specframe.forward.runner import ModelRunner
-from specframe.text.sampling import shape, sharpen
+from specframe.kv.ragged_layout import RaggedLayout
+from specframe.model.cached import CachedModel
+from specframe.model.run import Run
+from specframe.model.runner import ModelRunner
+from specframe.text.sampling import apply_processors, one_hot_greedy_rows
 from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.features import Features, Piece, Waiting
+from specframe_heads.features import FeatureChunk, Features, Waiting
 from specframe_heads.formats.format import Format
 from specframe_heads.formats.recognised import format_of
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.target import Target
-from specframe_heads.vocabulary import DraftVocabulary
 
 MOST_WAITING = 32
 """Features that wait in a row, where nothing is drafted, until the head consumes them: one forward then serves many rounds, and
@@ -54,7 +54,7 @@ class HeadDrafter:
     Args:
         checkpoint: an alias, a directory or a hub id.
         shift: added to the numbers of the hidden states that the head is fed, for finding out whether a format is read rightly.
-        trees: what is drafted; None: chains.
+        trees: what is drafted, or None for chains.
     """
 
     needs: frozenset[str] = frozenset({"hidden"})
@@ -79,7 +79,7 @@ class HeadDrafter:
         return False
 
     def budget(self, depth: int | None = None) -> Budget | None:
-        """Return the budget of a tree; None: a chain of any length."""
+        """Return the budget of a tree, or None: a chain of any length."""
         return None if self.trees.chain else self.trees.budget(depth)
 
     def _opened(self, name: str) -> tuple[Checkpoint, Format]:
@@ -111,8 +111,8 @@ class HeadDrafter:
         if (piece := self.features.observe(outcome)) is not None:
             self.read(piece)
 
-    def read(self, piece: Piece) -> None:
-        """Read a piece of a prompt, where a head keeps something of it."""
+    def read(self, piece: FeatureChunk) -> None:
+        """Read a prefill chunk, where a head keeps something of it."""
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return a draft from the features of each row's tokens; an empty one where nothing is to be drafted."""
@@ -142,22 +142,22 @@ class HeadDrafter:
             drafted_BK: the tokens drafted before it, for processors that look at them.
             logits_B1V: the head's logits, in its own vocabulary.
         """
-        logits_B1V = self.shaped(batch, drafted_BK, logits_B1V)
+        logits_B1V = self.processed(batch, drafted_BK, logits_B1V)
         if "samples" in self.rule.offers:
-            logits_B1V = sharpen(batch, logits_B1V)
+            logits_B1V = one_hot_greedy_rows(batch, logits_B1V)
         token_B1 = self.rule.choose(batch, offset, logits_B1V[:, 0])[:, None]
         return token_B1, logits_B1V if "logits" in self.rule.needs else None
 
     def lengthen(self, batch: Batch, chain: GrowingChain, logits_B1V: torch.Tensor) -> bool:
         """Add a token to a chain, from the head's logits, and return whether one was: a chain ends where no row goes on."""
-        if chain.may_end and not chain.goes_on(self.shaped(batch, chain.tokens_BK, logits_B1V)):
+        if chain.may_end and not chain.goes_on(self.processed(batch, chain.tokens_BK, logits_B1V)):
             return False
         chain.add(*self.choose(batch, chain.length, chain.tokens_BK, logits_B1V))
         return True
 
-    def shaped(self, batch: Batch, drafted_BK: torch.Tensor, logits_B1V: torch.Tensor) -> torch.Tensor:
+    def processed(self, batch: Batch, drafted_BK: torch.Tensor, logits_B1V: torch.Tensor) -> torch.Tensor:
         """Return the head's logits in the target's vocabulary, after the rows' processors."""
-        return shape(batch, drafted_BK, self.head.vocabulary.full(logits_B1V))
+        return apply_processors(batch, drafted_BK, self.head.vocabulary.full(logits_B1V))
 
 
 def model_of(run: Run) -> PreTrainedModel:
@@ -216,7 +216,7 @@ class PairDrafter(HeadDrafter):
         super().__init__(checkpoint, shift, Trees(tree, branch, nodes, top, wide=self.wide))
 
     def budget(self, depth: int | None = None) -> Budget | None:
-        """Return the budget of a tree; None: a chain of any length."""
+        """Return the budget of a tree, or None: a chain of any length."""
         if (found := super().budget(depth)) is not None:
             self._spare = max(self._spare, self.trees.spare(found))
         return found
@@ -240,7 +240,7 @@ class PairDrafter(HeadDrafter):
         """Make the batch's sequences the rows of the cache."""
         self.cache.follow(batch)
 
-    def read(self, piece: Piece) -> None:
+    def read(self, piece: FeatureChunk) -> None:
         """Feed the pairs of a prompt, or of a piece of it, in chunks."""
         view, start, width = pairs_of(piece.batch), piece.start + 1, piece.features_BTD.shape[1]
         chunk = self.cache.tokens_at_once(view)
@@ -305,9 +305,9 @@ class PairDrafter(HeadDrafter):
             features_BMD = torch.cat([features_BMD, self.head.fed_back(parents_BFD)], dim=1)
             block = Block(level.tokens_BM, 0, level.parents_BM, {"features": features_BMD})
             level_BFD = self.cache.feed(view, block, level.width).logits_BTV
-            return shape(batch, level.tokens_BM, full(self.head.logits(level_BFD)), level.parents_BM)
+            return apply_processors(batch, level.tokens_BM, full(self.head.logits(level_BFD)), level.parents_BM)
 
-        first_B1V = shape(batch, batch.tokens_BS[:, :0], full(self.head.logits(states_B1D)))
+        first_B1V = apply_processors(batch, batch.tokens_BS[:, :0], full(self.head.logits(states_B1D)))
         return self.trees.grow(batch, budget, self.rule, first_B1V, run, self._spare).draft
 
 

@@ -14,7 +14,7 @@ from specframe_std.trees.growth import Frontier
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
-from specframe.text.sampling import shape
+from specframe.text.sampling import apply_processors
 from specframe_heads.head import HeadDrafter
 
 Step = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -63,14 +63,14 @@ class Path:
 
     def first(self) -> torch.Tensor:
         """Return the scores after each row's last token, (B, 1, V)."""
-        return shape(self._batch, self._batch.tokens_BS[:, :0], self._after(0, self._batch.last_tokens(1)))
+        return apply_processors(self._batch, self._batch.tokens_BS[:, :0], self._after(0, self._batch.last_tokens(1)))
 
     def run(self, frontier: Frontier) -> torch.Tensor:
         """Return the scores after each node of a frontier, (B, F, V)."""
         self._states_BFD = of(self._states_BFD, frontier.above_BF)
         logits_BFV = self._after(frontier.depth, frontier.tokens_BM[:, -frontier.width :])
         logits_BFV = logits_BFV.expand(-1, frontier.width, -1)
-        return shape(self._batch, frontier.tokens_BM, logits_BFV, frontier.parents_BM)
+        return apply_processors(self._batch, frontier.tokens_BM, logits_BFV, frontier.parents_BM)
 
     def _after(self, place: int, tokens_BF: torch.Tensor) -> torch.Tensor:
         logits_BFV, self._states_BFD = self._step(place, self._states_BFD, tokens_BF)

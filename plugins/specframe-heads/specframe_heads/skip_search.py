@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 from specframe import Pipeline
 from specframe.errors import OptionError, literal
-from specframe.forward.twin import twin
+from specframe.model.twin import twin
 from specframe.plugins.recipe import PLAIN
 from specframe.value_checks import parse_value
-from specframe_heads.training.continuations import Text
+from specframe_heads.training.continuations import ContinuationText
 from specframe_heads.training.session import given
 
 LONGEST_DRAFT = 8
@@ -85,7 +85,7 @@ def found_by(
     pipe = Pipeline(target=target, drafter=PLAIN, batch_size=batch_size, device=device, generation_config=None)
     ids = [pipe.encode(one)[:max_prompt_tokens] for one in asked]
     written = [
-        Text([*prompt, *result.token_ids], len(prompt))
+        ContinuationText([*prompt, *result.token_ids], len(prompt))
         for prompt, result in zip(ids, pipe.generate(ids, max_new_tokens), strict=True)
         if result.finish_reason != "error"
     ]
@@ -107,7 +107,7 @@ class SkipSearch:
         OptionError: no text has a continuation.
     """
 
-    def __init__(self, model: PreTrainedModel, texts: Sequence[Text]) -> None:
+    def __init__(self, model: PreTrainedModel, texts: Sequence[ContinuationText]) -> None:
         self._texts = [one for one in texts if len(one.ids) > one.prompt]
         if not self._texts:
             raise OptionError("--prompts: expected prompts of which the target continues one at least, got none")

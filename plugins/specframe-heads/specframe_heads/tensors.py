@@ -30,7 +30,7 @@ LEAST_BYTES = 2
 """Bytes of a number in the smallest type of weights. Integers and 8-bit floats are quantised: they mean nothing without scales."""
 
 
-class Ledger:
+class UnreadTensors:
     """The tensors of one checkpoint's files: which were read, and which are left for a reason.
 
     Args:
@@ -85,13 +85,13 @@ class Tensors(Mapping[str, "torch.Tensor"]):
 
     Args:
         ledger: the tensors of the files.
-        places: the name in the file of each name here; None: they are the same.
+        places: the name in the file of each name here, or None if they are the same.
         borrowed: further tensors, which are the target's.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: UnreadTensors,
         places: Mapping[str, str] | None = None,
         borrowed: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
@@ -100,7 +100,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
     @classmethod
     def of(cls, checkpoint: Checkpoint, unused: Unused = (), hollow: bool = False) -> Tensors:
         """Return the tensors of a checkpoint under the names of its files."""
-        return cls(Ledger(checkpoint, unused, hollow))
+        return cls(UnreadTensors(checkpoint, unused, hollow))
 
     @property
     def _places(self) -> Mapping[str, str]:
@@ -119,7 +119,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
         return len({**self._places, **self._borrowed})
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor without reading it; None: there is no such tensor."""
+        """Return the shape of a tensor without reading it, or None if there is no such tensor."""
         if name in self._borrowed:
             return tuple(self._borrowed[name].shape)
         return tuple(self.ledger.tensors[self._places[name]].shape) if name in self._places else None

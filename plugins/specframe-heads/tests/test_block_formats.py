@@ -12,15 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from specframe_heads.blocks.block_drafter import DSpark
-from specframe_heads.blocks.formats import evenly
+from specframe_heads.blocks.block_formats import evenly
 from specframe_heads.blocks.markov import confident
 from specframe_heads.blocks.net import sight
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import drafter_of, format_of
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.target import Target
-from specframe_heads.vocabulary import DraftVocabulary
 from specframe_testing import harness, zoo
-from specframe_testing.heads import blocks as block_heads
+from specframe_testing.heads import block_heads as block_heads
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from specframe_heads.blocks import pard
-from specframe_heads.blocks.block_drafter import DFlash, DSpark
+from specframe_heads.blocks.block_drafter import DFlashDrafter, DSpark
 from specframe_heads.blocks.pard import Pard
 from specframe_heads.blocks.peagle import PEagle
 from specframe_heads.checkpoint import Checkpoint
@@ -27,10 +27,10 @@ from specframe_heads.mtp.mtp_layers import block_config
 from specframe_heads.mtp.mtp_weights import together
 from specframe_heads.target import Target
 from specframe_testing import harness, zoo
-from specframe_testing.heads import blocks as block_heads
+from specframe_testing.heads import block_heads as block_heads
 from specframe_testing.heads import checkpoints as eagle_heads
 from specframe_testing.heads import mtp as mtp_heads
-from specframe_testing.heads.scripted import Seen, scripted
+from specframe_testing.heads.scripted import ScriptedCalls, scripted
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpLayer
 
@@ -147,9 +147,9 @@ class Reference:
         t = {name.removeprefix("markov_head."): one for name, one in self.tensors.items()}
         embedded, kind = t["markov_w1.weight"][before], self.config["markov_head_type"]
         if kind == "gated":
-            joint = torch.cat([states[len(before) - 1], embedded[-1]])
+            barrier = torch.cat([states[len(before) - 1], embedded[-1]])
             return t["markov_w2.weight"] @ (
-                (t["gate_proj.weight"] @ joint + t["gate_proj.bias"]).sigmoid() * embedded[-1]
+                (t["gate_proj.weight"] @ barrier + t["gate_proj.bias"]).sigmoid() * embedded[-1]
             )
         if kind == "vanilla":
             return t["markov_w2.weight"] @ embedded[-1]
@@ -387,7 +387,7 @@ MADE: dict[str, Callable[[Path], Made]] = {
     "mtp-in-a-file": in_a_file,
 }
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
-DRAFTERS = {"eagle": Eagle, "dflash": DFlash, "dspark": DSpark, "peagle": PEagle, "pard": Pard, "mtp": Mtp}
+DRAFTERS = {"eagle": Eagle, "dflash": DFlashDrafter, "dspark": DSpark, "peagle": PEagle, "pard": Pard, "mtp": Mtp}
 
 
 @functools.cache
@@ -406,7 +406,7 @@ def by_turns(place: int) -> bool:
     return place % 7 not in (0, 3) and place % 5 != 4
 
 
-def assert_the_formulas(seen: list[Seen], reference: Any, most: int = 20) -> None:
+def assert_the_formulas(seen: list[ScriptedCalls], reference: Any, most: int = 20) -> None:
     """Assert that logits are those of the reference, for a sample of places; for equal rows and tokens they are compared once."""
     kept = {(*one.ids, -1, *one.drafted, -one.count): one for one in seen}
     assert len(kept) > 5
@@ -416,11 +416,11 @@ def assert_the_formulas(seen: list[Seen], reference: Any, most: int = 20) -> Non
         assert torch.allclose(one.logits_V, wanted, atol=2e-3, rtol=1e-3), where
 
 
-def judged(name: str, align: str, folder: Path) -> None:
+def by_rule(name: str, align: str, folder: Path) -> None:
     """Decode a ragged batch with right and wrong drafts, and judge the logits of the drafts."""
     target, drafter, reference = MADE[name](folder)
     asked = harness.requests(harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY), [9, 14, 6, 11])
-    seen: list[Seen] = []
+    seen: list[ScriptedCalls] = []
     scripted(drafter, seen, harness.truth(target, asked), by_turns)
     results = harness.check(harness.pipeline(target, drafter, align=align, batch_size=3, draft_length=4), asked)
     accepted = sum(result.metrics.num_accepted_draft_tokens for result in results)
@@ -432,7 +432,7 @@ def judged(name: str, align: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", MADE)
 def test_every_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
     """In a ragged batch, whatever is accepted, the logits of draft tokens are those of an independent implementation."""
-    judged(name, ALIGNMENTS[[*MADE].index(name) % 4], tmp_path)
+    by_rule(name, ALIGNMENTS[[*MADE].index(name) % 4], tmp_path)
 
 
 def test_a_pard_head_that_cannot_be_made_without_weights_is_one_sentence(

@@ -18,7 +18,7 @@ from specframe.cli import cli
 
 
 def changed(folder: Path, **config: object) -> None:
-    """Replace keys of a checkpoint's configuration; None: take one out."""
+    """Replace keys of a checkpoint's configuration, or None if take one out."""
     path = folder / "config.json"
     found = json.loads(path.read_text()) | config
     path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
@@ -66,19 +66,21 @@ def test_chance_allows_no_conclusion(
     target = checkpoints.planted_target()
     patient = examine(str(checkpoints.planted_eagle3(tmp_path, target, 3, [1, 3, 6])), target)
     monkeypatch.setattr(
-        doctor, "acceptance", lambda _, shift, *__: doctor.Acceptance(60, 2.1 + more * (shift > 0) - (shift < 0), error)
+        doctor,
+        "acceptance",
+        lambda _, shift, *__: doctor.HeadAcceptance(60, 2.1 + more * (shift > 0) - (shift < 0), error),
     )
     assert [one.mark for one in measured(patient, 4, 16, 2)] == marks
 
 
 def test_runs_are_compared_text_by_text() -> None:
     """The standard error of a difference is that over prompts: a prompt that every run foresees well says nothing of offsets."""
-    first = doctor.Acceptance(80, 2.0, 0.2, (1.2, 1.8, 2.0, 3.0))
-    more, error = doctor.Acceptance(80, 2.1, 0.2, (1.3, 1.9, 2.1, 3.1)).beyond(first)
+    first = doctor.HeadAcceptance(80, 2.0, 0.2, (1.2, 1.8, 2.0, 3.0))
+    more, error = doctor.HeadAcceptance(80, 2.1, 0.2, (1.3, 1.9, 2.1, 3.1)).beyond(first)
     assert (more, error) == (pytest.approx(0.1), pytest.approx(0, abs=1e-9))
-    more, error = doctor.Acceptance(80, 2.1, 0.2, (1.2, 2.0, 2.0, 3.2)).beyond(first)
+    more, error = doctor.HeadAcceptance(80, 2.1, 0.2, (1.2, 2.0, 2.0, 3.2)).beyond(first)
     assert (more, error) == (pytest.approx(0.1), pytest.approx(0.2 / 12**0.5))
-    assert doctor.Acceptance(80, 2.1, 0.15).beyond(doctor.Acceptance(80, 2.0, 0.2))[1] == pytest.approx(0.25)
+    assert doctor.HeadAcceptance(80, 2.1, 0.15).beyond(doctor.HeadAcceptance(80, 2.0, 0.2))[1] == pytest.approx(0.25)
 
 
 @pytest.mark.wide

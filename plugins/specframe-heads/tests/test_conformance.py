@@ -13,10 +13,10 @@ from products import crossed
 from specframe_heads import features
 from specframe_heads.blocks import block_drafter
 from specframe_heads.formats.format import Format
-from specframe_heads.vocabulary import DraftVocabulary
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_testing import standard
 from specframe_testing.conformance import TreeDrafterSuite
-from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
+from specframe_testing.heads import block_heads, checkpoints, mtp, stepwise
 from specframe_testing.heads.conformance import LAYERS, HeadSuite, replace
 from transformers import PreTrainedModel
 
@@ -33,8 +33,8 @@ def mostly_right(folder: Path, target: PreTrainedModel) -> None:
 
 def counted(folder: Path, save: Callable[..., str], **options: Any) -> PreTrainedModel:
     """Save a block head that is right for a target that repeats its last token, and return the target."""
-    target = blocks.counting()
-    blocks.plant(save(folder, target, **options), target.config.num_hidden_layers, 2)
+    target = block_heads.counting()
+    block_heads.plant(save(folder, target, **options), target.config.num_hidden_layers, 2)
     return target
 
 
@@ -72,26 +72,26 @@ class TestEagle2(HeadSuite, TreeDrafterSuite):
 class TestDSpark(HeadSuite):
     """Blocks of DSpark; DFlash's network is the same."""
 
-    name, save, block = "dspark", staticmethod(functools.partial(blocks.speculators, kind="dspark", size=16)), 6
-    reduced = staticmethod(functools.partial(blocks.speculators, kind="dspark", drafted=40))
+    name, save, block = "dspark", staticmethod(functools.partial(block_heads.speculators, kind="dspark", size=16)), 6
+    reduced = staticmethod(functools.partial(block_heads.speculators, kind="dspark", drafted=40))
 
     @staticmethod
     def right(folder: Path) -> PreTrainedModel:
         """Save a head that reads the second hidden state."""
-        return counted(folder, blocks.speculators, kind="dspark", ids=(2, 1), size=16)
+        return counted(folder, block_heads.speculators, kind="dspark", ids=(2, 1), size=16)
 
 
 @pytest.mark.slow
 class TestPEagle(HeadSuite):
     """Blocks of P-EAGLE."""
 
-    name, save = "peagle", staticmethod(blocks.peagle)
-    reduced = staticmethod(functools.partial(blocks.peagle, drafted=40))
+    name, save = "peagle", staticmethod(block_heads.peagle)
+    reduced = staticmethod(functools.partial(block_heads.peagle, drafted=40))
 
     @staticmethod
     def right(folder: Path) -> PreTrainedModel:
         """Save a head that reads the second hidden state."""
-        return counted(folder, blocks.peagle, hidden=32, depth=1, ids=(2, 1, 3))
+        return counted(folder, block_heads.peagle, hidden=32, depth=1, ids=(2, 1, 3))
 
 
 @pytest.mark.slow

@@ -20,10 +20,10 @@ import torch
 from products import crossed
 from specframe_heads import checkpoint
 from specframe_memory.footprint import HEAD, Workload
-from specframe_memory.hollow_parts import named_parts
 from specframe_memory.memory_plan import ladder_of
+from specframe_memory.meta_parts import named_parts
 from specframe_testing import harness, zoo
-from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
+from specframe_testing.heads import block_heads, checkpoints, mtp, stepwise
 from specframe_testing.heads.scripted import Drafted, steered
 from transformers import PreTrainedModel
 
@@ -55,10 +55,10 @@ FAMILIES: dict[str, tuple[str, Save, bool]] = {
     "clover": ("clover", untrained("clover"), True),
     "clover2": ("clover2", untrained("clover2"), True),
     "mtp": ("mtp", mtp.save_file_of, True),
-    "dflash": ("dflash", functools.partial(blocks.speculators, drafted=70), True),
-    "dspark": ("dspark", functools.partial(blocks.speculators, kind="dspark", head="rnn"), True),
-    "peagle": ("peagle", functools.partial(blocks.peagle, drafted=70), True),
-    "pard": ("pard", blocks.pard, True),
+    "dflash": ("dflash", functools.partial(block_heads.speculators, drafted=70), True),
+    "dspark": ("dspark", functools.partial(block_heads.speculators, kind="dspark", head="rnn"), True),
+    "peagle": ("peagle", functools.partial(block_heads.peagle, drafted=70), True),
+    "pard": ("pard", block_heads.pard, True),
 }
 """The drafter of each family, what saves a head, and whether it drafts trees."""
 SHAPES = {"chain": ",tree=chain", "static": ",branch=3/2/1", "dynamic": ",tree=dynamic,nodes=7,top=3"}

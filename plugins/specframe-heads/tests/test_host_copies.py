@@ -1,4 +1,4 @@
-"""Heads whose rows give way, wait on the host and come back: tokens and drafts are those of rows that never gave way."""
+"""Heads whose rows be preempted, wait on the host and come back: tokens and drafts are those of rows that never was preempted."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.kv.paged import PagedStore
-from specframe_std.kv.slots import Slots
+from specframe_std.kv.slot_tables import Slots
 from specframe_testing import harness, zoo
-from specframe_testing.heads import blocks, checkpoints, stepwise
+from specframe_testing.heads import block_heads, checkpoints, stepwise
 from specframe_testing.heads.scripted import Drafted, steered
 
 from specframe.contracts.requests import Request
 from specframe.engine import memory_limits
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -29,8 +29,8 @@ SAVE: dict[str, Any] = {
     "eagle": lambda folder: checkpoints.eagle3(folder, TARGET, drafted=70, layers=1),
     "medusa": lambda folder: stepwise.overfitted(folder, "medusa", TARGET, [[1, 2]], tokens=4, steps=1),
     "hydra": lambda folder: stepwise.overfitted(folder, "hydra++", TARGET, [[1, 2]], tokens=4, steps=1),
-    "dflash": lambda folder: blocks.speculators(folder, TARGET, drafted=70),
-    "peagle": lambda folder: blocks.peagle(folder, TARGET, drafted=70),
+    "dflash": lambda folder: block_heads.speculators(folder, TARGET, drafted=70),
+    "peagle": lambda folder: block_heads.peagle(folder, TARGET, drafted=70),
 }
 """What saves a head for the target, by its drafter."""
 ASKED = harness.requests(harness.random_prompts([9, 5, 11, 7], zoo.VOCABULARY, seed=3), [22, 26, 18, 24])
@@ -135,7 +135,7 @@ def test_an_abort_and_a_stop_while_rows_are_on_the_host(
     for closes in ("", "at once", "while others decode"):
         stores.clear()
         pipe, _ = pipe_of(name, shape, TIGHT)
-        engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+        engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
         for one in ASKED:
             engine.add(one)
         ended, gone = dict[int, list[int]](), dict[int, list[int]]()

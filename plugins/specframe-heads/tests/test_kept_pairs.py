@@ -9,11 +9,11 @@ import pytest
 import torch
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import harness, zoo
-from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
+from specframe_testing.heads import block_heads, checkpoints, mtp, stepwise
 from specframe_testing.heads.scripted import Drafted, steered
 
 from specframe.contracts.requests import Request
-from specframe.forward import unpadded
+from specframe.model import padding_free
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -26,10 +26,10 @@ SAVE: dict[str, Any] = {
     "hydra": lambda folder: stepwise.overfitted(folder, "hydra++", TARGET, [[1, 2]], tokens=4, steps=1),
     "clover2": lambda folder: stepwise.overfitted(folder, "clover2", TARGET, [[1, 2]], tokens=4, steps=1),
     "mtp": lambda folder: mtp.save_file_of(folder, TARGET),
-    "dflash": lambda folder: blocks.speculators(folder, TARGET, drafted=70),
-    "dspark": lambda folder: blocks.speculators(folder, TARGET, kind="dspark", head="rnn"),
-    "peagle": lambda folder: blocks.peagle(folder, TARGET, drafted=70),
-    "pard": lambda folder: blocks.pard(folder, TARGET),
+    "dflash": lambda folder: block_heads.speculators(folder, TARGET, drafted=70),
+    "dspark": lambda folder: block_heads.speculators(folder, TARGET, kind="dspark", head="rnn"),
+    "peagle": lambda folder: block_heads.peagle(folder, TARGET, drafted=70),
+    "pard": lambda folder: block_heads.pard(folder, TARGET),
 }
 """What saves a head for the target, by its drafter."""
 KEPT = "paged,block=4,share=on"
@@ -72,7 +72,7 @@ def test_prompts_that_begin_alike_are_drafted_for_as_if_they_shared_nothing(
 ) -> None:
     """Rows that begin with others' blocks, of the same batch and of runs before, have the drafts of rows that read all; what every
     query of target and head sees is checked. Of rows that read fewer tokens than others nothing else is computed."""
-    monkeypatch.setattr(unpadded, "LAYING_OUT", 0)
+    monkeypatch.setattr(padding_free, "LAYING_OUT", 0)
     found = []
     for kv in (KEPT, "slab"):
         hits, taken = list[int](), dict[tuple[int, ...], Drafted]()
@@ -112,7 +112,7 @@ SCHEMES: tuple[dict[str, Any], ...] = (
 )
 @pytest.mark.filterwarnings("ignore:.*memory ran out")
 def test_with_everything_else(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Prompts in pieces, blocks that run out and are given up, blocks of one token, and samples change no token and no draft."""
+    """Prompts in chunks, blocks that run out and are given up, blocks of one token, and samples change no token and no draft."""
     found = []
     for kv in (options.get("kv", KEPT), "slab"):
         given = {key: value for key, value in options.items() if key not in ("kv", "samples")}
@@ -163,11 +163,11 @@ def test_what_a_draft_wrote_is_not_kept(name: str, tmp_path: Path, monkeypatch: 
 
 def test_several_mtp_layers_read_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later layers are fed what earlier ones give of every token: a target with several shares nothing, and whole rows are fed to
-    its layers whatever filler is left out."""
+    its layers whatever padding is left out."""
     prompts = [*harness.random_prompts((5, 12, 8), zoo.VOCABULARY, seed=7), *BEGINNING_ALIKE[:4]]
     target, found = mtp.save_target(tmp_path / "target", mtp.deepseek(2), "after", 2), []
     for least in (0, 10**12):
-        monkeypatch.setattr(unpadded, "LAYING_OUT", least)
+        monkeypatch.setattr(padding_free, "LAYING_OUT", least)
         drafts: dict[tuple[int, ...], Drafted] = {}
         made: Any = strategy(registry(), "drafter", "mtp")
         drafter = steered(

@@ -14,9 +14,9 @@ from specframe_heads import checkpoint
 from specframe_heads.eagle.eagle_drafter import Eagle
 from specframe_memory.allocations import Allocations
 from specframe_memory.footprint import CACHE, HEAD, Workload
-from specframe_memory.hollow_parts import hollow_parts
 from specframe_memory.memory_plan import ladder_of
-from specframe_testing.heads import blocks, checkpoints, stepwise
+from specframe_memory.meta_parts import hollow_parts
+from specframe_testing.heads import block_heads, checkpoints, stepwise
 
 from specframe import Pipeline, Sampling
 
@@ -24,7 +24,7 @@ LOAD = Workload(4, 170, 180)
 SAVED: dict[str, Callable[..., Any]] = {
     "eagle3": functools.partial(checkpoints.eagle3, drafted=700, layers=2),
     "medusa": lambda folder, target: stepwise.overfitted(folder, "medusa", target, [[1, 2]], tokens=4, steps=1),
-    "dflash": functools.partial(blocks.speculators, hidden=64, size=16, ids=(1, 2)),
+    "dflash": functools.partial(block_heads.speculators, hidden=64, size=16, ids=(1, 2)),
 }
 
 

@@ -12,10 +12,10 @@ import torch
 from specframe_heads.blocks.block_drafter import DSpark, corrected
 from specframe_heads.blocks.markov import KINDS, MarkovHead
 from specframe_heads.head import HeadDrafter
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.place_by_place import at_once, drawn
-from specframe_heads.vocabulary import DraftVocabulary
 from specframe_std.acceptance.greedy import Greedy
-from specframe_std.trees.options import Trees
+from specframe_std.trees.tree_options import Trees
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.requests import Request

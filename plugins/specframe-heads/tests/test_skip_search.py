@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from specframe_heads.skip_search import SkipSearch, skipped
-from specframe_heads.training.continuations import Text
+from specframe_heads.training.continuations import ContinuationText
 from specframe_std.partial.sublayers import read_sublayers, write_sublayers
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
@@ -34,7 +34,9 @@ def target() -> PreTrainedModel:
 def searched() -> SkipSearch:
     model = target()
     prompts = harness.random_prompts([5, 2, 9], zoo.VOCABULARY)
-    return SkipSearch(model, [Text([*one, *reference_decode(model, list(one), 12)], len(one)) for one in prompts])
+    return SkipSearch(
+        model, [ContinuationText([*one, *reference_decode(model, list(one), 12)], len(one)) for one in prompts]
+    )
 
 
 def test_a_search_finds_what_can_be_spared() -> None:

@@ -14,7 +14,7 @@ from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import format_of
 from specframe_heads.target import Target
 from specframe_testing import zoo
-from specframe_testing.heads import blocks as block_heads
+from specframe_testing.heads import block_heads as block_heads
 from specframe_testing.heads import checkpoints
 from specframe_testing.heads import mtp as mtp_heads
 from specframe_testing.heads import stepwise as step_heads
@@ -60,7 +60,7 @@ def head(folder: Path) -> Any:
 
 
 def with_tensors(folder: Path, **more: torch.Tensor) -> None:
-    """Put tensors into a file, in the places of those with the same names."""
+    """Put tensors into a file, in place of those with the same names."""
     path = folder / "model.safetensors"
     save_file(load_file(path) | {name.replace("__", "."): one for name, one in more.items()}, path)
 

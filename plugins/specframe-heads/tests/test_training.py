@@ -15,9 +15,9 @@ from products import crossed
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import format_of
 from specframe_heads.target import Target
-from specframe_heads.training import clover2, eagle3, loop
-from specframe_heads.training.continuations import Text, texts
-from specframe_heads.training.kinds import LEARNERS, learner
+from specframe_heads.training import clover2, eagle3, training_loop
+from specframe_heads.training.continuations import ContinuationText, texts
+from specframe_heads.training.head_kinds import LEARNERS, learner
 from specframe_heads.training.learner import frequent, mean
 from specframe_heads.training.training_batches import Lesson, Reader
 from specframe_testing import harness, zoo
@@ -36,8 +36,8 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def written(target: Target) -> list[Text]:
-    return [Text([*one, *reference_decode(target.model, list(one), 12)], len(one)) for one in PROMPTS]
+def written(target: Target) -> list[ContinuationText]:
+    return [ContinuationText([*one, *reference_decode(target.model, list(one), 12)], len(one)) for one in PROMPTS]
 
 
 def made(kind: str, target: Target, **options: Any) -> Any:
@@ -47,7 +47,7 @@ def made(kind: str, target: Target, **options: Any) -> Any:
 
 
 @pytest.mark.wide
-def test_lessons_are_what_the_target_computes(target: Target, written: list[Text]) -> None:
+def test_lessons_are_what_the_target_computes(target: Target, written: list[ContinuationText]) -> None:
     """Logits, hidden states and masks of a batch are those of each text alone; the model is left as it was."""
     hooks = [len(module._forward_hooks) for module in target.model.modules()]
     lesson = Reader(target.model, [0, 2, 4, 5]).read(written)
@@ -66,7 +66,7 @@ def test_lessons_are_what_the_target_computes(target: Target, written: list[Text
         assert int(lesson.own_BT[row].sum()) == length - text.prompt
 
 
-def test_places_look_ahead(target: Target, written: list[Text]) -> None:
+def test_places_look_ahead(target: Target, written: list[ContinuationText]) -> None:
     """Place k after token t is about the token t + k + 2, which the target foresees at token t + k + 1."""
     lesson = Reader(target.model, [4]).read(written)
     for place in range(3):
@@ -81,7 +81,9 @@ def test_places_look_ahead(target: Target, written: list[Text]) -> None:
 @pytest.mark.wide
 @torch.no_grad()
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_eagle_is_trained_on_what_it_drafts(layers: int, target: Target, written: list[Text], tmp_path: Path) -> None:
+def test_eagle_is_trained_on_what_it_drafts(
+    layers: int, target: Target, written: list[ContinuationText], tmp_path: Path
+) -> None:
     """The logits that are trained are those of the drafter's own modules, fed true pairs and then its own states, step by step."""
     ids = torch.tensor(sorted({token for text in written for token in text.ids} | set(range(40))))
     head = made("eagle3", target, ids=ids, layers=layers)
@@ -120,18 +122,24 @@ def least(kind: str, lesson: Lesson) -> float:
 
 @pytest.mark.wide
 @pytest.mark.parametrize("kind", crossed(KINDS))
-def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path: Path) -> None:
+def test_training_helps(kind: str, target: Target, written: list[ContinuationText], tmp_path: Path) -> None:
     """The loss falls, the chain agrees more with the target, and what is written decodes exactly with it."""
     head, told = made(kind, target), []
     lesson = Reader(target.model, head.layers).read(written)
-    before, floor = sum(loop.agreement(head, written, 64)), least(kind, lesson)
+    before, floor = sum(training_loop.agreement(head, written, 64)), least(kind, lesson)
     with torch.no_grad():
         loss = float(head.loss(lesson, 3)) - floor
-    loop.train(head, written, loop.Plan(40, 60, rate=5e-3), tmp_path / "work", lambda step, loss: told.append(step))
+    training_loop.train(
+        head,
+        written,
+        training_loop.TrainingPlan(40, 60, rate=5e-3),
+        tmp_path / "work",
+        lambda step, loss: told.append(step),
+    )
     assert told == list(range(1, 41))
     with torch.no_grad():
         assert float(head.loss(lesson, 3)) - floor < 0.8 * loss
-    assert sum(loop.agreement(head, written, 64)) > before
+    assert sum(training_loop.agreement(head, written, 64)) > before
     head.save(tmp_path / "head")
     assert head.places_at(0.0) == (1 if kind == "eagle3" else 3)
     assert head.places_at(eagle3.GROWN) == 3
@@ -143,7 +151,7 @@ def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path
 
 @pytest.mark.wide
 @torch.no_grad()
-def test_blocks_see_nothing_after_their_anchor(target: Target, written: list[Text]) -> None:
+def test_blocks_see_nothing_after_their_anchor(target: Target, written: list[ContinuationText]) -> None:
     """The logits of a block do not change with the features of its anchor and of what follows it; they do with those before."""
     head = made("dflash", target)
     lesson = Reader(target.model, head.layers).read(written)
@@ -162,10 +170,10 @@ def test_blocks_see_nothing_after_their_anchor(target: Target, written: list[Tex
 @pytest.mark.wide
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_training_resumes_where_it_was_cut_off(
-    kind: str, target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, target: Target, written: list[ContinuationText], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training that stops after a checkpoint ends with the weights of one that was not stopped."""
-    monkeypatch.setattr(loop, "KEPT_EVERY", 4)
+    monkeypatch.setattr(training_loop, "KEPT_EVERY", 4)
 
     def trained(folder: Path, cut_off: int | None = None) -> dict[str, torch.Tensor]:
         head = made(kind, target)
@@ -174,7 +182,7 @@ def test_training_resumes_where_it_was_cut_off(
             if step == cut_off:
                 raise KeyboardInterrupt
 
-        loop.train(head, written, loop.Plan(9, 40), folder, told)
+        training_loop.train(head, written, training_loop.TrainingPlan(9, 40), folder, told)
         return {name: one.detach() for name, one in head.named_parameters() if one.requires_grad}
 
     whole = trained(tmp_path / "whole")
@@ -187,20 +195,24 @@ def test_training_resumes_where_it_was_cut_off(
 
 @pytest.mark.wide
 @pytest.mark.parametrize("kind", crossed([*reversed(KINDS)]))
-def test_training_begins_with_a_trained_head(kind: str, target: Target, written: list[Text], tmp_path: Path) -> None:
+def test_training_begins_with_a_trained_head(
+    kind: str, target: Target, written: list[ContinuationText], tmp_path: Path
+) -> None:
     """The first loss is the last one of the training before, all places are trained at once, and resuming keeps that."""
     first, losses = made(kind, target), list[float]()
-    loop.train(first, written, loop.Plan(20, 60, rate=5e-3), tmp_path / "first")
+    training_loop.train(first, written, training_loop.TrainingPlan(20, 60, rate=5e-3), tmp_path / "first")
     lesson = Reader(target.model, first.layers).read(written)
     head = made(kind, target)
-    loop.begin(head, tmp_path / "first")
+    training_loop.begin(head, tmp_path / "first")
     with torch.no_grad():
         torch.manual_seed(0)
         before = float(first.loss(lesson, 3))
         torch.manual_seed(0)
         assert float(head.loss(lesson, 3)) == before
     assert head.places_at(0.0) == 3
-    loop.train(head, written, loop.Plan(5, 60), tmp_path / "more", lambda step, loss: losses.append(loss))
+    training_loop.train(
+        head, written, training_loop.TrainingPlan(5, 60), tmp_path / "more", lambda step, loss: losses.append(loss)
+    )
     assert len(losses) == 5
 
 
@@ -229,7 +241,7 @@ def test_continuations_are_kept(target: Target, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.wide
 def test_frequent_tokens() -> None:
     """The tokens that were written most often are kept, prompts aside, in ascending order."""
-    some = [Text([1, 1, 1, 5, 5, 3], 3), Text([1, 7, 7, 7, 3], 1)]
+    some = [ContinuationText([1, 1, 1, 5, 5, 3], 3), ContinuationText([1, 7, 7, 7, 3], 1)]
     kept = frequent(some, 2, 9)
     assert kept is not None
     assert kept.tolist() == [3, 7]  # 5 was written as often as 3: the smaller id is kept

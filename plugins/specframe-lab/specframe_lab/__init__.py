@@ -7,11 +7,11 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_commands(register: Register) -> None:
-    register("compare", "specframe_lab.commands.compare:compare")
-    register("verify", "specframe_lab.commands.verify:verify")
-    register("reproduce", "specframe_lab.commands.reproduce:reproduce")
+    register("compare", "specframe_lab.commands.compare_command:compare")
+    register("verify", "specframe_lab.commands.verify_command:verify")
+    register("reproduce", "specframe_lab.commands.reproduce_command:reproduce")
     register("trace", "specframe_lab.commands.trace:trace")
-    register("predict", "specframe_lab.commands.predict:predict")
+    register("predict", "specframe_lab.commands.predict_command:predict")
     register("plan", "specframe_lab.commands.plan:plan")
     register("laws", "specframe_lab.commands.laws:laws")
     register("plugins matrix", "specframe_lab.commands.matrix:matrix")

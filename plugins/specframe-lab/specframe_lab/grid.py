@@ -69,7 +69,7 @@ def checked(cells: Iterable[Cell], faults: list[tuple[Cell, SpecframeError]] | N
 
     Args:
         cells: one value per option.
-        faults: takes the cells with a value that nothing provides; None: the first of them is raised.
+        faults: takes the cells with a value that nothing provides, or None if the first of them is raised.
 
     Raises:
         SpecframeError: a value that nothing provides, or no cell that can be run.

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import attrs
 import torch
 from specframe_std.noise import Stream, gumbel
-from specframe_testing.probes.ties import Scales
+from specframe_testing.instrumentation.ties import Scales
 from transformers import PreTrainedModel
 
 from specframe.contracts.cache import Rounding, rounding
@@ -61,7 +61,7 @@ class Divergence:
     short: float
     """Distance from the best logit to the lower logit of the two tokens; infinite if a token is missing."""
     bound: float
-    """Largest distance that rounding explains at that place, see :mod:`specframe_testing.probes.ties`."""
+    """Largest distance that rounding explains at that place, see :mod:`specframe_testing.instrumentation.ties`."""
     bitwise: bool = False
     """Whether logits are the same to the bit, so that there is nothing to explain."""
 

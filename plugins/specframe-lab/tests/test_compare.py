@@ -13,23 +13,23 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from specframe_lab import grid_models
-from specframe_lab.commands.dry_run import duration, in_time
+from specframe_lab.commands.dry_run_command import duration, in_time
 from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison import modelled_time
-from specframe_lab.comparison.compare import Settings, compare, steps
+from specframe_lab.comparison.compare import ComparisonSettings, compare, steps
+from specframe_lab.comparison.comparison_figures import bitwise_price, equality
 from specframe_lab.comparison.comparison_observers import Branches, Positions
-from specframe_lab.comparison.figures import bitwise_price, equality
+from specframe_lab.comparison.comparison_results import ABOUT, RESULTS, Comparison
 from specframe_lab.comparison.forecast import Forecast, forecast
 from specframe_lab.comparison.modelled_time import modelled_seconds
-from specframe_lab.comparison.results import ABOUT, RESULTS, Comparison
 from specframe_lab.comparison.schemes import Case, cases
 from specframe_lab.comparison.shared_parts import with_shared_parts
 from specframe_lab.grid import checked, expand
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.prediction.profiles import DeviceProfile
-from specframe_lab.report import page
+from specframe_lab.report import report_page
 from specframe_testing import fakes, harness, zoo
-from specframe_testing.device.recording import SimRecording
+from specframe_testing.device.captured_graphs import SimRecording
 
 from specframe import Pipeline
 from specframe.cli import cli
@@ -50,7 +50,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has a working folder of its own, and draws nothing: that is tested elsewhere."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page, "write_report", lambda comparison, tables, folder: Path(folder, "report.html"))
+    monkeypatch.setattr(report_page, "write_report", lambda comparison, tables, folder: Path(folder, "report.html"))
 
 
 def command(pair: dict[str, str], *more: str) -> list[str]:
@@ -274,9 +274,9 @@ def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
     """Runs that are there are not run again; the others take what theirs took, or the mean; another comparison is told."""
     cells = checked(expand({**pair, **GRID, "draft_length": "5"}))
     with pytest.raises(KeyboardInterrupt):
-        compare(cells, Settings(PROMPTS, 6, repeats=2), "out", progress=interrupted_after(5))
+        compare(cells, ComparisonSettings(PROMPTS, 6, repeats=2), "out", progress=interrupted_after(5))
     planned = cases(cells.cells)
-    asked = comparing.about(cells, planned, Settings(PROMPTS, 6, repeats=2), "")
+    asked = comparing.about(cells, planned, ComparisonSettings(PROMPTS, 6, repeats=2), "")
     found = forecast(list(steps(planned, 2)), "out", asked)
     took = {(line["scheme"], line["cell"]["batch_size"]): line["figures"]["seconds"] for line in lines()}
     assert [(step.case.scheme, step.repeat) for step in found.missing] == [("ragged", 1), ("plain", 1)]
@@ -291,7 +291,7 @@ def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
     known = [line["figures"]["seconds"] for line in fewer.lines.values()]
     assert fewer.seconds == pytest.approx(5 * sum(known) / len(known))
     assert show(attrs.evolve(found, steps=[])) == "out holds all of them: only the report would be written again"
-    other = comparing.about(cells, planned, Settings(PROMPTS, 7, repeats=2), "")
+    other = comparing.about(cells, planned, ComparisonSettings(PROMPTS, 7, repeats=2), "")
     assert show(forecast([], "out", other)).startswith(
         "out would be refused: it holds another comparison, made with max new"
     )
@@ -301,7 +301,7 @@ def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
 
 def show(found: Forecast) -> str:
     """Return how long a forecast says that it takes."""
-    return duration(found, "out", lambda case: Settings(PROMPTS, 6, repeats=2))
+    return duration(found, "out", lambda case: ComparisonSettings(PROMPTS, 6, repeats=2))
 
 
 def test_modelled_time_goes_by_rows_and_repeats(monkeypatch: pytest.MonkeyPatch):
@@ -314,7 +314,7 @@ def test_modelled_time_goes_by_rows_and_repeats(monkeypatch: pytest.MonkeyPatch)
     def seconds(new: int, repeats: int, rows: int) -> float | None:
         planned = cases(expand({"target": "tiny", "drafter": "tiny-draft", "batch_size": [rows]}))
         timed = [step for step in steps(planned, repeats) if step.case.batch_size == rows]
-        settings = Settings(["a"] * 8, new, repeats, warm_up=0)
+        settings = ComparisonSettings(["a"] * 8, new, repeats, warm_up=0)
         return modelled_seconds(timed, lambda case: settings)
 
     usual = seconds(100, 1, 4)
@@ -362,7 +362,7 @@ def test_each_at_its_best_has_its_own_parts_in_rows_and_labels(pair: dict[str, s
 @pytest.mark.wide
 def test_an_interrupted_comparison_ends_with_the_same_cells(pair: dict[str, str]):
     """Runs that are there are not run again; a line cut short is."""
-    grid, settings = checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, repeats=2)
+    grid, settings = checked(expand({**pair, **GRID})), ComparisonSettings(PROMPTS, 6, repeats=2)
     whole = compare(grid, settings, "whole")
     with pytest.raises(KeyboardInterrupt):
         compare(grid, settings, "cut", progress=interrupted_after(5))
@@ -381,7 +381,7 @@ def test_an_interrupted_comparison_ends_with_the_same_cells(pair: dict[str, str]
 
 @pytest.mark.wide
 def test_a_folder_takes_one_comparison_only(pair: dict[str, str]):
-    compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, 1), "out")
+    compare(checked(expand({**pair, **GRID})), ComparisonSettings(PROMPTS, 6, 1), "out")
     before = Path("out", RESULTS).read_bytes()
     for change, message in (
         (["--align", "ragged,eqspec"], "made with 4 cells of which 3 are among the 4 now asked for"),
@@ -450,7 +450,7 @@ def kept(line: dict[str, Any]) -> tuple[list[Case], dict[str, dict[int, Any]]]:
 @pytest.mark.quick
 def test_a_line_holds_one_run(pair: dict[str, str]):
     """Counts are of the run alone: warming up leaves no trace."""
-    settings = Settings(PROMPTS, 6, 2, arrivals=[0, 0.1, 0.05], arrivals_as="given")
+    settings = ComparisonSettings(PROMPTS, 6, 2, arrivals=[0, 0.1, 0.05], arrivals_as="given")
     compare(checked(expand({**pair, "batch_size": [2]})), settings, "out")
     for line in lines():
         figures = line["figures"]
@@ -489,7 +489,7 @@ def test_what_is_timed_replays_what_warming_up_has_recorded(pair: dict[str, str]
     monkeypatch.setattr(Pipeline, "generate", noted)
     prompts = ["a", "def", "return the longest of all of them"]
     grid = expand({**pair, "batch_size": [2], "device": ["sim"], "draft_length": [3]})
-    compare(checked(grid), Settings(prompts, 12, 1, warm_up=2), "out")
+    compare(checked(grid), ComparisonSettings(prompts, 12, 1, warm_up=2), "out")
     assert not any("error" in line for line in lines())
     plain, ragged = made[1:4], made[4:]  # the first one is the reference, which is not timed
     for first, second, counted in (plain, ragged):
@@ -500,7 +500,7 @@ def test_what_is_timed_replays_what_warming_up_has_recorded(pair: dict[str, str]
 def test_with_a_temperature_plain_decoding_samples(pair: dict[str, str]):
     """Ids are compared where a rule draws what plain sampling draws, and left out where they depend on the draft."""
     grid = checked(expand({**pair, "accept": "gumbel,rejection", "batch_size": [2]}))
-    settings = Settings(PROMPTS, 6, 1, temperature=1.2)
+    settings = ComparisonSettings(PROMPTS, 6, 1, temperature=1.2)
     comparison = compare(grid, settings, "out")
     assert {line["cell"]["accept"] for line in lines() if line["plain"]} == {"gumbel"}
     assert not any("error" in line for line in lines())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from specframe_lab.commands.option_types import ListOf
+from specframe_lab.commands.lab_option_types import ListOf
 from specframe_lab.grid import Cell, checked, expand, split_list
 
 from specframe.cli.options import WholeNumber

@@ -12,16 +12,16 @@ import attrs
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from specframe_lab.laws.acceptance_laws import Acceptance, acceptance_of
+from specframe_lab.laws.acceptance_laws import AcceptanceLaw, acceptance_of
 from specframe_lab.laws.budget_laws import Budgets, budgets_of
 from specframe_lab.laws.draft_choice import LONGEST, choose_drafts
-from specframe_lab.laws.draft_table import Draft
+from specframe_lab.laws.draft_table import TableDraft
 from specframe_lab.laws.least_squares import resample
 from specframe_lab.laws.measured_runs import MeasuredRun, read_runs
 from specframe_lab.prediction.model_costs import ModelCosts
 from specframe_lab.prediction.predict import acceptance_rate, predictions
 from specframe_lab.prediction.profiles import PROFILES
-from specframe_lab.report import page
+from specframe_lab.report import report_page
 from specframe_testing import zoo
 
 from specframe.cli import cli
@@ -29,11 +29,11 @@ from specframe.errors import OptionError
 
 TOKENS, LAYERS, CONSTANT = 0.12, 0.4, 0.3
 """Planted: slopes of the acceptance length by log tokens and log layers, and its constant."""
-FAMILY = [Draft(f"{d}-{t}", t, d) for d in (1, 2, 4) for t in (1000, 4000, 16000, 64000)]
+FAMILY = [TableDraft(f"{d}-{t}", t, d) for d in (1, 2, 4) for t in (1000, 4000, 16000, 64000)]
 K, PROMPTS, ROUNDS = 8, 60, 40
 
 
-def planted(draft: Draft) -> float:
+def planted(draft: TableDraft) -> float:
     """Return the acceptance length that a draft is given."""
     return TOKENS * float(np.log(draft.tokens)) + LAYERS * float(np.log(draft.layers)) + CONSTANT
 
@@ -53,7 +53,7 @@ def run(
     return MeasuredRun(("a", "tiny"), scheme, drafter, length, size, repeat, np.array(steps), np.array(accepted), speed)
 
 
-def drawn(drafts: Iterable[Draft], seed: int = 0, bend: float = 0.0) -> list[MeasuredRun]:
+def drawn(drafts: Iterable[TableDraft], seed: int = 0, bend: float = 0.0) -> list[MeasuredRun]:
     """Return a run of every draft, whose prompts differ and whose draft tokens stand at random, on average as planted.
 
     Args:
@@ -69,7 +69,9 @@ def drawn(drafts: Iterable[Draft], seed: int = 0, bend: float = 0.0) -> list[Mea
     return found
 
 
-def acceptance(runs: Sequence[MeasuredRun], drafts: Sequence[Draft] = FAMILY, resamples: int = 400) -> Acceptance:
+def acceptance(
+    runs: Sequence[MeasuredRun], drafts: Sequence[TableDraft] = FAMILY, resamples: int = 400
+) -> AcceptanceLaw:
     return acceptance_of(runs, drafts, None, resamples, 0)
 
 
@@ -79,15 +81,15 @@ def acceptance(runs: Sequence[MeasuredRun], drafts: Sequence[Draft] = FAMILY, re
 def test_planted_coefficients_are_recovered() -> None:
     """Each coefficient lies in its interval and near the planted one, in the law by both and in those by one quantity."""
     found = acceptance(drawn(FAMILY))
-    joint = found.joint
-    assert joint is not None
-    assert joint.names == ("tokens", "layers")
-    assert joint.coefficients_C == pytest.approx([TOKENS, LAYERS, CONSTANT], abs=0.08)
-    for value, (low, high) in zip((TOKENS, LAYERS, CONSTANT), joint.intervals, strict=True):
+    barrier = found.barrier
+    assert barrier is not None
+    assert barrier.names == ("tokens", "layers")
+    assert barrier.coefficients_C == pytest.approx([TOKENS, LAYERS, CONSTANT], abs=0.08)
+    for value, (low, high) in zip((TOKENS, LAYERS, CONSTANT), barrier.intervals, strict=True):
         assert low < value < high
         assert high - low < 0.4
-    assert joint.r2 is not None
-    assert joint.r2 > 0.99
+    assert barrier.r2 is not None
+    assert barrier.r2 > 0.99
     assert [*found.laws("tokens")] == [1, 2, 4]
     for layers, law in found.laws("tokens").items():
         assert law.coefficients_C == pytest.approx([TOKENS, CONSTANT + LAYERS * np.log(layers)], abs=0.25)
@@ -117,7 +119,7 @@ def test_laws_need_their_points() -> None:
     """One depth has no law by layers and none by both; laws through as many points as coefficients have no R2."""
     one_depth = [draft for draft in FAMILY if draft.layers == 2]
     found = acceptance(drawn(one_depth), one_depth)
-    assert found.joint is None
+    assert found.barrier is None
     assert found.laws("layers") == {}
     assert [*found.laws("tokens")] == [2]
     assert found.held_out("tokens") == []
@@ -228,7 +230,7 @@ def costs(layers: int) -> ModelCosts:
 def test_the_best_draft_and_budget_are_those_of_the_cost_model() -> None:
     """For each volume and batch size no other depth, and no other draft length, is predicted to be faster."""
     found = acceptance(drawn(FAMILY))
-    law = found.joint
+    law = found.barrier
     assert law is not None
     asked: Any = {"tokens": [1000, 10**9], "layers": [1, 2, 4, 8], "batch_sizes": [1, 256], "context": 64}
     choices = choose_drafts(found, costs(40), costs, PROFILES["h100"], **asked)
@@ -267,7 +269,7 @@ def write(file: Path, runs: Iterable[MeasuredRun]) -> str:
     return str(file)
 
 
-def table(file: Path, drafts: Iterable[Draft]) -> str:
+def table(file: Path, drafts: Iterable[TableDraft]) -> str:
     """Write a table of drafts; return the file's name."""
     rows = [f"{draft.name},{draft.tokens},{draft.layers}" for draft in drafts]
     file.write_text("\n".join(["drafter,tokens,layers", *rows]) + "\n")
@@ -284,7 +286,7 @@ def invoked(*arguments: str) -> Result:
 def test_results_of_a_real_comparison_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `compare` and `run` write of the same run has the same counts; policies and failed runs are left out."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page, "write_report", lambda comparison, tables, folder: Path(folder, "report.html"))
+    monkeypatch.setattr(report_page, "write_report", lambda comparison, tables, folder: Path(folder, "report.html"))
     options = [*zoo.save_pair(tmp_path / "pair"), "--draft-length", "2", "--batch-size", "2", "--max-new-tokens", "12"]
     options += ["--align", "ragged"]
     prompts = ["ab", "def f(x):", "x = 1", "import os", "zz"]
@@ -331,9 +333,9 @@ def test_the_command_prints_laws(tmp_path: Path) -> None:
         assert text in shown.stdout
     assert "arXiv 2505.07858" in shown.stderr
     found = json.loads(invoked(results, budgets, *drafts, *pair, "--resamples", "50", "--json").stdout)
-    assert found["acceptance"]["joint"]["coefficients"]["tokens"] == pytest.approx(TOKENS, abs=0.05)
-    assert len(found["acceptance"]["joint"]["residuals"]) == len(FAMILY)
-    assert [len(found["acceptance"]["held_out"][name]["joint"]) for name in ("tokens", "layers")] == [3, 4]
+    assert found["acceptance"]["barrier"]["coefficients"]["tokens"] == pytest.approx(TOKENS, abs=0.05)
+    assert len(found["acceptance"]["barrier"]["residuals"]) == len(FAMILY)
+    assert [len(found["acceptance"]["held_out"][name]["barrier"]) for name in ("tokens", "layers")] == [3, 4]
     assert found["budgets"][0]["best"][0]["draft_length"] == 12
     assert [one["batch_size"] for one in found["choices"]] == [1, 8]
     assert found["published"]["layers"] == [0.74, 4.61]
@@ -387,7 +389,7 @@ def test_bad_input_is_one_sentence(case: str, tmp_path: Path, monkeypatch: pytes
     Path("text.jsonl").write_text("text\n")
     for name, drafts in {
         "all": FAMILY, "one": FAMILY[:1], "depth": FAMILY[:4], "header": [], "twice": FAMILY[:1] * 2,
-        "other": [Draft("x", 1, 1), Draft("y", 2, 1)], "number": [attrs.evolve(FAMILY[0], tokens=0)],
+        "other": [TableDraft("x", 1, 1), TableDraft("y", 2, 1)], "number": [attrs.evolve(FAMILY[0], tokens=0)],
     }.items():  # fmt: skip
         table(Path(f"{name}.csv"), drafts)
     Path("lacks.csv").write_text("drafter,layers\nx,1\n")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from specframe_lab.planning.candidates import Candidate, Plan, measured_speeds
+from specframe_lab.planning.candidates import Candidate, CandidatePlan, measured_speeds
 from specframe_memory.allocations import Allocations
 from specframe_testing import zoo
 
@@ -36,8 +36,8 @@ ALL = [PLAIN, SHORT, LONG, MANY, LARGE]
 
 def test_the_knee_keeps_most_of_the_greatest_speed() -> None:
     """The knee is the one with the fewest bytes among those with 96% of the greatest speed, whatever fits."""
-    assert Plan(ALL, 110).knee is MANY
-    assert Plan([*ALL[:3], candidate(8, 2, 300, 95.9), LARGE], None).knee is LARGE
+    assert CandidatePlan(ALL, 110).knee is MANY
+    assert CandidatePlan([*ALL[:3], candidate(8, 2, 300, 95.9), LARGE], None).knee is LARGE
 
 
 @pytest.mark.wide
@@ -46,10 +46,10 @@ def test_a_budget_below_the_least_is_refused() -> None:
     with pytest.raises(
         ModelError, match=r"^--memory: expected at least 100 bytes, needed by 1 row with no drafter, got 99 bytes$"
     ):
-        Plan(ALL, 99).require_fitting()
+        CandidatePlan(ALL, 99).require_fitting()
     with pytest.raises(ModelError, match=r"needed by 8 rows with 2 drafted tokens, got 99 bytes$"):
-        Plan([MANY], 99).require_fitting()
-    assert Plan(ALL, 99).chosen is None
+        CandidatePlan([MANY], 99).require_fitting()
+    assert CandidatePlan(ALL, 99).chosen is None
 
 
 @pytest.mark.wide

@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from specframe_lab.prediction import profiles
-from specframe_lab.prediction.forwards import FreeDrafts
+from specframe_lab.prediction.forward_times import FreeDrafts
 from specframe_lab.prediction.model_costs import ModelCosts, costs_of
 from specframe_lab.prediction.predict import (
     acceptance_rate,

@@ -16,7 +16,7 @@ from specframe_lab.prediction.counted_drafts import CountedDrafts
 from specframe_lab.prediction.counted_products import Products
 from specframe_lab.prediction.pair import read_pair
 from specframe_testing import zoo
-from specframe_testing.heads import blocks, checkpoints, stepwise
+from specframe_testing.heads import block_heads, checkpoints, stepwise
 
 from specframe.cli import cli
 from specframe.models import loading
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target.save_pretrained(made / "model")
     checkpoints.eagle3(made / "eagle3", target, drafted=70)
     stepwise.overfitted(made / "medusa", "medusa", target, [[1, 2]], tokens=4, steps=1)
-    blocks.speculators(made / "dflash", target, drafted=70)
+    block_heads.speculators(made / "dflash", target, drafted=70)
     return made
 
 

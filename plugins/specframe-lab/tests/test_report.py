@@ -13,17 +13,17 @@ import pytest
 import torch
 from browser import browsing, needs_chromium
 from browser import faults as faults_of
-from specframe_lab.comparison import figures as f
-from specframe_lab.comparison.compare import Settings, compare
+from specframe_lab.comparison import comparison_figures as f
+from specframe_lab.comparison.compare import ComparisonSettings, compare
+from specframe_lab.comparison.comparison_results import RESULTS, Comparison
+from specframe_lab.comparison.comparison_tables import tables
 from specframe_lab.comparison.digits import texts
-from specframe_lab.comparison.results import RESULTS, Comparison
 from specframe_lab.comparison.schemes import Case
 from specframe_lab.comparison.summary import columns, findings, summary
-from specframe_lab.comparison.tables import tables
 from specframe_lab.grid import checked, expand
 from specframe_lab.report import plots
 from specframe_lab.report.images import png
-from specframe_lab.report.page import html, write_report
+from specframe_lab.report.report_page import html, write_report
 from specframe_testing import zoo
 from specframe_testing.device import kind
 
@@ -355,7 +355,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("specframe_lab.comparison.compare.LoadedModels", Loaded)
         with torch.random.fork_rng(devices=[]):
-            found = compare(grid, Settings(prompts, 10, 2), place, "specframe compare --target '<b>&' ")
+            found = compare(grid, ComparisonSettings(prompts, 10, 2), place, "specframe compare --target '<b>&' ")
     write_report(found, tables(found), place)
     return place
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner, Result
-from specframe_lab.comparison.results import RESULTS
-from specframe_lab.reproduction import page as reproduction
+from specframe_lab.comparison.comparison_results import RESULTS
+from specframe_lab.reproduction import reproduction_page as reproduction
 from specframe_testing import zoo
 
 from specframe.cli import cli

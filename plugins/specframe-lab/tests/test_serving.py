@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from specframe_lab.arrivals import arrival_times, check
+from specframe_lab.arrival_times import arrival_times, check
+from specframe_lab.serving.bench_service import BenchService
 from specframe_lab.serving.clock import PassClock
-from specframe_lab.serving.metrics import metrics, most_at_once, rates, summary
 from specframe_lab.serving.objectives import objectives
-from specframe_lab.serving.service import Service
+from specframe_lab.serving.serving_figures import metrics, most_at_once, rates, summary
 from specframe_testing import harness
 from specframe_testing.fakes import fake_target
 
@@ -27,7 +27,7 @@ def served(
     prompts: list[list[int]], new: int, arrivals: list[float] | None = None, most: int | None = None, **options: Any
 ) -> list[dict[str, Any]]:
     """Return the moments of requests that are decoded on the clock of passes."""
-    service = Service(Local(), most, PassClock)
+    service = BenchService(Local(), most, PassClock)
     pipe = harness.pipeline(fake_target(eos=60), **{"batch_size": 2, **options}, executor=service)
     list(pipe.generate(prompts, new, arrivals=arrivals))
     return service.moments.lines()
@@ -111,7 +111,7 @@ def test_objectives_that_are_none(given: str, message: str):
 def test_requests_can_be_aborted_whether_they_were_sent_or_not():
     from specframe.contracts.requests import Request
 
-    service = Service(Local(), 1, PassClock)
+    service = BenchService(Local(), 1, PassClock)
     pipe = harness.pipeline(fake_target(eos=60), batch_size=2)
     engine = service.open(pipe.recipe, pipe.parts, [], PassClock())
     for index in range(3):

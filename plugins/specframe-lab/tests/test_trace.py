@@ -22,9 +22,9 @@ from specframe_lab.trace.frames import (
     Lane,
     SchemeTrace,
 )
-from specframe_lab.trace.page import render
-from specframe_lab.trace.recording import record
-from specframe_lab.trace.slots import NOTHING
+from specframe_lab.trace.slot_book import NOTHING
+from specframe_lab.trace.trace_page import render
+from specframe_lab.trace.trace_recorder import record
 from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli
@@ -69,7 +69,7 @@ def test_results_follow_from_the_frames(align: str) -> None:
             if lane.score:
                 tokens = gained.setdefault(lane.prompt, [])
                 assert lane.score.length == LENGTHS[lane.prompt] + len(tokens)
-                assert lane.score.accepted <= lane.score.committed <= lane.score.judged <= lane.score.drafted
+                assert lane.score.accepted <= lane.score.committed <= lane.score.by_rule <= lane.score.drafted
                 assert len(lane.score.tokens) - lane.score.accepted in (0, 1)
                 tokens += lane.score.tokens
     assert [gained[index] for index in range(len(LENGTHS))] == trace.outputs
@@ -92,8 +92,8 @@ def test_slots_hold_the_tokens_of_their_row(align: str) -> None:
         if lane.score and lane.score.drafted:
             assert lane.marks.count(INPUT) == 1
             assert lane.marks.count(ACCEPTED) == lane.score.accepted
-            assert lane.marks.count(REJECTED) == lane.score.drafted - lane.score.judged
-            assert lane.marks.count(CUT) == lane.score.judged - lane.score.accepted
+            assert lane.marks.count(REJECTED) == lane.score.drafted - lane.score.by_rule
+            assert lane.marks.count(CUT) == lane.score.by_rule - lane.score.accepted
 
 
 @pytest.mark.wide

@@ -17,12 +17,12 @@ from click.testing import Result as Exit
 from specframe_lab.grid import checked, expand
 from specframe_lab.verify import Divergence, Verification, decodings, verify
 from specframe_testing import fakes, harness, zoo
-from specframe_testing.probes.ties import Scales, tie_bound
+from specframe_testing.instrumentation.ties import Scales, tie_bound
 from transformers import PreTrainedModel
 
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.forward import unpadded
+from specframe.model import padding_free
 from specframe.pipeline import Pipeline
 from specframe.reference import reference_decode
 
@@ -121,7 +121,8 @@ def with_a_tie(model: PreTrainedModel, prompt: list[int]) -> PreTrainedModel:
     """Make the first token after a prompt a tie that one row breaks in one way, and several rows in the other.
 
     A second token gets the first one's row of the head, so that their logits are equal in exact arithmetic. What kernels leave
-    to chance is then settled: by one unit in the last place, the first is the larger in a forward of one row, the second in others.
+    to chance is then committed: by one unit in the last place, the first is the larger in a forward of one row, the second in
+    others.
     """
     (first,) = reference_decode(model, prompt, 1, [])
     second, head = (first + 1) % zoo.VOCABULARY, model.get_output_embeddings()
@@ -142,7 +143,7 @@ def with_a_tie(model: PreTrainedModel, prompt: list[int]) -> PreTrainedModel:
 def test_bfloat16_parts_at_ties_only(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 sound combinations may part from the references, at ties; a flawed one parts at bugs as well."""
     monkeypatch.setattr(
-        unpadded, "FILLER_PAYS", 1.0
+        padding_free, "PADDING_FREE_PAYS", 1.0
     )  # the tie is broken by the rows of a forward: they are not laid in one
     draft = zoo.good_draft(zoo.build(architecture)).bfloat16()
     prompts = harness.random_prompts([5, 1, 30, 17, 11, 24, 3, 20], zoo.VOCABULARY, seed=4)

@@ -7,4 +7,4 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_options(register: Register) -> None:
-    register("memory", "specframe_memory.memory_bound:MemoryBound")
+    register("memory", "specframe_memory.memory_bound:PlannedBound")

@@ -46,9 +46,9 @@ class Allocations(TorchDispatchMode):
     """Counts the bytes of the storages that are made inside the block and are still there.
 
     Args:
-        limit: more bytes than this raise a lack of memory, as a device's allocator does; None: there is no limit.
+        limit: more bytes than this raise a lack of memory, as a device's allocator does, or None if there is no limit.
         hollow: whether tensors without numbers count as well.
-        name: returns the part that a new tensor belongs to, by its shape; None: that of the block it is made in.
+        name: returns the part that a new tensor belongs to, by its shape, or None for that of the block it is made in.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ def attended(
 
 
 def grouped(rows: torch.Tensor, weights: torch.Tensor, *_: Any, **options: Any) -> torch.Tensor | None:
-    """Return the product of rows with the matrices of their experts, (N, M); None: the tensors hold numbers, or are otherwise.
+    """Return the product of rows with the matrices of their experts, (N, M), or None if the tensors hold numbers, or are otherwise.
 
     On "meta" torch multiplies bfloat16 alone, as its first kernel did. Those of CPUs and of later CUDA devices take any precision.
     """
@@ -185,7 +185,7 @@ def grouped(rows: torch.Tensor, weights: torch.Tensor, *_: Any, **options: Any) 
 
 @functools.cache
 def composed(operator: Any) -> Callable[..., Any] | None:
-    """Return what calls an operator piece by piece if it is made of others, on every device; None: it is not."""
+    """Return what calls an operator piece by piece if it is made of others, on every device, or None if it is not."""
     implicit = torch._C.DispatchKey.CompositeImplicitAutograd
     if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), implicit):
         return functools.partial(operator._op_dk, implicit)  # a kernel that Python has as well is several times slower

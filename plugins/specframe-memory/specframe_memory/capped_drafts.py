@@ -11,7 +11,7 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import BudgetPolicy
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.plugins.compose import Composition
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 from specframe.contracts.cache import KVBackend
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
-from specframe.forward.cached import CachedModel
-from specframe.forward.run import Run
+from specframe.model.cached import CachedModel
+from specframe.model.run import Run
 from specframe_memory.allocations import NOTHING, OTHERS, Allocations
 from specframe_memory.counted_caches import CountedKV
 from specframe_memory.footprint import HEAD
@@ -58,7 +58,7 @@ def unstarted(drafter: Any) -> Any:
     """
     try:
         return copy.deepcopy(drafter)
-    except Exception:  # whatever a stranger's object raises
+    except Exception:  # whatever a third party's object raises
         return drafter
 
 
@@ -72,5 +72,5 @@ class CountedRun:
         return getattr(self._run, name)
 
     def open_cache(self, model: Any, *, kv: KVBackend | None = None, **options: Any) -> CachedModel:
-        """Return a model with a cache, as :meth:`specframe.forward.run.Run.open_cache` does."""
+        """Return a model with a cache, as :meth:`specframe.model.run.Run.open_cache` does."""
         return self._run.open_cache(model, kv=kv and self._kv.beside(kv), **options)

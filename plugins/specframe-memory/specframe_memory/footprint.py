@@ -15,7 +15,7 @@ PASSING = (OTHERS, KEPT, LOGITS, MASKS, VIEWS)
 """The parts that come and go with forwards."""
 FEW, SHARE = 16384, 128
 """What is planned for beyond what was counted: so many bytes, and one for so many that come and go. A run has index tensors that
-go by what is accepted, of which a dry run knows nothing, and small constants that earlier runs have left."""
+depend on what is accepted, of which a dry run knows nothing, and small constants that earlier runs have left."""
 
 
 @attrs.frozen
@@ -41,7 +41,7 @@ class Workload:
 
 
 def with_part(peak: Peak, name: str, nbytes: int) -> Peak:
-    """Return a peak with so many bytes of a part in the place of those that were counted."""
+    """Return a peak with so many bytes of a part in place of those that were counted."""
     return Peak(peak.total - peak.parts.get(name, 0) + nbytes, {**peak.parts, name: nbytes})
 
 

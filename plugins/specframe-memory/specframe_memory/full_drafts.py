@@ -12,8 +12,8 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.engine.budgets import limit_depths
-from specframe.forward.run import Run
-from specframe.forward.unpadded import fullest
+from specframe.model.padding_free import fullest
+from specframe.model.run import Run
 
 
 class Looks:
@@ -32,8 +32,8 @@ class Steady:
 
     Args:
         maximum: so much.
-        stopping: a rule that is asked before each token of a chain; None: there is none.
-        leaves_out: tells whether forwards leave out the filler of so many places with so many tokens.
+        stopping: a rule that is asked before each token of a chain, or None if there is none.
+        leaves_out: tells whether forwards leave out the padding of so many places with so many tokens.
     """
 
     needs: frozenset[str] = frozenset()
@@ -47,7 +47,7 @@ class Steady:
     ) -> None:
         self.maximum, self._stopping, self._leaves_out = maximum, stopping, leaves_out
         self.uneven = False
-        """Whether rows draft less, as little less as leaves out filler: the last ones shorter chains, or no tree."""
+        """Whether rows draft less, as little less as leaves out padding: the last ones shorter chains, or no tree."""
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""

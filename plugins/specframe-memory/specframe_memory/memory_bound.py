@@ -12,10 +12,10 @@ from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.errors import ModelError, PromptError
 from specframe.plugins.recipe import Recipe
-from specframe_memory.dry_rounds import ROUNDS
 from specframe_memory.footprint import Workload
-from specframe_memory.hollow_parts import hollow_parts
-from specframe_memory.memory_plan import Kinds, Ladder, Step, kind_of, ladder_of, too_little
+from specframe_memory.memory_plan import Fallback, Kinds, Ladder, kind_of, ladder_of, too_little
+from specframe_memory.meta_parts import hollow_parts
+from specframe_memory.profiled_rounds import ROUNDS
 
 AHEAD = 0.25
 """Share by which a sequence longer than all before may be longer yet without another look, if that fits: a look is a dry run, and
@@ -23,7 +23,7 @@ prompts that are sorted would be looked at one by one. Where it does not fit a q
 
 
 @attrs.define
-class Plans:
+class MemoryPlans:
     """What is known of the runs of models and strategies, whichever engine decodes them."""
 
     hollow: Parts | None = None
@@ -32,19 +32,19 @@ class Plans:
     """What runs take: of greedy requests alone, and of others."""
 
 
-_PLANS: weakref.WeakKeyDictionary[Parts, Plans] = weakref.WeakKeyDictionary()
+_PLANS: weakref.WeakKeyDictionary[Parts, MemoryPlans] = weakref.WeakKeyDictionary()
 
 
-def plans_of(parts: Parts) -> Plans:
+def plans_of(parts: Parts) -> MemoryPlans:
     """Return what is known of the runs of models and strategies."""
-    return _PLANS.setdefault(parts, Plans())
+    return _PLANS.setdefault(parts, MemoryPlans())
 
 
 SHORT = Workload(1, 2, 2 + 2 * ROUNDS)
 """As short a sequence as a dry run takes. Where it does not fit no request is at fault."""
 
 
-class MemoryBound:
+class PlannedBound:
     """Plans runs within a bound, for all kinds of requests that there have been, and refuses those that fit into none.
 
     Args:
@@ -110,7 +110,7 @@ class MemoryBound:
         else:
             self._ahead /= 4
 
-    def step(self, pool: Pool, greedy: bool, rows: int, room: int, joined: bool) -> tuple[Step, int, int]:
+    def step(self, pool: Pool, greedy: bool, rows: int, room: int, joined: bool) -> tuple[Fallback, int, int]:
         """Return how a pool's requests are decoded, with the prompt and the length that there is room for.
 
         Args:
@@ -137,7 +137,7 @@ class MemoryBound:
                 continue
         return self._chosen(greedy, rows, *sizes[-1]), *sizes[-1]
 
-    def _chosen(self, greedy: bool, rows: int, prompt: int, longest: int) -> Step:
+    def _chosen(self, greedy: bool, rows: int, prompt: int, longest: int) -> Fallback:
         return self._ladder(greedy).choose(self._nbytes, Workload(rows, prompt, longest), self._like(greedy))
 
     def _ladder(self, greedy: bool) -> Ladder:

@@ -19,8 +19,8 @@ from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe.value_checks import bytes_told
 from specframe_memory.capped_drafts import capped
-from specframe_memory.dry_run import DryRun
 from specframe_memory.footprint import Footprint, Workload
+from specframe_memory.memory_profile import DryRun
 
 Kinds = Rows[Rows[Request]]
 """Requests that the sequences of a run may be like in all but their tokens, in turn; of several such those that take most count."""
@@ -37,7 +37,7 @@ whatever is drafted."""
 
 
 @attrs.frozen
-class Form:
+class Configuration:
     """A part of the ladder: a form of the run, of whose steps each drafts less or has fewer rows than the one before."""
 
     run: DryRun
@@ -49,14 +49,14 @@ class Form:
 
 
 @attrs.frozen
-class Step:
+class Fallback:
     """A step of the ladder: how a run is decoded, and what it takes."""
 
     rows: int
     """Rows decoded together."""
     budget: Budget
     """The most that is drafted."""
-    form: Form
+    form: Configuration
     footprint: Footprint
 
     def strategies(self, use: Composition) -> Composition:
@@ -72,23 +72,23 @@ class Ladder:
         maximum: the most that the run's policy drafts.
     """
 
-    def __init__(self, forms: Rows[Form], maximum: Budget) -> None:
+    def __init__(self, forms: Rows[Configuration], maximum: Budget) -> None:
         self.forms, self.maximum = forms, maximum
-        self._known: dict[Any, Step] = {}
+        self._known: dict[Any, Fallback] = {}
 
     @property
     def drafts(self) -> bool:
         """Whether the run has a drafter."""
         return self.forms[0].drafts
 
-    def step(self, load: Workload, nodes: int, kinds: Kinds = ANY, form: Form | None = None) -> Step:
+    def step(self, load: Workload, nodes: int, kinds: Kinds = ANY, form: Configuration | None = None) -> Fallback:
         """Return what decoding with up to so many drafted nodes takes; 0: without a drafter.
 
         Args:
             load: the sequences.
             nodes: of a draft, at most.
             kinds: what the sequences may be like: that which takes the most bytes counts.
-            form: that the run has; None: the first that drafts, or does not.
+            form: that the run has, or None for the first that drafts, or does not.
         """
         form = form or next(one for one in self.forms if one.drafts == (nodes > 0))
         key = self.forms.index(form), load, nodes, tuple(tuple(map(kind_of, like)) for like in kinds)
@@ -96,10 +96,10 @@ class Ladder:
             budget = Budget(min(self.maximum.depth, nodes), nodes) if nodes else NOTHING
             footprints = [form.run.footprint(load, budget, like) for like in kinds]
             most_bytes = max(footprints, key=lambda one: one.total)
-            self._known[key] = Step(load.rows, budget, form, most_bytes)
+            self._known[key] = Fallback(load.rows, budget, form, most_bytes)
         return self._known[key]
 
-    def choose(self, nbytes: int, load: Workload, kinds: Kinds = ANY) -> Step:
+    def choose(self, nbytes: int, load: Workload, kinds: Kinds = ANY) -> Fallback:
         """Return the first step that takes no more than so many bytes.
 
         More rows take more bytes, and so do more nodes. The most rows that fit are found with the shortest draft in the last form
@@ -109,7 +109,7 @@ class Ladder:
             ModelError: none does.
         """
 
-        def taken(form: Form, rows: int, nodes: int) -> int:
+        def taken(form: Configuration, rows: int, nodes: int) -> int:
             return self.step(attrs.evolve(load, rows=rows), nodes, kinds, form).footprint.total
 
         drafting = [form for form in self.forms if form.drafts]
@@ -128,7 +128,7 @@ class Ladder:
 
 
 def kind_of(request: Request) -> Any:
-    """Return what of a request the memory of its run goes by, beside its lengths."""
+    """Return what of a request the memory of its run depends on, beside its lengths."""
     plan = request.plan
     formulas = tuple(kind and kind.formula for kind in plan.kinds)  # their parameters take nothing
     constrained = request.constraint is not None  # whatever it allows, masks have the same size
@@ -180,14 +180,16 @@ def ladder_of(recipe: Recipe, hollow: Parts, greedy: bool) -> Ladder:
     run = DryRun(recipe, attrs.evolve(hollow, composition=use))
     plain = strategy(registry(), "drafter", registry().default("plain decoding"))
     if isinstance(use.drafter, type(plain)):
-        return Ladder([Form(run, drafts=False)], use.policy.maximum)
+        return Ladder([Configuration(run, drafts=False)], use.policy.maximum)
     changes = [change for change in (eight_bits(recipe, use),) if change and hollow.draft is not None]
-    forms = [Form(run), *(Form(run.composed(change(use)), change=change) for change in changes)]
-    return Ladder([*forms, Form(run.undrafted(undrafted(use)), drafts=False, change=undrafted)], use.policy.maximum)
+    forms = [Configuration(run), *(Configuration(run.composed(change(use)), change=change) for change in changes)]
+    return Ladder(
+        [*forms, Configuration(run.undrafted(undrafted(use)), drafts=False, change=undrafted)], use.policy.maximum
+    )
 
 
 def eight_bits(recipe: Recipe, use: Composition) -> Change | None:
-    """Return what keeps the caches of drafts in 8 bits; None: the KV backend has no option for it, or is an object."""
+    """Return what keeps the caches of drafts in 8 bits, or None if the KV backend has no option for it, or is an object."""
     name = use.alignment.kv if recipe.kv is None else recipe.kv
     try:
         kv = registry().make("KV backend", f"{name},{EIGHT_BITS}") if isinstance(name, str) else None

@@ -98,7 +98,7 @@ def storages(given: Iterable[Any]) -> set[int]:
 
 
 def shapes_of(result: Any, known: set[int]) -> list[Shape] | None:
-    """Return the shapes of an operator's results; None: they are not all new, as a view is that its schema does not tell of."""
+    """Return the shapes of an operator's results, or None if they are not all new: a view that its schema does not name."""
     found = [result] if isinstance(result, torch.Tensor) else result
     for one in found:
         if type(one) is not torch.Tensor or one.device.type != "meta" or one.dtype.is_complex:

@@ -8,11 +8,11 @@ from typing import Any
 import attrs
 import torch
 from specframe_memory.allocations import Allocations
-from specframe_memory.dry_run import DryRun
 from specframe_memory.footprint import Footprint, Workload
-from specframe_memory.hollow_parts import hollow
 from specframe_memory.memory_bound import plans_of
 from specframe_memory.memory_plan import Ladder
+from specframe_memory.memory_profile import DryRun
+from specframe_memory.meta_parts import hollow
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specframe import Pipeline
@@ -21,7 +21,7 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.engine.parts import parts_of
 from specframe.errors import ModelError
-from specframe.forward.attention import masks
+from specframe.model.attention import masks
 
 VOCABULARY = 1500
 WIDE = {
@@ -109,7 +109,7 @@ class Case:
 
     @property
     def drafting(self) -> PreTrainedModel | None:
-        """The draft model; None: there is none."""
+        """The draft model, or None if there is none."""
         return model("draft") if self.draft is not None and ("draft" in self.draft or "model" in self.draft) else None
 
     def pipeline(self, **options: Any) -> Pipeline:

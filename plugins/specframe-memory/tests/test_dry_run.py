@@ -14,14 +14,14 @@ from planned import CASES, Case, Paused
 from specframe_memory.allocations import Allocations
 from specframe_memory.footprint import CACHE, LOGITS, MASKS, STATES, TARGET, Workload
 from specframe_memory.full_drafts import Steady
-from specframe_memory.hollow import META
+from specframe_memory.meta_models import META
 
 from specframe import Sampling
 from specframe.contracts.drafts import Budget
-from specframe.contracts.requests import Plan, Request
+from specframe.contracts.requests import Request, SamplingPlan
 from specframe.contracts.round import Batch
 from specframe.devices import kinds
-from specframe.forward.runner import ModelRunner
+from specframe.model.runner import ModelRunner
 
 
 @pytest.mark.wide(but=["columns", "biases"])
@@ -76,7 +76,7 @@ class Unequal:
 
 
 def test_drafts_of_unequal_lengths_take_no_more_than_is_told() -> None:
-    """Where forwards leave out filler, logits are there twice for a moment: as the model returned them, and by rows."""
+    """Where forwards leave out padding, logits are there twice for a moment: as the model returned them, and by rows."""
     case = Case("llama", "draft", Workload(12, 4, 18), {"draft_length": Unequal(), "kv": "slab"})
     counter = Allocations()
     told = case.planned()
@@ -86,7 +86,7 @@ def test_drafts_of_unequal_lengths_take_no_more_than_is_told() -> None:
 
 
 def test_unequal_drafts_have_as_little_filler_as_is_left_out() -> None:
-    """Logits are there twice wherever filler is left out: most bytes are in use where that is the least."""
+    """Logits are there twice wherever padding is left out: most bytes are in use where that is the least."""
     for maximum, depths in ((Budget(12), [12, 11, 0, 0]), (Budget(3, 12), [3, 0, 0, 0])):
         steady = Steady(maximum, None, lambda places, tokens: tokens <= places - 25)
         four: Any = [None] * 4
@@ -123,7 +123,7 @@ def test_drafters_in_turn_take_no_more_than_is_told() -> None:
             )
         )
     assert pipe.report.draft_forwards >= 6
-    assert counter.peak.total <= case.planned(Request(0, [0], 1, plan=Plan(greedy=False))).total
+    assert counter.peak.total <= case.planned(Request(0, [0], 1, plan=SamplingPlan(greedy=False))).total
 
 
 def test_a_span_has_its_own_peak_and_is_a_part_of_the_whole() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import attrs
 import pytest
 from specframe_memory.footprint import Footprint, Workload
-from specframe_memory.memory_bound import MemoryBound
-from specframe_memory.memory_plan import Form, Ladder, Step, kind_of
-from specframe_serve.service import Job, Service
+from specframe_memory.memory_bound import PlannedBound
+from specframe_memory.memory_plan import Configuration, Fallback, Ladder, kind_of
+from specframe_serve.service import ServedRequest, Service
 from specframe_testing import fakes, harness, zoo
-from specframe_testing.constraints import Even
+from specframe_testing.constraint_fakes import Even
 from transformers import LogitsProcessor, StoppingCriteria
 
 from specframe import Pipeline, Sampling
@@ -22,8 +22,8 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Observer
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ModelError
 
 TARGET = fakes.fake_target()
@@ -55,18 +55,18 @@ class Within(Observer):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: Any = Sizes()
-        self.steps: list[tuple[Step, int, int]] = []
+        self.steps: list[tuple[Fallback, int, int]] = []
         self.drawn = False
-        made = Ladder([Form(self.sizes), Form(self.sizes, drafts=False)], Budget(2))
-        monkeypatch.setattr(MemoryBound, "_ladder", lambda bound, greedy: made)
-        step = MemoryBound.step
+        made = Ladder([Configuration(self.sizes), Configuration(self.sizes, drafts=False)], Budget(2))
+        monkeypatch.setattr(PlannedBound, "_ladder", lambda bound, greedy: made)
+        step = PlannedBound.step
 
-        def noted(bound: MemoryBound, *given: Any) -> tuple[Step, int, int]:
+        def noted(bound: PlannedBound, *given: Any) -> tuple[Fallback, int, int]:
             self.steps.append(step(bound, *given))
             self.nbytes = bound._nbytes
             return self.steps[-1]
 
-        monkeypatch.setattr(MemoryBound, "step", noted)
+        monkeypatch.setattr(PlannedBound, "step", noted)
 
     def round(self, report: RoundReport) -> None:
         """Compare a round with what it would take if all rows were as long as may be."""
@@ -134,7 +134,7 @@ def test_requests_of_other_kinds_than_the_first_are_planned_for(within: Within) 
 def test_a_kind_that_comes_later_has_the_caches_opened_anew(within: Within) -> None:
     """A request that asks for more than those that there were is planned for before it is decoded."""
     pipe = pipeline(within)
-    engine = Engine(pipe.recipe, pipe.parts, [within], HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, [within], HandClock(), pipe.executor)
     engine.make_room(20)
     plain, drawn = (pipe.requests.make([[5] * 8], 8, sampling=how)[0][0] for how in (Sampling(), DRAWN))
     ended = list[int]()
@@ -158,7 +158,7 @@ class Client:
 
     def __init__(self, prompt: list[int], new: int, number: int, sampling: Sampling) -> None:
         self.chunks: queue.Queue[Chunk] = queue.Queue()
-        self.job = Job(prompt, sampling, new, self.chunks.put, seed=number)
+        self.job = ServedRequest(prompt, sampling, new, self.chunks.put, seed=number)
         self.samples = sampling.samples
 
     def results(self) -> list[Result]:
@@ -214,7 +214,7 @@ def test_a_server_under_load_stays_within_the_bound(within: Within) -> None:
 @pytest.mark.wide
 def test_what_rows_may_be_like_has_keys_of_its_own() -> None:
     """Requests of all kinds are decoded together in a dry run, samples of one prompt and those of other runs among them."""
-    bound: Any = MemoryBound(harness.pipeline(TARGET, DRAFT, memory="1GB").recipe, None)  # type: ignore[arg-type]
+    bound: Any = PlannedBound(harness.pipeline(TARGET, DRAFT, memory="1GB").recipe, None)  # type: ignore[arg-type]
     for plan in (Sampling(), Sampling(samples=3, temperature=0.8, logprobs=2)):
         for one in harness.requests([[1, 2, 3]], 4):
             bound._kinds[plan] = (one, attrs.evolve(one, sample=1))
@@ -279,7 +279,7 @@ def test_masks_of_constraints_are_planned_for() -> None:
     pipe = harness.pipeline(zoo.build("llama", vocab_size=4000), memory="200MB", batch_size=2)
     constraint = Unasked()
     plain = harness.requests([[3, 4, 5, 6]], 5)[0]
-    bound = MemoryBound(pipe.recipe, pipe.parts)
+    bound = PlannedBound(pipe.recipe, pipe.parts)
     taken = [
         bound._ladder(True).step(Workload(99, 4, 9), 0, [(attrs.evolve(plain, constraint=one),)]).footprint.total
         for one in (None, constraint)

@@ -15,7 +15,7 @@ from specframe_memory.allocations import Allocations
 from specframe_memory.capped_drafts import Capped
 from specframe_memory.footprint import Footprint, Workload
 from specframe_memory.memory_bound import plans_of
-from specframe_memory.memory_plan import Form, Ladder, most
+from specframe_memory.memory_plan import Configuration, Ladder, most
 
 from specframe import Pipeline, Sampling
 from specframe.contracts.drafts import Budget
@@ -123,7 +123,7 @@ def ladder(maximum: Budget = FIVE) -> tuple[Ladder, Sizes]:
     """Return a ladder of 1,000 bytes, 100 for each row with a drafter and 60 without, and 10 for each node of a row."""
     drafted: Any = Sizes(1000, 100, 10)
     plain: Any = Sizes(900, 60)
-    return Ladder([Form(drafted), Form(plain, drafts=False)], maximum), drafted
+    return Ladder([Configuration(drafted), Configuration(plain, drafts=False)], maximum), drafted
 
 
 @pytest.mark.wide

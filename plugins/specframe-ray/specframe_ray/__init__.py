@@ -7,4 +7,4 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_executors(register: Register) -> None:
-    register("ray", "specframe_ray.executor:Ray")
+    register("ray", "specframe_ray.ray_executor:Ray")

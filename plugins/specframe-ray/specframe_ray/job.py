@@ -21,11 +21,11 @@ import pyarrow as pa
 
 from specframe.errors import OptionError, PluginError, SpecframeWarning, literal, sentence
 from specframe.observe.counts import RunReport
-from specframe_ray.figures import Tally, merged
 from specframe_ray.machine_versions import difference, versions
+from specframe_ray.ray_figures import Tally, merged
+from specframe_ray.ray_worker import Decode, WorkerOptions
 from specframe_ray.retries import forget_failures, noted
-from specframe_ray.rows import ID, Input, Piece, block
-from specframe_ray.worker import Asked, Decode
+from specframe_ray.rows import ID, Input, RowChunk, block
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -48,7 +48,7 @@ from ray.data.checkpoint import CheckpointConfig  # noqa: E402
 from ray.data.datasource import Datasource, ReadTask  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-from specframe_ray.watch import Gone, Progress, Told, interruptible, nodes_watched, raylet_watched  # noqa: E402
+from specframe_ray.ray_watch import Gone, Progress, WorkerReport, interruptible, nodes_watched, raylet_watched  # noqa: E402
 
 BEGUN = "no cluster can be begun"
 ANSWER_SECONDS = 10.0
@@ -61,7 +61,7 @@ CHECKPOINT = "_checkpoint"
 
 
 @attrs.frozen
-class Place:
+class ResultPlace:
     """Where actors run: how many, and what each takes of its machine."""
 
     workers: int
@@ -84,7 +84,7 @@ class Source(Datasource):
         """Return a task per piece."""
         return [self._task(piece) for piece in self._given.pieces]
 
-    def _task(self, piece: Piece) -> ReadTask:
+    def _task(self, piece: RowChunk) -> ReadTask:
         columns = self._given.columns
         metadata = BlockMetadata(
             num_rows=piece.stop - piece.start, size_bytes=None, input_files=[piece.path], exec_stats=None
@@ -96,7 +96,7 @@ class Source(Datasource):
         return ReadTask(read, metadata)
 
 
-def map(dataset: ray.data.Dataset, asked: Asked, place: Place) -> ray.data.Dataset:
+def map(dataset: ray.data.Dataset, asked: WorkerOptions, place: ResultPlace) -> ray.data.Dataset:
     """Return a data set with the columns of results beside its own; nothing is decoded before it is read.
 
     Raises:
@@ -111,7 +111,7 @@ def map(dataset: ray.data.Dataset, asked: Asked, place: Place) -> ray.data.Datas
     return decoded(dataset, asked, tally, place)
 
 
-def decoded(dataset: ray.data.Dataset, asked: Asked, tally: Any, place: Place) -> ray.data.Dataset:
+def decoded(dataset: ray.data.Dataset, asked: WorkerOptions, tally: Any, place: ResultPlace) -> ray.data.Dataset:
     """Return a data set, decoded by actors, a block at a time."""
     return dataset.map_batches(
         Decode,
@@ -125,10 +125,10 @@ def decoded(dataset: ray.data.Dataset, asked: Asked, tally: Any, place: Place) -
 
 
 def run(
-    asked: Asked,
+    asked: WorkerOptions,
     given: Input,
     output: str,
-    place: Place,
+    place: ResultPlace,
     form: str,
     progress: Progress = lambda done, total: None,
 ) -> tuple[int, int, RunReport]:
@@ -136,7 +136,7 @@ def run(
 
     Args:
         asked: what to decode with.
-        given: the rows, in pieces that are decoded, written and noted as done together.
+        given: the rows, in chunks that are decoded, written and noted as done together.
         output: the folder of results.
         place: where to decode.
         form: "parquet" or "jsonl".
@@ -160,7 +160,7 @@ def run(
                 without_advice(),
                 noting(folder / CHECKPOINT),
                 nodes_watched(place.cpus, place.gpus),
-                Told(tally.rows.remote, lambda count: progress(done + count, given.rows)),
+                WorkerReport(tally.rows.remote, lambda count: progress(done + count, given.rows)),
             ):
                 data = ray.data.read_datasource(Source(given), override_num_blocks=len(given.pieces))
                 data = decoded(data, asked, tally, attrs.evolve(place, workers=min(place.workers, len(given.pieces))))
@@ -203,7 +203,7 @@ def noting(folder: Path) -> Iterator[None]:
         context.enable_progress_bars, context.checkpoint_config = kept
 
 
-def begin(place: Place) -> None:
+def begin(place: ResultPlace) -> None:
     """Join the cluster that RAY_ADDRESS names, or begin one of this machine.
 
     Raises:
@@ -286,7 +286,7 @@ def without_advice() -> Iterator[None]:
         yield
 
 
-def warn_of_waiting(place: Place) -> None:
+def warn_of_waiting(place: ResultPlace) -> None:
     """Warn where the actors take all CPUs of the cluster, and none is left for reading."""
     have, take = ray.cluster_resources().get("CPU", 0), place.workers * place.cpus
     if have < take + 1:

@@ -21,6 +21,6 @@ def versions() -> dict[str, str]:
 
 
 def difference(here: dict[str, str], there: dict[str, str]) -> tuple[str, str, str] | None:
-    """Return the first name of which the versions of two machines differ, with both; None: they are alike."""
+    """Return the first name of which the versions of two machines differ, with both, or None if they are alike."""
     versions = ((name, *(one.get(name, "not loaded") for one in (here, there))) for name in sorted({*here, *there}))
     return next(((name, own, its) for name, own, its in versions if own != its), None)

@@ -28,7 +28,7 @@ RESULTS = ("text", "token_ids", "finish_reason", "error", "prompt_tokens", "metr
 
 
 @attrs.frozen
-class Piece:
+class RowChunk:
     """Adjacent rows of one file."""
 
     path: str
@@ -46,7 +46,7 @@ class Piece:
 class Input:
     """What there is to decode."""
 
-    pieces: list[Piece]
+    pieces: list[RowChunk]
     columns: pa.Schema
     """The columns of the input, under the names that they have in the output."""
 
@@ -57,18 +57,18 @@ class Input:
 
 
 def found(path: str, size: int, name: str | None = None) -> Input:
-    """Return the rows of a file, or of the files of a folder, in pieces of ``size`` rows.
+    """Return the rows of a file, or of the files of a folder, in chunks of ``size`` rows.
 
     Args:
         path: the file or the folder.
         size: rows of a piece.
-        name: what ids call the file; None: its own name.
+        name: what ids call the file, or None if its own name.
 
     Raises:
         OptionError: there are no files of a known form, one cannot be read, there are no rows, or two rows have one id.
     """
     root, files = Path(path), files_of(path)
-    pieces: list[Piece] = []
+    pieces: list[RowChunk] = []
     kinds: dict[str, Any] = {}
     seen: set[str] = set()
     first = 0
@@ -88,7 +88,7 @@ def found(path: str, size: int, name: str | None = None) -> Input:
         if file.suffix not in LINES:
             kinds |= {column.name: column.type for column in table_of(str(file)).schema}
         pieces += [
-            Piece(str(file.absolute()), called, at, min(at + size, count), first + at, offset)
+            RowChunk(str(file.absolute()), called, at, min(at + size, count), first + at, offset)
             for at, offset in zip(range(0, count, size), offsets, strict=True)
         ]
         first += count
@@ -200,7 +200,7 @@ def table_of(path: str) -> pa.Table:
         return pa.ipc.open_stream(source).read_all()
 
 
-def block(piece: Piece, columns: pa.Schema) -> pa.Table:
+def block(piece: RowChunk, columns: pa.Schema) -> pa.Table:
     """Return a piece as a table: the columns of the input, and those that every row has."""
     following = entries(piece.path, piece.start, piece.offset)
     held = [entry for _, entry in itertools.islice(following, piece.stop - piece.start)]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from rich.console import Console
-from specframe_ray.command import Rows
+from specframe_ray.ray_command import Rows
 
 
 def drawn(quiet: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -21,8 +21,8 @@ import pytest
 import ray
 import ray.data
 from click.testing import CliRunner, Result
-from specframe_ray import job, watch
-from specframe_ray.command import Rows
+from specframe_ray import job, ray_watch
+from specframe_ray.ray_command import Rows
 
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
@@ -36,7 +36,7 @@ PROMPTS = [f"def f{place}(x):\n    return" for place in range(14)]
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[str]:
     """A cluster that all jobs join; its address."""
-    job.begin(job.Place(1, 0, 1))
+    job.begin(job.ResultPlace(1, 0, 1))
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 
@@ -186,10 +186,10 @@ def test_machines_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_process_that_is_watched() -> None:
     """Ray's own process of this machine is found among all processes, and lives."""
-    found = watch.raylet(ray.get_runtime_context().get_node_id())
+    found = ray_watch.raylet(ray.get_runtime_context().get_node_id())
     assert found is not None
-    assert not watch.ended(found)
-    assert watch.raylet("0" * 56) is None
+    assert not ray_watch.ended(found)
+    assert ray_watch.raylet("0" * 56) is None
 
 
 def test_what_cannot_be_mapped() -> None:
@@ -206,9 +206,9 @@ def test_what_cannot_be_mapped() -> None:
 
 def test_a_cluster_without_room(recwarn: pytest.WarningsRecorder) -> None:
     """Actors that would leave nothing for reading are told of."""
-    job.warn_of_waiting(job.Place(2, 0, 1))
+    job.warn_of_waiting(job.ResultPlace(2, 0, 1))
     assert not recwarn.list
-    job.warn_of_waiting(job.Place(5, 0, 1))
+    job.warn_of_waiting(job.ResultPlace(5, 0, 1))
     assert "the cluster has 5 CPUs, of which actors take 5 and reading 1" in str(recwarn.pop().message)
 
 

@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from specframe_ray import job, watch
-from specframe_ray.executor import SETTINGS, Ray, claim
-from specframe_ray.figures import merged
-from specframe_ray.hub import kept_rows
+from specframe_ray import job, ray_watch
 from specframe_ray.machine_versions import difference
+from specframe_ray.ray_executor import SETTINGS, Ray, claim
+from specframe_ray.ray_figures import merged
+from specframe_ray.ray_hub import kept_rows
 from specframe_ray.retries import forget_failures
 from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
 from specframe_std.output_folders import claim_folder
@@ -65,7 +65,7 @@ def test_lines(tmp_path: Path) -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    """Columns of Parquet keep their types, and one with the name of a result gives way."""
+    """Columns of Parquet keep their types, and one with the name of a result is preempted."""
     table = pa.table({"text": ["a", "b"], "when": pa.array([1, 2], pa.timestamp("ms")), "id": [5, 6]})
     pq.write_table(table, tmp_path / "p.parquet")
     given = found(str(tmp_path / "p.parquet"), 8)
@@ -323,33 +323,33 @@ def busy_after(call: Callable[[], None]) -> None:
 
 def test_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job ends in the middle when Ray's own process has ended, be it that Ray has raised an error by then, and only then."""
-    monkeypatch.setattr(watch.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray_watch.ray, "is_initialized", lambda: True)
     with subprocess.Popen(["sleep", "60"]) as process:
-        monkeypatch.setattr(watch, "raylet", lambda node: process.pid)
-        monkeypatch.setattr(watch.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=str))
-        with watch.raylet_watched():
+        monkeypatch.setattr(ray_watch, "raylet", lambda node: process.pid)
+        monkeypatch.setattr(ray_watch.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=str))
+        with ray_watch.raylet_watched():
             pass
-        with pytest.raises(ValueError, match="other"), watch.raylet_watched():
+        with pytest.raises(ValueError, match="other"), ray_watch.raylet_watched():
             raise ValueError("other")
-        with pytest.raises(watch.Gone), watch.raylet_watched():
+        with pytest.raises(ray_watch.Gone), ray_watch.raylet_watched():
             busy_after(process.kill)
-        with pytest.raises(watch.Gone), watch.raylet_watched():
+        with pytest.raises(ray_watch.Gone), ray_watch.raylet_watched():
             raise ValueError("Ray's")
 
 
 def test_a_process_that_ends_while_ray_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Before there is a cluster, Ray's own process is the one of that name that this process begins in the block."""
-    monkeypatch.setattr(watch.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_watch.ray, "is_initialized", lambda: False)
     (tmp_path / "raylet").symlink_to(sys.executable)
     begin = [str(tmp_path / "raylet"), "-I", "-S", "-c", "input()"]
-    monkeypatch.setattr(watch, "PACE", 0.01)
+    monkeypatch.setattr(ray_watch, "PACE", 0.01)
     with subprocess.Popen(begin, stdin=subprocess.PIPE) as earlier:
-        with watch.raylet_watched():
+        with ray_watch.raylet_watched():
             earlier.kill()
             time.sleep(0.1)
         with (
-            pytest.raises(watch.Gone),
-            watch.raylet_watched(),
+            pytest.raises(ray_watch.Gone),
+            ray_watch.raylet_watched(),
             subprocess.Popen(begin, stdin=subprocess.PIPE) as process,
         ):
             busy_after(process.kill)
@@ -363,9 +363,9 @@ def test_a_machine_that_is_lost(
 ) -> None:
     """A machine that leaves the cluster is told of once, with what comes of it; the others are not."""
     nodes = [{"NodeID": name, "Alive": True, "Resources": {"CPU": 4.0}} for name in "abc"]
-    monkeypatch.setattr(watch.ray, "nodes", lambda: [dict(node) for node in nodes])
-    monkeypatch.setattr(watch, "NODES_PACE", 0.01)
-    with watch.nodes_watched(2, 0):
+    monkeypatch.setattr(ray_watch.ray, "nodes", lambda: [dict(node) for node in nodes])
+    monkeypatch.setattr(ray_watch, "NODES_PACE", 0.01)
+    with ray_watch.nodes_watched(2, 0):
         nodes[1]["Alive"] = False
         for node in nodes[:: 2 if not left else 5]:
             node["Resources"] = {"CPU": 1.0}
@@ -393,17 +393,17 @@ def test_a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job.ray, "init", init)
     before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     try:
-        job.begin(job.Place(2, 0, 1.5))
+        job.begin(job.ResultPlace(2, 0, 1.5))
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert told == [signal.SIGTERM]
     monkeypatch.setenv("RAY_ADDRESS", "there")
-    job.begin(job.Place(2, 0, 1.5))
+    job.begin(job.ResultPlace(2, 0, 1.5))
     assert begun == [(("local",), job.OWN_CPUS + 3), ((), None)]
     monkeypatch.setattr(job.ray, "init", lambda **_: 1 / 0)
     with pytest.raises(PluginError, match="the cluster of RAY_ADDRESS, 'there', cannot be joined: division by zero"):
-        job.begin(job.Place(2, 0, 1.5))
+        job.begin(job.ResultPlace(2, 0, 1.5))
 
 
 def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

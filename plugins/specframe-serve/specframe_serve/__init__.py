@@ -7,4 +7,4 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_commands(register: Register) -> None:
-    register("serve", "specframe_serve.command:serve")
+    register("serve", "specframe_serve.serve_command:serve")

@@ -24,7 +24,7 @@ from specframe_serve.limits import Limits, refusal
 from specframe_serve.live import Live
 from specframe_serve.metrics import Metrics
 from specframe_serve.protocol import ChatCompletion, Completion
-from specframe_serve.service import BusyError, Job, Service, StoppedError
+from specframe_serve.service import BusyError, ServedRequest, Service, StoppedError
 from specframe_serve.tickets import Streamed, Ticket, events, status_of, while_listening
 
 CALM = {"Retry-After": "1"}
@@ -38,7 +38,7 @@ class Limited:
     body: int = 1 << 20
     """Bytes of a request's body."""
     prompt_tokens: int | None = None
-    """Tokens of a prompt; None: as many as the target's context has room for."""
+    """Tokens of a prompt, or None for as many as the target's context has room for."""
     new_tokens: int = 4096
     """New tokens that each sequence of a request may ask for."""
     request_tokens: int = 1 << 18
@@ -54,8 +54,8 @@ class Server:
         pipe: the models and the strategies.
         name: the name under which the target is served.
         limits: limits of the server.
-        key: the API key; None: nobody is asked for one.
-        seed: what the random numbers of requests without a seed follow from; None: they are others in every server.
+        key: the API key, or None if nobody is asked for one.
+        seed: what the random numbers of requests without a seed follow from, or None if they are others in every server.
     """
 
     def __init__(
@@ -139,10 +139,10 @@ class Server:
         """Hand the prompts of a request to the service."""
         new = self._new(asked.most, asked.n, prompts)
 
-        def job(place: int, send: Callable[[Chunk], None]) -> Job:
+        def job(place: int, send: Callable[[Chunk], None]) -> ServedRequest:
             drafts, on = asked.speculation == "on", asked.ignore_eos
             echo = bool(asked.echo)
-            return Job(prompts[place], sampling, new[place], send, asked.seed, drafts, on, echo)
+            return ServedRequest(prompts[place], sampling, new[place], send, asked.seed, drafts, on, echo)
 
         return Ticket(self.service, self.metrics, asked.n).submit(job, len(prompts))
 

@@ -84,7 +84,7 @@ class Live(Observer):
         """Return the rows of a round: each with the texts of its draft's accepted and rejected tokens."""
         now = time.monotonic()
         drafted = report.draft.tokens_BN[:ROWS].tolist()
-        paths = None if report.verdict.path_BT is None else report.verdict.path_BT[:ROWS].tolist()
+        paths = None if report.acceptance.path_BT is None else report.acceptance.path_BT[:ROWS].tolist()
         rows = []
         for row, (tokens, sequence) in enumerate(zip(drafted, report.sequences, strict=False)):
             count, stood = int(report.drafted[row]), int(report.accepted[row])

@@ -59,7 +59,7 @@ class StreamOptions(Body):
     include_obfuscation: bool = False
 
 
-class Asked(Body):
+class CompletionOptions(Body):
     """The fields that completions and chat completions share."""
 
     model: str
@@ -144,7 +144,7 @@ class Asked(Body):
         return Sampling(**given, sequence_bias=bias, stop=stop or None, samples=self.n, logprobs=self.top())
 
     def top(self) -> int | None:
-        """Return the number of most likely tokens whose log-probabilities are asked for; None: no log-probabilities."""
+        """Return the number of most likely tokens whose log-probabilities are asked for, or None for no log-probabilities."""
         raise NotImplementedError
 
     @property
@@ -156,7 +156,7 @@ class Asked(Body):
         return "each" if options.continuous_usage_stats else "last"
 
 
-class Completion(Asked):
+class Completion(CompletionOptions):
     """The body of a completion."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
@@ -192,7 +192,7 @@ class Completion(Asked):
         return self.max_tokens
 
 
-class ChatCompletion(Asked):
+class ChatCompletion(CompletionOptions):
     """The body of a chat completion."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
@@ -212,7 +212,7 @@ class ChatCompletion(Asked):
 
     @property
     def most(self) -> int | None:
-        """New tokens at most; None: as many as the context has room for."""
+        """New tokens at most, or None for as many as the context has room for."""
         return self.max_completion_tokens or self.max_tokens
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specframe import Pipeline
-from specframe.forward.twin import twin
+from specframe.model.twin import twin
 from specframe.models.own_cache import OwnCache
 
 PIECE = 256

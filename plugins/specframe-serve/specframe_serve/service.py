@@ -20,7 +20,7 @@ from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Chunk, FinishReason, Request, Result, SequenceMetrics
 from specframe.contracts.roles import Observer
 from specframe.engine.encoding import Prompt
-from specframe.engine.results import Results
+from specframe.engine.result_factory import ResultFactory
 from specframe.engine.stream_chunks import Chunks
 from specframe.errors import sentence
 from specframe.text.sampling import Sampling
@@ -43,7 +43,7 @@ Send = Callable[[Chunk], None]
 
 
 @attrs.frozen(eq=False)
-class Job:
+class ServedRequest:
     """One prompt with its sampling parameters, and the receiver of its chunks."""
 
     prompt: Prompt
@@ -52,7 +52,7 @@ class Job:
     send: Send
     """Called with every chunk. The last chunk of each sample holds its result, whose ``index`` is always 0."""
     seed: int | None = None
-    """Seed of the random numbers: prompt number ``seed`` of a run draws the same, below 2**32; None: a stream of its own."""
+    """Seed of the random numbers: prompt number ``seed`` of a run draws the same, below 2**32, or None: a stream of its own."""
     speculate: bool = True
     """Whether tokens may be drafted for it."""
     ignore_eos: bool = False
@@ -80,7 +80,7 @@ class Service:
         tokens: length of the longest sequence that the caches have room for from the start; a longer one makes them grow.
         waiting: sequences that may wait for a row; more are refused.
         observers: told about every round, in the service's thread.
-        seed: what the streams of jobs without a seed follow from; None: they are others in every service.
+        seed: what the streams of jobs without a seed follow from, or None if they are others in every service.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Service:
         """Sequences that may be decoded or wait at once."""
         self._changed = threading.Condition()
         """Guards what the threads of clients and the service's own share, which is what follows."""
-        self._coming: dict[int, Job] = {}
+        self._coming: dict[int, ServedRequest] = {}
         """Jobs that the engine has not been given, by number."""
         self._left: deque[int] = deque()
         """Numbers of jobs that the engine has been given and whose clients have left."""
@@ -101,8 +101,8 @@ class Service:
         """The samples that have not ended, by job number."""
         self._numbers = 0
         self._deadline: float | None = None
-        """When jobs under way end, on the monotonic clock; None: the service does not stop."""
-        self._jobs: dict[int, Job] = {}
+        """When jobs under way end, on the monotonic clock, or None if the service does not stop."""
+        self._jobs: dict[int, ServedRequest] = {}
         """Jobs that the engine has been given, by number."""
         self._scores: dict[int, Scores] = {}
         """The log-probabilities of prompts that are echoed, by the number of the job."""
@@ -134,7 +134,7 @@ class Service:
         """Number of sequences that have not ended, with a row or without."""
         return sum(map(len, [*self._unfinished.values()]))
 
-    def submit(self, jobs: list[Job]) -> list[int]:
+    def submit(self, jobs: list[ServedRequest]) -> list[int]:
         """Take jobs that belong to one request, all or none, and return their numbers.
 
         Raises:
@@ -213,7 +213,7 @@ class Service:
     def _opened(self) -> Engine:
         """Return the engine, or a new one where there is none."""
         if self._engine is None:
-            self._results = Results(self._pipe.tokenizer, self._pipe.parts.runner.device)
+            self._results = ResultFactory(self._pipe.tokenizer, self._pipe.parts.runner.device)
             self._chunks = Chunks(self._results)
             watching = [*self._results.observers, *self._pipe.recipe.observers, *self._observers]
             self._engine = self._pipe.executor.open(self._pipe.recipe, self._pipe.parts, watching, self._results.clock)
@@ -254,7 +254,7 @@ class Service:
             result = Result(number, "", [], "length", SequenceMetrics(), None, 0, 0.0, sample, *told)
             self._send(Chunk(number, sample, "", [], result))
 
-    def _named(self, request: Request, number: int, job: Job) -> Request:
+    def _named(self, request: Request, number: int, job: ServedRequest) -> Request:
         """Return a request under its job's number, arrived now, with its own stream of random numbers."""
         stops = frozenset[int]() if job.ignore_eos else request.stop_token_ids
         return attrs.evolve(
@@ -266,7 +266,7 @@ class Service:
             stop_token_ids=stops,
         )
 
-    def _stream(self, number: int, job: Job) -> int:
+    def _stream(self, number: int, job: ServedRequest) -> int:
         """Return the number of a job's stream of random numbers."""
         if job.seed is None:
             return UNSEEDED + hashed(f"{self._seed} {number}")

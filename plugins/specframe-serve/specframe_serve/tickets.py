@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from specframe.contracts.requests import Chunk, Result
 from specframe_serve.answers import Answer, error, event
 from specframe_serve.metrics import Metrics
-from specframe_serve.service import STOPS, Job, Service
+from specframe_serve.service import STOPS, ServedRequest, Service
 
 
 @attrs.define(eq=False)
@@ -35,7 +35,7 @@ class Ticket:
     _numbers: list[int] = attrs.Factory(list)
     _chunks: asyncio.Queue[tuple[int, Chunk]] = attrs.Factory(asyncio.Queue)
 
-    def submit(self, job: Callable[[int, Callable[[Chunk], None]], Job], count: int) -> Self:
+    def submit(self, job: Callable[[int, Callable[[Chunk], None]], ServedRequest], count: int) -> Self:
         """Hand in the request's jobs: ``job`` returns the one at a place among ``count``, with the receiver of its chunks."""
         loop = asyncio.get_running_loop()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from specframe_serve import command
+from specframe_serve import serve_command
 from specframe_serve.app import Limited
 
 from specframe.cli import cli
@@ -16,7 +16,7 @@ from specframe.cli import cli
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments with which the server is run; it is not."""
     given: list[Any] = []
-    monkeypatch.setattr(command, "run", lambda *arguments: given.extend(arguments))
+    monkeypatch.setattr(serve_command, "run", lambda *arguments: given.extend(arguments))
     return given
 
 

@@ -45,7 +45,7 @@ def report(numbers: list[int], accepted: int = 1, ended: tuple[int, ...] = ()) -
         prefill=False,
         transfer=True,
         draft=SimpleNamespace(tokens_BN=torch.zeros(rows, 2, dtype=torch.long)),
-        verdict=SimpleNamespace(path_BT=None),
+        acceptance=SimpleNamespace(path_BT=None),
         sequences=sequences,
         finished=[one for one in sequences if one.request.index in ended],
     )

@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from pydantic import ValidationError
-from specframe_serve.protocol import Asked, ChatCompletion, Completion
+from specframe_serve.protocol import ChatCompletion, Completion, CompletionOptions
 
 from specframe.errors import OptionError
 from specframe.text.sampling import Sampling
@@ -15,7 +15,7 @@ COMPLETION = {"model": "tiny", "prompt": "a"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
 
 
-def read(**given: Any) -> tuple[Asked, Sampling]:
+def read(**given: Any) -> tuple[CompletionOptions, Sampling]:
     """Return a body as it is read: a chat completion's where it has messages."""
     asked = (ChatCompletion if "messages" in given else Completion).model_validate(given)
     return asked, asked.sampling()

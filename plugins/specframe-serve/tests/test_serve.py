@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specframe import Pipeline, Sampling
-from specframe.engine.engine import Engine
+from specframe.engine.local_engine import LocalEngine
 
 PROMPTS = ["def add(a, b):", "class Stack:\n    def", "import os\n", "for i in range(10):\n   ", "def fib(n):\n    if"]
 NEW = 12
@@ -204,7 +204,7 @@ def test_bad_bodies(running, body, status, words):
 
 
 def test_a_body_of_unknown_length_is_counted(running):
-    """A body that comes in pieces is refused once it is too large."""
+    """A body that comes in chunks is refused once it is too large."""
     pieces = (b" " * (1 << 16) for _ in range(40))
     answer = httpx.post(f"{running.url}/v1/completions", content=pieces, timeout=1200)
     assert answer.status_code == 413
@@ -276,15 +276,15 @@ def test_the_page_shows_the_drafts(running):
 @pytest.mark.wide
 def test_a_failed_round_ends_its_requests_alone(running, monkeypatch):
     """When a round fails, the requests under way are told so, and the next one is answered."""
-    step = Engine.step
+    step = LocalEngine.step
 
-    def fails(engine: Engine) -> Any:
+    def fails(engine: LocalEngine) -> Any:
         if not engine.idle:
-            monkeypatch.setattr(Engine, "step", step)
+            monkeypatch.setattr(LocalEngine, "step", step)
             raise RuntimeError("planted")
         return step(engine)
 
-    monkeypatch.setattr(Engine, "step", fails)
+    monkeypatch.setattr(LocalEngine, "step", fails)
     answer = running.post(GOOD)
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "planted")
     assert running.post(GOOD).status_code == 200

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_serve.service import STOPS, BusyError, Job, Service, StoppedError
+from specframe_serve.service import STOPS, BusyError, ServedRequest, Service, StoppedError
 from specframe_testing import fakes, harness
 
 from specframe.contracts.requests import Chunk, Result
 from specframe.contracts.roles import Observer
-from specframe.engine.engine import Engine
+from specframe.engine.local_engine import LocalEngine
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -42,10 +42,10 @@ class Faults:
 
     def open(self, recipe: Any, parts: Any, observers: Any, clock: Any) -> Any:
         self.call("open")
-        self.engines.append(FailingEngine(Engine(recipe, parts, observers, clock, self), self))
+        self.engines.append(FailingEngine(LocalEngine(recipe, parts, observers, clock, self), self))
         return self.engines[-1]
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return value
 
     def call(self, member: str) -> None:
@@ -58,7 +58,7 @@ class FailingEngine:
 
     peak_kv_bytes = state_bytes = remote = 0
 
-    def __init__(self, inner: Engine, faults: Faults) -> None:
+    def __init__(self, inner: LocalEngine, faults: Faults) -> None:
         self.inner, self._faults = inner, faults
         self.keys: list[Any] = []
         """Of the requests that it was given."""
@@ -110,7 +110,7 @@ class Client:
 
     def __init__(self, samples: int = 1, prompt: Any = PROMPT, new: int = NEW, seed: int | None = None) -> None:
         self.chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
-        self.job = Job(prompt, Sampling(samples=samples), new, self.chunks.put, seed, ignore_eos=True)
+        self.job = ServedRequest(prompt, Sampling(samples=samples), new, self.chunks.put, seed, ignore_eos=True)
 
     def result(self) -> Result:
         """Return the next result; fail where none comes."""

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from arctic_inference.suffix_decoding import SuffixDecodingCache
 from specframe_std.drafters.suffix.corpus import Corpus
-from specframe_std.drafters.suffix.drafter import SuffixDrafter
 from specframe_std.drafters.suffix.own_text import OwnText
 from specframe_std.drafters.suffix.speculation import Most, Speculation
+from specframe_std.drafters.suffix.suffix_drafter import SuffixDrafter
 from specframe_testing.conformance import DrafterSuite
 from suffix_counting import counted, reach_of, same, text
 from test_suffix import batch_of, proposed

@@ -11,10 +11,10 @@ def specframe_register_drafters(register: Register) -> None:
     register("layer-skip", "specframe_std.drafters.layer_skip:LayerSkip")
     register("window", "specframe_std.drafters.window:Window")
     register("first", "specframe_std.drafters.first:First")
-    register("model", "specframe_std.drafters.model:ModelDrafter")
+    register("model", "specframe_std.drafters.draft_model:ModelDrafter")
     register("none", "specframe_std.drafters.none:NoDrafter")
     register("prompt-lookup", "specframe_std.drafters.prompt_lookup:PromptLookup")
-    register("suffix", "specframe_std.drafters.suffix.drafter:SuffixDrafter")
+    register("suffix", "specframe_std.drafters.suffix.suffix_drafter:SuffixDrafter")
     register("translated", "specframe_std.drafters.translated:TranslatedDrafter")
 
 
@@ -44,7 +44,7 @@ def specframe_register_verifiers(register: Register) -> None:
 def specframe_register_acceptance_rules(register: Register) -> None:
     register("greedy", "specframe_std.acceptance.greedy:Greedy")
     register("rejection", "specframe_std.acceptance.rejection:Rejection")
-    register("block", "specframe_std.acceptance.block:Block")
+    register("block", "specframe_std.acceptance.block:BlockVerification")
     register("traversal", "specframe_std.acceptance.traversal:Traversal")
     register("gumbel", "specframe_std.acceptance.gumbel:Gumbel")
     register("typical", "specframe_std.acceptance.typical:Typical")
@@ -63,7 +63,7 @@ def specframe_register_alignments(register: Register) -> None:
 
 @hookimpl
 def specframe_register_schedulers(register: Register) -> None:
-    register("fixed", "specframe_std.schedulers.fixed:Fixed")
+    register("fixed", "specframe_std.schedulers.fixed_batches:Fixed")
     register("continuous", "specframe_std.schedulers.continuous:Continuous")
     register("same-length", "specframe_std.schedulers.same_length:SameLength")
 
@@ -72,13 +72,13 @@ def specframe_register_schedulers(register: Register) -> None:
 def specframe_register_kv_backends(register: Register) -> None:
     register("dynamic", "specframe_std.kv.dynamic:Dynamic")
     register("paged", "specframe_std.kv.paged:Paged")
-    register("pool", "specframe_std.kv.pool:Pool")
+    register("pool", "specframe_std.kv.page_pool:PagePool")
     register("slab", "specframe_std.kv.slab:Slab")
 
 
 @hookimpl
 def specframe_register_draft_length_policies(register: Register) -> None:
-    register("fixed", "specframe_std.policies.fixed:FixedLength")
+    register("fixed", "specframe_std.policies.fixed_length:FixedLength")
     register("explicit", "specframe_std.policies.explicit:Explicit")
     register("implicit", "specframe_std.policies.implicit:Implicit")
     register("goodput", "specframe_std.policies.goodput:Goodput")
@@ -100,7 +100,7 @@ def specframe_register_options(register: Register) -> None:
     register("assisted", "specframe_std.drop_in:assisted")
     register("load_options", "specframe_std.load_options:keywords")
     register("output", "specframe_std.result_file:ResultFile")
-    register("processors", "specframe_std.processor_trial:warn_of_unfit")
+    register("processors", "specframe_std.processor_check:warn_of_unfit")
     register("prompts", "specframe_std.prompt_tables:open_table")
     register("ranks", "specframe_std.executors.command_ranks:SeveralRanks")
     register("watchdog", "specframe_std.watchdog:watch_calls")

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.positions import CountedPositions, Told
-from specframe.forward.positions import takes
-from specframe.forward.twin import own
+from specframe.contracts.positions import CountedPositions, PositionInputs
+from specframe.model.counted_positions import takes
+from specframe.model.twin import own
 
 Function = Callable[..., Any]
 
@@ -91,15 +91,15 @@ class OwnPositions:
 
     @property
     def relative(self) -> bool:
-        """Whether it knows nothing of positions but ALiBi's bias, which goes by the distance of tokens."""
+        """Whether it knows nothing of positions but ALiBi's bias, which depends on the distance of tokens."""
         return bool(self._alibi or self._biased)
 
-    def told(self, positions_BT: torch.Tensor, key_order_BS: torch.Tensor, orders: int) -> Told:
+    def told(self, positions_BT: torch.Tensor, key_index_BS: torch.Tensor, orders: int) -> PositionInputs:
         """Return what a forward is told.
 
         Args:
             positions_BT: of the tokens as the model has them, (1, N) where it has those of all rows in one.
-            key_order_BS: the order of the token in each slot, (B, S) or (1, S); negative where a slot holds none.
+            key_index_BS: the order of the token in each slot, (B, S) or (1, S); negative where a slot holds none.
             orders: these are below this number.
         """
         forwards, functions = dict[Any, Function](), dict[tuple[Any, str], Function]()
@@ -110,26 +110,28 @@ class OwnPositions:
         for one in self._tempered:
             forwards[one.q_proj] = functools.partial(temper, own(one.q_proj), one, positions_BT)
         for one in self._biased:
-            forwards[one] = functools.partial(attend_with_bias, one, key_order_BS)
+            forwards[one] = functools.partial(attend_with_bias, one, key_index_BS)
         for one in self._masked:
             window = self._config.window_size if one.attention_type == "local" else None
-            functions[one, "_attn"] = functools.partial(attend_in_window, window, positions_BT, key_order_BS)
-        forwards |= self._biasing(positions_BT, key_order_BS)
+            functions[one, "_attn"] = functools.partial(attend_in_window, window, positions_BT, key_index_BS)
+        forwards |= self._biasing(positions_BT, key_index_BS)
         for file in self._alibi:
             usual = own(file, "build_alibi_tensor")
             functions[file, "build_alibi_tensor"] = functools.partial(
-                alibi, usual, len(positions_BT), key_order_BS, orders
+                alibi, usual, len(positions_BT), key_index_BS, orders
             )
         width = positions_BT.shape[1]
         counting = [*self._tempered, *self._scaled]
         uncounted = -1 - torch.arange(width, device=positions_BT.device) if counting else None
-        return Told(forwards, functions, {one.layer_idx: uncounted for one in counting if uncounted is not None})
+        return PositionInputs(
+            forwards, functions, {one.layer_idx: uncounted for one in counting if uncounted is not None}
+        )
 
-    def _biasing(self, positions_BT: torch.Tensor, key_order_BS: torch.Tensor) -> Mapping[Any, Function]:
-        """Return what is called in a forward in the place of the parts that make and scale a learned bias."""
+    def _biasing(self, positions_BT: torch.Tensor, key_index_BS: torch.Tensor) -> Mapping[Any, Function]:
+        """Return what is called in a forward in place of the parts that make and scale a learned bias."""
         if not self._related:
             return {}
-        forwards, distance_BTS = dict[Any, Function](), positions_BT[..., None] - key_order_BS[:, None]
+        forwards, distance_BTS = dict[Any, Function](), positions_BT[..., None] - key_index_BS[:, None]
         scale_BT = log_scale(self._config, positions_BT) if self._scaled else None
         for one, part in self._related.items():
             scale = scale_BT if one in self._scaled else None
@@ -202,7 +204,7 @@ def distance_bias(
         usual: returns that of queries (B, T, ...) for keys, by the positions of both.
         bias: the module, whose bias is 0 but for so many distances from 0 on as its ``rel_extent`` says.
         distance_BTS: of each query's token from that of each slot.
-        scale_BT: of the scores; None: they have none.
+        scale_BT: of the scores, or None if they have none.
         relative_states: of the queries, (B, T, H, ...).
     """
     extent = bias.rel_extent
@@ -217,7 +219,7 @@ def distance_bias(
 def alibi(
     usual: Function,
     rows: int,
-    key_order_BS: torch.Tensor,
+    key_index_BS: torch.Tensor,
     orders: int,
     mask: torch.Tensor,
     num_heads: int,
@@ -227,14 +229,14 @@ def alibi(
 
     ``usual`` returns it for the tokens of a mask (B, S), by their order among those; slots have orders below ``orders``.
     """
-    table_HN = usual(key_order_BS.new_ones(1, orders), num_heads, dtype).view(num_heads, orders)
-    found_HBS = table_HN[:, key_order_BS.clamp(min=0)].expand(-1, rows, -1)
+    table_HN = usual(key_index_BS.new_ones(1, orders), num_heads, dtype).view(num_heads, orders)
+    found_HBS = table_HN[:, key_index_BS.clamp(min=0)].expand(-1, rows, -1)
     return found_HBS.transpose(0, 1).reshape(rows * num_heads, 1, -1)
 
 
 def attend_with_bias(
     attention: Any,
-    key_order_BS: torch.Tensor,
+    key_index_BS: torch.Tensor,
     hidden: torch.Tensor,
     position_bias: torch.Tensor,
     past_key_values: Any = None,
@@ -246,7 +248,7 @@ def attend_with_bias(
 
     Args:
         attention: the module.
-        key_order_BS: the order of the token in each slot.
+        key_index_BS: the order of the token in each slot.
         hidden: (B, T, D).
         position_bias: that of neighbouring slots, (H, 1, N), the same step from each to the next.
         past_key_values: takes keys and values.
@@ -259,7 +261,7 @@ def attend_with_bias(
     query, key, value = parts
     key, value = past_key_values.update(key, value, attention.layer_idx)
     step_H11 = position_bias[:, :, -1:] - position_bias[:, :, -2:-1]
-    bias_BH1S = step_H11 * (key_order_BS - key_order_BS.shape[1] + 1)[:, None, None]
+    bias_BH1S = step_H11 * (key_index_BS - key_index_BS.shape[1] + 1)[:, None, None]
     scores_BHTS = scores(query, key, attention.softmax_scale) + bias_BH1S
     scores_BHTS = scores_BHTS.masked_fill(attention_mask, torch.finfo(scores_BHTS.dtype).min)
     output = weighed(scores_BHTS, value).transpose(1, 2).flatten(2)
@@ -269,7 +271,7 @@ def attend_with_bias(
 def attend_in_window(
     window: int | None,
     positions_BT: torch.Tensor,
-    key_order_BS: torch.Tensor,
+    key_index_BS: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -278,7 +280,7 @@ def attend_in_window(
     """Return what GPT-Neo's ``_attn`` returns, (B, H, T, D), under the mask (B, 1, T, S), and a window if the layer has one."""
     scores_BHTS = scores(query, key, 1.0) + attention_mask
     if window is not None:
-        hidden_BTS = key_order_BS[:, None] <= positions_BT[..., None] - window
+        hidden_BTS = key_index_BS[:, None] <= positions_BT[..., None] - window
         scores_BHTS = scores_BHTS.masked_fill(hidden_BTS[:, None], torch.finfo(scores_BHTS.dtype).min)
     return weighed(scores_BHTS, value), None
 

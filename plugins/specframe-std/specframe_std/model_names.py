@@ -27,7 +27,7 @@ class AliasRow(NamedTuple):
 
 
 def offered_location(alias: str) -> str | None:
-    """Return the location that a plugin offers under an alias, which one of the user's own hides; None: none does."""
+    """Return the location that a plugin offers under an alias, which one of the user's own hides, or None if none does."""
     offers = registry().models.get(alias)
     return the_one(offers).location if offers else None
 

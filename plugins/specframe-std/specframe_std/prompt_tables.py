@@ -15,7 +15,7 @@ from typing import Any
 from specframe.errors import OptionError, sentence
 from specframe.text.prompts.entries import KEYS, from_entry
 from specframe.text.prompts.files import HUB, kind, parse_json, text_of
-from specframe.text.prompts.lazy import Prompts, Text, some
+from specframe.text.prompts.lazy import LazyText, Prompts, some
 from specframe.text.prompts.prompt import Prompt
 from specframe.value_checks import parse_value
 
@@ -157,7 +157,7 @@ def require_key(shown: str, columns: Iterable[str]) -> None:
 
 # CSV is not read by the library `datasets`, for it changes what they say: of CSV it makes
 # numbers of texts ("007" becomes 7) and nothing of "NA", and one line that is no JSON fails the file, not the line's prompt.
-def from_csv(text: Text, name: str, limit: int | None) -> Prompts:
+def from_csv(text: LazyText, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a table whose first line names the columns, one of them a key of prompts."""
     csv.field_size_limit(2**31 - 1)  # the default refuses a cell of more than 128 KiB
     columns = next(table(text, name))
@@ -174,7 +174,7 @@ def from_csv(text: Text, name: str, limit: int | None) -> Prompts:
     return some(name, Prompts(read))
 
 
-def table(text: Text, name: str) -> Iterator[Any]:
+def table(text: LazyText, name: str) -> Iterator[Any]:
     """Yield the names of a table's columns, then its rows as mappings; raise :class:`OptionError` for what is no CSV."""
     with text.characters(newline="") as file:
         # strict: an open quote would swallow the rest

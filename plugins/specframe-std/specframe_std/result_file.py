@@ -40,7 +40,7 @@ class ResultFile(Results):
         self._places: dict[Key, int] = {}
         """Where the lines taken over begin, in bytes. Of two lines with one key the later one counts."""
         self._latest: Key | None = None
-        """The greatest key so far, as long as the lines are in order; None: they are not."""
+        """The greatest key so far, as long as the lines are in order, or None if they are not."""
         self._claim = contextlib.ExitStack()
 
     def __enter__(self) -> Self:

@@ -28,11 +28,11 @@ from specframe_std.kv.slab import Slab
 from transformers import AutoModelForCausalLM
 
 from specframe import Pipeline, Sampling
-from specframe.caches.slab import SlabStore
 from specframe.cli import cli
 from specframe.contracts.requests import Request
-from specframe.engine.arrivals import HandClock
+from specframe.engine.engine_clock import HandClock
 from specframe.errors import SpecframeWarning
+from specframe.kv.slab_store import SlabStore
 
 torch.set_num_threads(1)
 
@@ -101,7 +101,7 @@ class Failing:
 
     Args:
         fail: what happens then.
-        write: the number of the write; None: opening fails.
+        write: the number of the write, or None for opening fails.
     """
 
     needs, offers = Slab.needs, Slab.offers
@@ -180,11 +180,11 @@ def parted() -> Any:
     """Rank 1 chooses another token."""
 
     class Otherwise(Greedy):
-        def judge(self, *given: Any) -> Any:
-            verdict = super().judge(*given)
+        def accept(self, *given: Any) -> Any:
+            acceptance = super().accept(*given)
             if RANK == 1:
-                verdict.tokens_BT.fill_(4)
-            return verdict
+                acceptance.tokens_BT.fill_(4)
+            return acceptance
 
     return tokens(pipeline(accept=Otherwise()))
 

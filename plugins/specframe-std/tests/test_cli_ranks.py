@@ -18,7 +18,7 @@ from specframe_std.executors.command_ranks import SeveralRanks, status_of
 from specframe.cli import cli
 from specframe.cli.ranks import ranks_of
 from specframe.cli.signals import Signals, Terminated
-from specframe.engine.engine import Engine
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ModelError
 from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.registry import offer, registry
@@ -34,17 +34,17 @@ class Several:
     rank = 0
     status: int | None = None
 
-    def open(self, recipe: Any, parts: Any, observers: Any, clock: Any) -> Engine:
-        return Engine(recipe, parts, observers, clock, self)
+    def open(self, recipe: Any, parts: Any, observers: Any, clock: Any) -> LocalEngine:
+        return LocalEngine(recipe, parts, observers, clock, self)
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         if self.rank and value is None:
             return self.shared.pop(0)
         if not self.rank:
             self.shared.append(value)
         return value
 
-    def joint(self) -> contextlib.AbstractContextManager[Any]:
+    def barrier(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext(lambda: None)
 
     def end(self, status: int, told: str) -> int:

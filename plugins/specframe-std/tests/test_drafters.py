@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from specframe_std.drafters.model import IDLE, SHORT_GAP, ModelDrafter
-from specframe_std.policies.fixed import FixedLength
+from specframe_std.drafters.draft_model import IDLE, SHORT_GAP, ModelDrafter
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness
 from specframe_testing.conformance import DrafterSuite
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
-from specframe.forward.cached import CachedModel
-from specframe.forward.run import Run
+from specframe.model.cached import CachedModel
+from specframe.model.run import Run
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -105,7 +105,7 @@ class TestModel(DrafterSuite):
     @pytest.mark.parametrize("kv", ["slab", "pool"])
     @pytest.mark.parametrize("pause", [range(18), range(16, 40)], ids=["ends", "begins"])
     def test_a_pause_in_the_middle_of_a_prompt(self, pause: range, kv: str) -> None:
-        """Of a prompt in pieces of which some were read, and others not, nothing is taken for read: all drafts stand."""
+        """Of a prompt in chunks of which some were read, and others not, nothing is taken for read: all drafts stand."""
         asked = harness.requests(harness.random_prompts([5, 4, 60, 70], 61), [60, 12, 20, 30])
         options = {
             "schedule": "continuous,piece=3",
@@ -168,7 +168,7 @@ class TestModel(DrafterSuite):
     @pytest.mark.wide(but=["ragged"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec"])
     def test_a_wide_gap_is_read_in_pieces(self, align: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What many rounds without drafts have left unread is fed as a prompt is: in pieces that fit into memory."""
+        """What many rounds without drafts have left unread is fed as a prompt is: in chunks that fit into memory."""
         monkeypatch.setattr(CachedModel, "tokens_at_once", lambda cached, batch: 8)
         feeds, perfect = harness.Feeds(), fakes.fake_draft(TARGET, slip_every=0)
         options = {"align": align, "batch_size": 3, "check": True, "observers": [feeds]}

@@ -15,7 +15,7 @@ import transformers
 from generating import NEW, PROMPTS, padded
 from specframe_std.drop_in import pipeline_cache
 from specframe_std.kv.slab import Slab
-from specframe_std.policies.fixed import FixedLength
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, zoo
 from transformers import (
     LogitsProcessor,

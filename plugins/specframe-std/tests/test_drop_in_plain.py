@@ -166,7 +166,7 @@ FREE = {
 @pytest.mark.wide(but=["a processor made for so many rows"])
 @pytest.mark.parametrize("what", FREE)
 def test_what_goes_by_a_rows_ids_is_drafted_along(what, recwarn):
-    """Processors and criteria that go by the ids of a row alone see each prefix, and nothing is said."""
+    """Processors and criteria that depend on the ids of a row alone see each prefix, and nothing is said."""
     asked = lambda: {**padded(), **FREE[what]()}  # noqa: E731
     got = generated(MODEL, DRAFT, asked)
     assert not [warning for warning in recwarn if issubclass(warning.category, SpecframeWarning)]

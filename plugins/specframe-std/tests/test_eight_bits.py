@@ -11,11 +11,11 @@ from specframe_std.kv.quantised import QuantisedStore
 from specframe_std.kv.quantiser import QUANTISERS, Quantiser
 from specframe_std.kv.slab import Slab
 from specframe_testing import fakes, harness, states, zoo
-from specframe_testing.probes import cache_checks
+from specframe_testing.instrumentation import cache_checks
 
 from specframe.contracts.cache import KVShape
 from specframe.errors import ModelError, OptionError
-from specframe.forward.runner import ModelRunner
+from specframe.model.runner import ModelRunner
 from specframe.models.own_cache import OwnCache
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
@@ -124,7 +124,7 @@ def test_real_models_are_exact(name: str) -> None:
 def test_checks_compare_with_a_forward_that_rounds_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under check=True the target's choices are compared with those of a forward whose keys are rounded, too."""
     monkeypatch.setattr(cache_checks, "rounding", lambda kv: None, raising=False)
-    monkeypatch.setattr("specframe_testing.probes.checked_run.rounding", lambda kv: None)
+    monkeypatch.setattr("specframe_testing.instrumentation.checked_run.rounding", lambda kv: None)
     with pytest.raises(Exception, match="short of the best logit, computed without a cache"):
         harness.decode(pipeline("slab,dtype=int8", draft=None, check=True), ASKED)
 

@@ -97,11 +97,11 @@ class Judged:
         ):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda *_, **__: chances_BN)
-        verdict = self.rule.judge(self.batch, self.draft, self.scores)
-        if verdict.path_BT is None:
-            return verdict.accepted_B > node
-        real_BT = torch.arange(self.shape.depth) < verdict.accepted_B[:, None]
-        return ((verdict.path_BT == node) & real_BT).any(1)
+        acceptance = self.rule.accept(self.batch, self.draft, self.scores)
+        if acceptance.path_BT is None:
+            return acceptance.accepted_B > node
+        real_BT = torch.arange(self.shape.depth) < acceptance.accepted_B[:, None]
+        return ((acceptance.path_BT == node) & real_BT).any(1)
 
     def threshold(self, monkeypatch: pytest.MonkeyPatch, node: int, standing: tuple[int, ...] = ()) -> torch.Tensor:
         """Return the number below which a node stands where those of ``standing`` do and no other does, (B,)."""
@@ -117,29 +117,29 @@ class Judged:
         return torch.where(sure_B, 1.0, (low_B + high_B) / 2)
 
 
-def top_down(monkeypatch: pytest.MonkeyPatch, judged: Judged) -> float:
+def top_down(monkeypatch: pytest.MonkeyPatch, by_rule: Judged) -> float:
     """Return the expected number of tokens that stand where nodes are tested from the root down, siblings in turn."""
     total, reached = 0.0, dict[int, torch.Tensor]()
-    for family in families(judged.shape):
-        parent = judged.shape.parents[family[0]]
-        left_B = reached[parent] if parent >= 0 else judged.chances_B
+    for family in families(by_rule.shape):
+        parent = by_rule.shape.parents[family[0]]
+        left_B = reached[parent] if parent >= 0 else by_rule.chances_B
         above: tuple[int, ...] = ()
         while parent >= 0:
-            above, parent = (*above, parent), judged.shape.parents[parent]
+            above, parent = (*above, parent), by_rule.shape.parents[parent]
         for node in family:
-            weight_B = judged.threshold(monkeypatch, node, above)
+            weight_B = by_rule.threshold(monkeypatch, node, above)
             reached[node] = left_B * weight_B
             left_B = left_B * (1 - weight_B)
             total += float(reached[node].sum())
     return total
 
 
-def leaves_up(monkeypatch: pytest.MonkeyPatch, judged: Judged) -> float:
+def leaves_up(monkeypatch: pytest.MonkeyPatch, by_rule: Judged) -> float:
     """Return the expected number of tokens that stand where a node is tested after its children, with its path as a whole."""
-    total, left_B = 0.0, judged.chances_B
-    for node in after_children(judged.shape):
-        weight_B = judged.threshold(monkeypatch, node)
-        total += float((left_B * weight_B).sum()) * len(path_to(judged.shape, [0] * judged.shape.nodes, node))
+    total, left_B = 0.0, by_rule.chances_B
+    for node in after_children(by_rule.shape):
+        weight_B = by_rule.threshold(monkeypatch, node)
+        total += float((left_B * weight_B).sum()) * len(path_to(by_rule.shape, [0] * by_rule.shape.nodes, node))
         left_B = left_B * (1 - weight_B)
     return total
 
@@ -155,7 +155,7 @@ def test_on_a_chain_traversal_is_block_verification(monkeypatch: pytest.MonkeyPa
     shape = Shape.line(3)
     for pair in range(4):
         whole = leaves_up(monkeypatch, Judged(traversal.Traversal(), shape, pair))
-        jointly = leaves_up(monkeypatch, Judged(block.Block(), shape, pair, chain=True))
+        jointly = leaves_up(monkeypatch, Judged(block.BlockVerification(), shape, pair, chain=True))
         singly = top_down(monkeypatch, Judged(rejection.Rejection(), shape, pair, chain=True))
         assert whole == pytest.approx(jointly, abs=1e-4)
         assert whole > singly + 0.003

@@ -19,7 +19,7 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.errors import SpecframeError
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.models.pairs import choose, chosen_name
 from specframe.plugins.registry import registry
 
@@ -110,7 +110,7 @@ def batch_of(rows: int, plain: tuple[int, ...] = ()) -> Batch:
 
 @pytest.mark.wide
 def test_each_row_has_the_draft_of_the_first_that_is_sure() -> None:
-    """Rows whose match is long enough have the first drafter's tokens, the others the next one's; filler is counted out."""
+    """Rows whose match is long enough have the first drafter's tokens, the others the next one's; padding is counted out."""
     made = first_of(Known([5, 0, 3, 4, 9], tokens=2), Same())
     made._logits = False
     batch = batch_of(5, plain=(4,))
@@ -124,7 +124,7 @@ def test_each_row_has_the_draft_of_the_first_that_is_sure() -> None:
 
 @pytest.mark.wide
 def test_a_drafter_drafts_no_deeper_than_its_own_rows() -> None:
-    """The longest draft is that of a row that another drafter is sure of: steps for it would be filler in every row."""
+    """The longest draft is that of a row that another drafter is sure of: steps for it would be padding in every row."""
 
     class Deep(Same):
         depths = list[int]()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from policy_worlds import Cost, Rows, World, round_report
-from specframe_std.drafters.model import IDLE
-from specframe_std.policies.goodput import NEW_SHAPES, PLAIN_FIRST, QUIETEST, READ, UNREAD, Choice, Goodput
+from specframe_std.drafters.draft_model import IDLE
+from specframe_std.policies.goodput import NEW_SHAPES, PLAIN_FIRST, QUIETEST, READ, UNREAD, DepthChoice, Goodput
 from specframe_std.policies.parting import passes_lost
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 from specframe_testing import fakes, harness
@@ -87,14 +87,14 @@ def test_two_tokens_are_tried_where_drafts_may_pay() -> None:
 
 
 def test_prompts_that_a_draft_model_has_to_read_count() -> None:
-    """Drafts that pay by far are taken up again where rows have room for many tokens, and not for a few after long prompts."""
+    """Drafts that pay by far are scheduled again where rows have room for many tokens, and not for a few after long prompts."""
     world, policy = World(lambda rows, length: 1.0 + 0.2 * length, 0.8, 4), Goodput()
     policy._seconds.prepare(Prior(step=0.2, each=0.01, read=0.002))
     world.run(60, policy)
     policy._undrafted = 50
     for room, drafts in ((5, False), (10**6, True)):
         policy._choices.clear()
-        policy._choices[4] = Choice(0, left=0)
+        policy._choices[4] = DepthChoice(0, left=0)
         batch = Rows(4)
         for sequence in batch:
             sequence.request.prompt_ids = [0] * 500

@@ -1,4 +1,4 @@
-"""What sequences that gave way had cached goes to the host's memory, comes back, and is not read again."""
+"""What sequences that was preempted had cached goes to the host's memory, comes back, and is not read again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.kv.paged import PagedStore
-from specframe_std.kv.slots import Slots
+from specframe_std.kv.slot_tables import Slots
 from specframe_testing import fakes, harness, suite_device
 from specframe_testing.device.counters import COUNTERS
 from specframe_testing.device.rounds import watched_rounds
@@ -17,8 +17,8 @@ from specframe_testing.device.rounds import watched_rounds
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.devices import kinds
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline
 
 TARGET = fakes.fake_target()
@@ -69,7 +69,7 @@ def fed(kv: str, draft: Any = None) -> int:
 
 @pytest.mark.wide
 def test_who_comes_back_is_not_read_again() -> None:
-    """Of a sequence that gave way its last token alone is fed again; without the host's memory all of them are."""
+    """Of a sequence that was preempted its last token alone is fed again; without the host's memory all of them are."""
     once, again, kept = (fed(kv) for kv in ("paged,block=4", FEW, f"{FEW},host=1MB"))
     assert once == sum(len(one.prompt_ids) + 29 for one in ASKED)
     assert again > once + 60
@@ -89,7 +89,7 @@ WAYS: list[dict[str, Any]] = [
 @pytest.mark.wide(but=["{'drafter': 'prompt-lookup'}"])
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_tokens_are_exact(options: dict[str, Any], stores: list[PagedStore]) -> None:
-    """Whatever was drafted when a sequence gave way, and where slots are not places, so that nothing is kept."""
+    """Whatever was drafted when a sequence was preempted, and where slots are not places, so that nothing is kept."""
     draft = None if options.get("drafter") == "prompt-lookup" else DRAFT
     harness.check(pipeline(f"{FEW},host=1MB", draft, **options), ASKED)
     assert all(store.host is not None and not store.host.nbytes for store in stores)
@@ -98,10 +98,10 @@ def test_tokens_are_exact(options: dict[str, Any], stores: list[PagedStore]) -> 
 # ---- whose copies stay, and for how long -------------------------------------------------------------------------------
 
 
-def begun(kv: str, *observers: Observer, steps: int = 6) -> Engine:
+def begun(kv: str, *observers: Observer, steps: int = 6) -> LocalEngine:
     """Return an engine that decodes four sequences."""
     pipe = pipeline(kv)
-    engine = Engine(pipe.recipe, pipe.parts, observers, HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, observers, HandClock(), pipe.executor)
     engine.make_room(60)
     for one in ASKED:
         engine.add(one)
@@ -154,7 +154,7 @@ def out_of_memory() -> None:
 
 
 def test_the_host_never_waits_for_copies() -> None:
-    """On a device as strict as CUDA neither a steady round nor one in which sequences give way or come back has a wait more."""
+    """On a device as strict as CUDA neither a steady round nor one in which sequences be preempted or come back has a wait more."""
     asked = [Request(one.index, one.prompt_ids, 12) for one in ASKED]
     with suite_device.running_on("sim"), watched_rounds() as watched:
         pipe = pipeline("paged,block=4,blocks=16,host=1MB", observers=[watched])

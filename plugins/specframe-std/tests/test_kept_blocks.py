@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_std.kv.blocks import contents
+from specframe_std.kv.block_allocator import contents
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 

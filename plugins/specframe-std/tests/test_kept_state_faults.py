@@ -13,15 +13,15 @@ from specframe_std.kv.kept_states import KeptStates
 from specframe_std.kv.paged import PagedStore
 from specframe_testing import harness, states
 
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
 TARGET = states.fake_state_target()
 COMMON = harness.random_prompts([14], 61, seed=4)[0]
 ASKED = harness.requests([[*COMMON, 5, 6], [3], [*COMMON, 7], [*COMMON[:9], 8], [*COMMON, 5]], [5, 3, 6, 4, 5])
-MEMBERS = ("begin_after", "keep_after", "arrange", "_begin", "begin", "_note", "settle")
+MEMBERS = ("begin_after", "keep_after", "arrange", "_begin", "begin", "_note", "commit")
 """What is called while copies are found, planned, begun with, taken and kept."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:the device's memory ran out")
@@ -121,7 +121,7 @@ def test_aborts_and_a_close(
         called, _ = acting(member, at, act, late=True)
         with monkeypatch.context() as patched:
             patched.setattr(KeptStates, member, called)
-            engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+            engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
             for one in ASKED:
                 engine.add(one)
             held.append(engine)

@@ -13,8 +13,8 @@ from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
 
 from specframe.contracts.round import Sequence
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
@@ -94,7 +94,7 @@ def test_a_copy_that_a_row_waits_to_begin_with_stays() -> None:
 
     def read(sequence: Sequence, begins: int) -> None:
         assert run.reserve(sequence, 14) == begins
-        sequence.unread = 14 - begins
+        sequence.uncached = 14 - begins
         run.target.read(pool.batch([sequence]), left=1)
 
     read(first, 0)
@@ -107,7 +107,7 @@ def test_a_copy_that_a_row_waits_to_begin_with_stays() -> None:
 @pytest.mark.wide(but=["kimi_linear"])
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_state(name: str) -> None:
-    """Rows that begin after unlike numbers of tokens are read together, by every kind, in pieces and beside rows that decode."""
+    """Rows that begin after unlike numbers of tokens are read together, by every kind, in chunks and beside rows that decode."""
     target = architectures.build(name)
     prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in [*ALIKE, [*COMMON, *COMMON, *COMMON]]]
     for options in ({}, {"schedule": "continuous,piece=4"}):
@@ -168,7 +168,7 @@ def test_aborts(steps: int) -> None:
     pipe = pipeline(states.fake_state_draft(TARGET), schedule="continuous,piece=4", batch_size=3)
     long = [*COMMON, *COMMON]
     for _ in range(2):
-        engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+        engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
         for request in harness.requests([[*long, 5], [*long, 6], [*long, 7, 8]], 6):
             engine.add(request)
         for _ in range(steps):
@@ -183,7 +183,7 @@ def test_aborts(steps: int) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("place", [1, 2, 3, 5])
 def test_memory_that_runs_out(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences that give way, and those that are read again, begin with states of prompts alone."""
+    """Sequences that be preempted, and those that are read again, begin with states of prompts alone."""
     score, calls = ChainVerifier.score, list[int]()
 
     def failing(self: Any, batch: Any, draft: Any) -> Any:

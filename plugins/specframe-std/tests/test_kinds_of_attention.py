@@ -14,13 +14,13 @@ import pytest
 import torch
 from generating import padded
 from specframe_std.counted_positions import OwnPositions, alibi, distance_bias
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 import specframe
 from specframe.errors import ModelError
-from specframe.forward.runner import ModelRunner
+from specframe.model.runner import ModelRunner
 from specframe.text.sampling import Sampling
 
 SLIDING = {
@@ -113,11 +113,11 @@ def test_the_bias_goes_by_orders() -> None:
         slopes_H11 = torch.tensor([0.5, 0.25])[:, None, None]
         return (slopes_H11 * (mask_BS.cumsum(-1) - 1)).to(dtype)
 
-    key_order_BS = torch.tensor([[0, 1, 2, -1], [-1, 0, 1, 1]])
-    found = alibi(usual, 2, key_order_BS, 4, torch.zeros(2, 1, 3, 4), 2, torch.float32).view(2, 2, 4)
+    key_index_BS = torch.tensor([[0, 1, 2, -1], [-1, 0, 1, 1]])
+    found = alibi(usual, 2, key_index_BS, 4, torch.zeros(2, 1, 3, 4), 2, torch.float32).view(2, 2, 4)
     assert found[:, 0].tolist() == [[0, 0.5, 1, 0], [0, 0, 0.5, 0.5]]
     assert torch.equal(found[:, 1], found[:, 0] / 2)
-    shared = alibi(usual, 2, key_order_BS[:1], 4, torch.zeros(2, 1, 3, 4), 2, torch.float32).view(2, 2, 4)
+    shared = alibi(usual, 2, key_index_BS[:1], 4, torch.zeros(2, 1, 3, 4), 2, torch.float32).view(2, 2, 4)
     assert torch.equal(shared[1], found[0])
 
 
@@ -129,8 +129,8 @@ def test_a_learned_bias_goes_by_the_distance_of_orders() -> None:
         return states_BTHE.transpose(1, 2).gather(3, distance_TS.expand(len(states_BTHE), 1, -1, -1))
 
     by_distance_BTHE = torch.tensor([[[[1.0, 2, 3]], [[10, 20, 30]]]]).repeat(2, 1, 1, 1)
-    positions_BT, key_order_BS = torch.tensor([[2, 3], [5, 5]]), torch.tensor([[0, 1, 2, 3], [5, 4, 2, -1]])
-    distance_BTS, scale_BT = positions_BT[..., None] - key_order_BS[:, None], torch.tensor([[1.0, 1], [2, 1]])
+    positions_BT, key_index_BS = torch.tensor([[2, 3], [5, 5]]), torch.tensor([[0, 1, 2, 3], [5, 4, 2, -1]])
+    distance_BTS, scale_BT = positions_BT[..., None] - key_index_BS[:, None], torch.tensor([[1.0, 1], [2, 1]])
     bias = SimpleNamespace(rel_extent=3)
     found = distance_bias(usual, bias, distance_BTS, scale_BT, by_distance_BTHE, None, None)
     assert found[0, 0].tolist() == [[3, 2, 1, 0], [0, 30, 20, 10]]

@@ -14,7 +14,7 @@ from specframe_std.drafters.layer_skip import LayerSkip, every_second
 from specframe_std.kv.dynamic import Dynamic
 from specframe_std.partial.sublayers import Sublayer, read_sublayers, without_sublayers, write_sublayers
 from specframe_testing import fakes, harness, suite_device, zoo
-from specframe_testing.device.memory import MEMORY
+from specframe_testing.device.device_memory import MEMORY
 from transformers import DynamicCache, PreTrainedModel
 
 from specframe.contracts.cache import KVShape, Placement
@@ -41,7 +41,7 @@ def target(name: str) -> PreTrainedModel:
 
 @functools.cache
 def emptied(name: str, skip: str) -> PreTrainedModel:
-    """Return a model of which some sublayers have zeros in the place of the weights by which they add: they add nothing."""
+    """Return a model of which some sublayers have zeros in place of the weights by which they add: they add nothing."""
     model = copy.deepcopy(target(name))
     for one in read_sublayers("skip", skip):
         weights = [

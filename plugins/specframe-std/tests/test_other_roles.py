@@ -4,7 +4,7 @@ import pytest
 import torch
 from specframe_testing import fakes, harness
 from specframe_testing.conformance import AcceptanceRuleSuite, DraftLengthPolicySuite, VerifierSuite
-from specframe_testing.conformance.acceptance import VOCABULARY
+from specframe_testing.conformance.acceptance_suite import VOCABULARY
 
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -75,7 +75,7 @@ class TestGumbel(AcceptanceRuleSuite):
 @pytest.mark.wide(but=["traversal"])
 @pytest.mark.parametrize("name", ["rejection", "block", "traversal"])
 def test_numbers_of_rejected_tokens_are_not_used_again(name: str) -> None:
-    """A position that is drafted again in a later round is drawn anew: the rule's verdict depended on the first draw."""
+    """A position that is drafted again in a later round is drawn anew: the rule's result depended on the first draw."""
     rule = strategy(registry(), "acceptance rule", name)
     rule.start(harness.open_run(fakes.fake_target(), rows=1, capacity=8))
     pools = [harness.open_pool(harness.requests([[1] * length], 9)) for length in (2, 3)]
@@ -102,13 +102,13 @@ class TestTypical(AcceptanceRuleSuite):
         """An unlikely token does not stand where the target is sure, however unsure it is of the token after it."""
         logits_1TV = torch.zeros(1, 3, VOCABULARY)
         logits_1TV[0, 0] = torch.tensor([0.95, 0.05, *[0.0] * (VOCABULARY - 2)]).log()
-        verdict, _ = self.judge_logits(logits_1TV.to(harness.device()), [[1, 0]])
-        assert verdict.accepted_B.tolist() == [0]
+        acceptance, _ = self.accept_logits(logits_1TV.to(harness.device()), [[1, 0]])
+        assert acceptance.accepted_B.tolist() == [0]
 
     def test_longest_typical_path(self) -> None:
         """In a tree the longest path of typical tokens stands, of equally long ones the first."""
-        assert self.judge_tree([[4, 1, 7, 1, 1, 8, 9]], [[3, 4, 5, 6, 7, 8]], [-1, -1, 0, 1, 1, 4]) == [[4, 7, 8, 9]]
-        assert self.judge_tree([[9, 1, 7, 1, 1, 8, 9]], [[3, 4, 5, 6, 7, 8]], [-1, -1, 0, 1, 1, 4]) == [[9]]
+        assert self.accept_tree([[4, 1, 7, 1, 1, 8, 9]], [[3, 4, 5, 6, 7, 8]], [-1, -1, 0, 1, 1, 4]) == [[4, 7, 8, 9]]
+        assert self.accept_tree([[9, 1, 7, 1, 1, 8, 9]], [[3, 4, 5, 6, 7, 8]], [-1, -1, 0, 1, 1, 4]) == [[9]]
 
 
 @pytest.mark.wide(but=["test_equals_reference[default]"])

@@ -11,10 +11,10 @@ import pytest
 import torch
 from policy_worlds import Rows, World, round_report
 from products import crossed
-from specframe_std.policies.acceptance import Acceptance, survival
+from specframe_std.policies.acceptance_rates import AcceptanceRates, survival
 from specframe_std.policies.confidence import Calibration, ConfidenceStop, Evidence, distribution_features
 from specframe_std.policies.explicit import Explicit
-from specframe_std.policies.goodput import Choice, Plans
+from specframe_std.policies.goodput import DepthChoice, DepthPlans
 from specframe_std.policies.levels import Levels
 from specframe_std.policies.round_seconds import Curve, RoundSeconds
 from specframe_testing import fakes, harness, zoo
@@ -51,18 +51,18 @@ def test_rows_draft_as_much_as_stands_of_their_own() -> None:
 
 def test_what_is_cut_at_an_end_is_not_a_rejection() -> None:
     """Where a row ends, tokens that it could not take say nothing of the draft."""
-    acceptance = Acceptance(Levels(Budget(4)))
+    acceptance = AcceptanceRates(Levels(Budget(4)))
     for _ in range(100):
         report = round_report(np.array([4, 1, 2]), 4)
         report.sequences[1].limit = 12  # room for one draft token
         report.sequences[2].finished = True  # stopped by what it said
         acceptance.add(report)
     assert acceptance.rates().tolist() == pytest.approx([1, 1, 1, 1], abs=0.03)
-    assert Acceptance(Levels(Budget(4))).rates().tolist() == [0.6] * 4
-    assert (Acceptance(Levels(Budget(4))).rates(1.0) > Acceptance(Levels(Budget(4))).rates()).all()
+    assert AcceptanceRates(Levels(Budget(4))).rates().tolist() == [0.6] * 4
+    assert (AcceptanceRates(Levels(Budget(4))).rates(1.0) > AcceptanceRates(Levels(Budget(4))).rates()).all()
 
 
-def ended_rows(acceptance: Acceptance, rates_R: np.ndarray, seed: int, rounds: int = 12) -> None:
+def ended_rows(acceptance: AcceptanceRates, rates_R: np.ndarray, seed: int, rounds: int = 12) -> None:
     """Have rows of these rates draft three tokens a round, one row after the other, and end."""
     noise = np.random.default_rng(seed)
     for rate in rates_R:
@@ -81,7 +81,7 @@ def test_rows_that_have_ended_tell_how_much_rows_differ(belief: int) -> None:
     """
     found = []
     for seed in range(20):
-        acceptance = Acceptance(Levels(Budget(3)))
+        acceptance = AcceptanceRates(Levels(Budget(3)))
         rates_R = np.random.default_rng(1000 + seed).beta(0.75 * belief, 0.25 * belief, 120)
         ended_rows(acceptance, rates_R, seed)
         rows = acceptance._rows.rows(Rows(1).sequences)
@@ -91,7 +91,7 @@ def test_rows_that_have_ended_tell_how_much_rows_differ(belief: int) -> None:
 
 def test_bad_luck_of_one_row_is_not_its_quality() -> None:
     """A row whose first drafts fail, alone in its batch, is taken to be like others that are alike, and not like unlike ones."""
-    alike, unlike = Acceptance(Levels(Budget(3))), Acceptance(Levels(Budget(3)))
+    alike, unlike = AcceptanceRates(Levels(Budget(3))), AcceptanceRates(Levels(Budget(3)))
     ended_rows(alike, np.full(80, 0.75), 0)
     ended_rows(unlike, np.array([0.97, 0.5, 0.97, 0.56] * 20), 0)
     kept = []
@@ -108,7 +108,7 @@ def test_bad_luck_of_one_row_is_not_its_quality() -> None:
 def test_nothing_is_planned_beyond_a_rows_end() -> None:
     """A token that a row has no room for stands with probability 0, and what has ended is forgotten."""
     assert survival(np.full((2, 3), 0.5), np.array([5, 1])).tolist() == [[0.5, 0.25, 0.125], [0.5, 0, 0]]
-    acceptance, rows = Acceptance(Levels(Budget(2))), Rows(2)
+    acceptance, rows = AcceptanceRates(Levels(Budget(2))), Rows(2)
     acceptance.add(round_report(np.array([2, 2]), 2, rows))
     rows.sequences[0].finished = True
     acceptance.add(round_report(np.array([2, 2]), 2, rows))
@@ -375,7 +375,11 @@ def curve(step: float, token: float) -> Curve:
 
 def test_rounds_counted_at_once_say_what_each_says_by_itself() -> None:
     """Rounds of changing rows, some without a draft, some at a row's limit: counted late they are worth as much as at once."""
-    draw, at_once, late = np.random.default_rng(5), Acceptance(Levels(Budget(4))), Acceptance(Levels(Budget(4)))
+    draw, at_once, late = (
+        np.random.default_rng(5),
+        AcceptanceRates(Levels(Budget(4))),
+        AcceptanceRates(Levels(Budget(4))),
+    )
     batches = [Rows(3), Rows(2)]
     batches[0].sequences[1].limit = 12  # of the row's 10 tokens: one more can stand
     for number in range(12):
@@ -393,9 +397,9 @@ def test_rounds_counted_at_once_say_what_each_says_by_itself() -> None:
 
 
 def test_plans_of_a_rectangle_take_all_of_it() -> None:
-    """Where forwards do not leave out filler, every row drafts as deep as the deepest: its places are computed anyway."""
+    """Where forwards do not leave out padding, every row drafts as deep as the deepest: its places are computed anyway."""
     stands_BK = np.array([[0.9, 0.8, 0.7], [0.5, 0.2, 0.1]])
-    plans = Plans.best(stands_BK, curve(0.05, 0.2), np.zeros(4), Levels(Budget(3)))
+    plans = DepthPlans.best(stands_BK, curve(0.05, 0.2), np.zeros(4), Levels(Budget(3)))
     assert [(one.depth, one.depths_B) for one in map(plans.budget, range(4))] == [
         (0, None),
         (1, None),
@@ -411,7 +415,7 @@ def test_a_plan_of_a_rectangle_holds_for_other_rows() -> None:
     policy.budget(Rows(3))
     policy.budget(Rows(4))
     policy._plan(Rows(4))
-    policy._choices[4] = policy._choices[3] = Choice(3, left=5)
+    policy._choices[4] = policy._choices[3] = DepthChoice(3, left=5)
     before = policy._plans
     assert policy.budget(Rows(4)).depth == 3
     assert policy._plans is before

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 from products import crossed
+from specframe_std.kv.page_pool import SPARE
 from specframe_std.kv.paged import Paged, PagedStore
-from specframe_std.kv.pool import SPARE
-from specframe_std.kv.pooled import PooledStore
-from specframe_std.kv.slots import Slots
+from specframe_std.kv.pooled import SharedPoolStore
+from specframe_std.kv.slot_tables import Slots
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.cache import KVShape, rounding
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
-from specframe.contracts.round import Sequence, State
-from specframe.engine.arrivals import HandClock
-from specframe.engine.engine import Engine
+from specframe.contracts.round import Sequence, SequenceState
+from specframe.engine.engine_clock import HandClock
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ModelError, OptionError, SpecframeError
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
@@ -43,48 +43,48 @@ STORES = [
 
 
 @pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> list[PooledStore]:
+def poison(monkeypatch: pytest.MonkeyPatch) -> list[SharedPoolStore]:
     """Have every slot hold nan that no row has: who reads one, in whatever way, decodes something else. Note the stores."""
-    stores: list[PooledStore] = []
-    release, expect = PooledStore.release, PooledStore.expect
+    stores: list[SharedPoolStore] = []
+    release, expect = SharedPoolStore.release, SharedPoolStore.expect
 
     @torch.inference_mode()
-    def spoil(store: PooledStore) -> None:
+    def spoil(store: SharedPoolStore) -> None:
         taken = {0}.union(*(slots_of(store, row) for row in store._rows.values()), kept_slots(store))
         free = np.array(sorted({*range(store.memory.count)} - taken), dtype=np.int64)
         for part in itertools.chain(*store.memory.layers):
             part[free] = float("nan") if part.is_floating_point() else 255  # of bytes this is a scale that is nan
 
-    def released(self: PooledStore, sequence: Any) -> None:
+    def released(self: SharedPoolStore, sequence: Any) -> None:
         release(self, sequence)
         spoil(self)
 
-    def expected(self: PooledStore, placement: Any) -> None:
+    def expected(self: SharedPoolStore, placement: Any) -> None:
         if self not in stores:
             stores.append(self)
         spoil(self)
         expect(self, placement)
 
-    monkeypatch.setattr(PooledStore, "release", released)
-    monkeypatch.setattr(PooledStore, "expect", expected)
+    monkeypatch.setattr(SharedPoolStore, "release", released)
+    monkeypatch.setattr(SharedPoolStore, "expect", expected)
     return stores
 
 
-def slots_of(store: PooledStore, row: Any) -> set[int]:
+def slots_of(store: SharedPoolStore, row: Any) -> set[int]:
     """Return the pool's slots that a row has."""
     if isinstance(store, PagedStore):
         return {*store._slots_of(row.blocks).tolist()} if row.blocks else set()
     return {*range(row.start, row.stop)}
 
 
-def kept_slots(store: PooledStore) -> set[int]:
+def kept_slots(store: SharedPoolStore) -> set[int]:
     """Return the slots of blocks that are kept though no row has them."""
     if not isinstance(store, PagedStore) or not store.blocks._idle:
         return set()
     return {*store._slots_of([*store.blocks._idle]).tolist()}
 
 
-def require_accounts(store: PooledStore, live: int = 0) -> None:
+def require_accounts(store: SharedPoolStore, live: int = 0) -> None:
     """Check that a store knows so many rows, and that each slot is one row's, shared, kept or free."""
     assert len(store._rows) == live
     if isinstance(store, PagedStore) and store.host:
@@ -109,7 +109,7 @@ def pipeline(kv: str, draft: Any = DRAFT, **options: Any) -> Pipeline:
 
 @pytest.mark.wide(but=["pool-3", "paged,block=3,view=blocks-3"])
 @pytest.mark.parametrize(("kv", "batch"), [*itertools.product(STORES[:1], [1, 8]), *((kv, 3) for kv in STORES)])
-def test_tokens_are_exact(kv: str, batch: int, poison: list[PooledStore]) -> None:
+def test_tokens_are_exact(kv: str, batch: int, poison: list[SharedPoolStore]) -> None:
     """Rows of all lengths decode to the reference's tokens, and at the end no row has a slot."""
     harness.check(pipeline(kv, batch_size=batch), ASKED)
     assert len(poison) == 2, "the target's and the draft model's"
@@ -161,7 +161,7 @@ def test_models_read_no_slot_that_no_row_has(kv: str, name: str) -> None:
         (STORES[-1], "ragged"),
     ],
 )
-def test_samples_start_from_one_row(kv: str, align: str, poison: list[PooledStore]) -> None:
+def test_samples_start_from_one_row(kv: str, align: str, poison: list[SharedPoolStore]) -> None:
     """Samples of a prompt draw what they draw on a slab."""
     how = Sampling(temperature=1.0, samples=3)
     found, expected = (
@@ -198,10 +198,10 @@ def sequences(prompts: list[list[int]]) -> list[Any]:
     return [Sequence(Request(index, prompt, 5), len(prompt) + 5) for index, prompt in enumerate(prompts)]
 
 
-def come_and_go(kv: str, stores: list[PooledStore], count: int, seed: int) -> None:
+def come_and_go(kv: str, stores: list[SharedPoolStore], count: int, seed: int) -> None:
     """Add, abort and preempt requests at random while others decode, and check tokens, and where every slot is."""
     choose, pipe = random.Random(seed), pipeline(kv, batch_size=4)
-    engine = Engine(pipe.recipe, pipe.parts, [], HandClock(), pipe.executor)
+    engine = LocalEngine(pipe.recipe, pipe.parts, [], HandClock(), pipe.executor)
     engine.make_room(60)
     beginnings = harness.random_prompts([12, 12, 3], 61, seed=8)
     asked, ended, aborted = dict[Any, Request](), dict[Any, list[int]](), set[Any]()
@@ -244,13 +244,13 @@ COMING = [
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:the device's memory ran out")
 @pytest.mark.parametrize("kv", COMING)
-def test_requests_come_and_go(kv: str, poison: list[PooledStore]) -> None:
+def test_requests_come_and_go(kv: str, poison: list[SharedPoolStore]) -> None:
     """Whatever comes, is aborted and is preempted, tokens are exact, and every slot is accounted for after every round."""
     come_and_go(kv, poison, 14, 5)
 
 
 @pytest.mark.wide
-def test_a_row_costs_what_it_uses(poison: list[PooledStore]) -> None:
+def test_a_row_costs_what_it_uses(poison: list[SharedPoolStore]) -> None:
     """New tokens that are allowed and not used cost nothing, and a long row costs the short ones nothing."""
     asked = harness.requests(harness.random_prompts([40, 4, 4, 4], 61), 30)
     for kv, most in (("paged,block=4", 1.2), ("pool", 1.8)):
@@ -272,7 +272,7 @@ def test_a_row_costs_what_it_uses(poison: list[PooledStore]) -> None:
 
 @pytest.mark.wide
 def test_who_lacks_blocks_waits() -> None:
-    """With blocks for one long row the others wait, or give way and come back: tokens are exact."""
+    """With blocks for one long row the others wait, or be preempted and come back: tokens are exact."""
     pipe = pipeline("paged,block=4,blocks=18")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -291,7 +291,7 @@ def test_a_sequence_that_never_fits_is_refused() -> None:
 
 @pytest.mark.wide
 def test_a_pool_that_cannot_grow_goes_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device has no more memory, rows wait and give way within the blocks that there are."""
+    """Where the device has no more memory, rows wait and be preempted within the blocks that there are."""
     resize = Slots.resize
 
     def cramped(self: Slots, count: int) -> None:
@@ -324,7 +324,7 @@ def test_a_total_that_is_no_total() -> None:
 
 
 @pytest.mark.wide
-def test_memory_is_a_number_of_blocks(poison: list[PooledStore]) -> None:
+def test_memory_is_a_number_of_blocks(poison: list[SharedPoolStore]) -> None:
     """As many blocks fit as leave room for the slot that is nobody's."""
     slot = 4 * (1 + 2)  # what the fake keeps of a token
     with warnings.catch_warnings():
@@ -357,7 +357,7 @@ def test_who_is_not_admitted_for_lack_of_memory_leaves_nothing(monkeypatch: pyte
         resize(self, count)
 
     monkeypatch.setattr(Slots, "resize", cramped)
-    first.state = State.DECODING
+    first.state = SequenceState.DECODING
     assert store.reserve(second, 300) is None
     require_accounts(store, 1)
     assert len(store._rows[id(first)].blocks) == 3

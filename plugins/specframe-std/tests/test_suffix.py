@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from specframe_std.drafters.suffix.drafter import SuffixDrafter
-from specframe_std.drafters.suffix.memory import HEAD
+from specframe_std.drafters.suffix.history import HEAD
+from specframe_std.drafters.suffix.suffix_drafter import SuffixDrafter
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
 

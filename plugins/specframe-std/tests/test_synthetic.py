@@ -24,11 +24,11 @@ class Acceptance(Observer):
     def __init__(self, draft_length: int) -> None:
         self.draft_length = draft_length
         self.accepted: list[int] = []
-        self.verdicts: list[RoundReport] = []
+        self.acceptances: list[RoundReport] = []
 
     def round(self, report: RoundReport) -> None:
         if not report.prefill:
-            self.verdicts.append(report)
+            self.acceptances.append(report)
             full = report.lengths + self.draft_length < [sequence.limit for sequence in report.sequences]
             self.accepted += report.accepted[full].tolist()
 

@@ -147,7 +147,7 @@ def test_heads_that_borrow_of_the_target_equal_one_process(request: pytest.Fixtu
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALSO_EXACT)
 def test_further_schemes_equal_one_process(also_found: Found, case: str) -> None:
-    """So do prompts read in pieces, drafts from the prompt, and forwards in buffers."""
+    """So do prompts read in chunks, drafts from the prompt, and forwards in buffers."""
     assert also_found(case) == [expected()] * 2
 
 

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from specframe_std.policies import goodput, thread_clock
-from specframe_std.policies.thread_clock import Reading, ThreadClock, clock_of, tells_waits
+from specframe_std.policies.thread_clock import ClockReading, ThreadClock, clock_of, tells_waits
 from specframe_testing import harness, zoo
 from specframe_testing.device import kind as simulated_kind  # noqa: F401  # torch knows the device by it
 
 counted = pytest.mark.skipif(not tells_waits(), reason="this system does not count the waits of one thread")
 
 
-def passed(*readings: Reading) -> list[float]:
+def passed(*readings: ClockReading) -> list[float]:
     """Return the seconds that a clock shows at each reading after the first."""
-    left: Iterator[Reading] = iter(readings)
+    left: Iterator[ClockReading] = iter(readings)
     clock = ThreadClock(lambda: next(left))
     return [clock() for _ in readings[1:]]
 
@@ -27,23 +27,23 @@ def passed(*readings: Reading) -> list[float]:
 @pytest.mark.wide
 def test_seconds_of_another_program_do_not_count() -> None:
     """The thread could have computed for six seconds, and had a core for two of them; then for three of three."""
-    assert passed(Reading(10, 1, 7, 1), Reading(16, 3, 7, 1), Reading(19, 6, 7, 1)) == [2, 5]
+    assert passed(ClockReading(10, 1, 7, 1), ClockReading(16, 3, 7, 1), ClockReading(19, 6, 7, 1)) == [2, 5]
 
 
 def test_seconds_of_waiting_count() -> None:
     """A thread that waited in between, for workers or a device, took all the seconds, since nobody tells the wait from the rest."""
-    assert passed(Reading(10, 1, 7, 1), Reading(16, 3, 8, 1), Reading(19, 4, 8, 1)) == [6, 7]
+    assert passed(ClockReading(10, 1, 7, 1), ClockReading(16, 3, 8, 1), ClockReading(19, 4, 8, 1)) == [6, 7]
 
 
 def test_the_seconds_of_two_threads_are_not_compared() -> None:
     """A round that begins in one thread and ends in another takes the seconds of the wall clock."""
-    assert passed(Reading(10, 50, 7, 1), Reading(16, 2, 7, 2), Reading(18, 3, 7, 2)) == [6, 7]
+    assert passed(ClockReading(10, 50, 7, 1), ClockReading(16, 2, 7, 2), ClockReading(18, 3, 7, 2)) == [6, 7]
 
 
 @pytest.mark.wide
 def test_it_never_goes_back() -> None:
     """The two clocks of the system are read one after the other and differ by a little; neither adds seconds that did not pass."""
-    assert passed(Reading(10, 1, 7, 1), Reading(11, 2.25, 7, 1), Reading(12, 2.125, 7, 1)) == [1, 1]
+    assert passed(ClockReading(10, 1, 7, 1), ClockReading(11, 2.25, 7, 1), ClockReading(12, 2.125, 7, 1)) == [1, 1]
 
 
 @pytest.mark.wide
@@ -77,7 +77,7 @@ def test_a_count_that_never_changes_tells_nothing(
 ) -> None:
     """Waits are counted where the count is higher after a short sleep."""
     left = iter(counts)
-    monkeypatch.setattr(thread_clock, "reading", lambda: Reading(0, 0, next(left), 1))
+    monkeypatch.setattr(thread_clock, "reading", lambda: ClockReading(0, 0, next(left), 1))
     monkeypatch.setattr(thread_clock, "resource", types.SimpleNamespace(RUSAGE_THREAD=1))
     assert tells_waits.__wrapped__() == told
     monkeypatch.setattr(thread_clock, "resource", None)
@@ -85,7 +85,7 @@ def test_a_count_that_never_changes_tells_nothing(
 
 
 def test_goodput_reads_the_clock_of_its_run_twice_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks for the clock of the device on which the target computes, and times each round by it, from budget to verdict."""
+    """It asks for the clock of the device on which the target computes, and times each round by it, from budget to acceptance."""
     devices, read = list[torch.device](), itertools.count()
 
     def given(device: torch.device) -> Callable[[], float]:

@@ -247,7 +247,7 @@ def spaced() -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("step", [1, 3, 50])
 @pytest.mark.parametrize("make", [lambda: byte_level(40), lambda: byte_level(0), spaced])
 def test_text_grows_as_tokens_do(make: Any, step: int) -> None:
-    """Read in pieces of any size, tokens become the text of them all, and that the tokens of the other vocabulary."""
+    """Read in chunks of any size, tokens become the text of them all, and that the tokens of the other vocabulary."""
     first, second = make(), spaced()
     target, draft = codecs(first, second)
     ids = first(TEXT * 2).input_ids

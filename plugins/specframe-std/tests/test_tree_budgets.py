@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 from policy_worlds import Rows, round_report
-from specframe_std.drafters.model import ModelDrafter
-from specframe_std.policies.acceptance import Acceptance
+from specframe_std.drafters.draft_model import ModelDrafter
+from specframe_std.policies.acceptance_rates import AcceptanceRates
 from specframe_std.policies.explicit import Explicit
-from specframe_std.policies.goodput import Goodput, Plans
+from specframe_std.policies.goodput import DepthPlans, Goodput
 from specframe_std.policies.levels import Levels
 from specframe_std.policies.round_seconds import Curve
 from specframe_testing import fakes, harness
@@ -61,7 +61,7 @@ def test_levels_of_a_tree_have_its_nodes_in_equal_parts() -> None:
 
 def test_a_level_stands_where_one_of_its_nodes_does() -> None:
     """Of rows with as many nodes as three levels have, one of which stands up to the second, the third is tested there alone."""
-    acceptance, rows = Acceptance(Levels(Budget(4, 12))), Rows(2)
+    acceptance, rows = AcceptanceRates(Levels(Budget(4, 12))), Rows(2)
     for _ in range(300):
         acceptance.add(round_report(np.array([3, 2]), 4, rows, np.array([9, 9])))
     rates_BK = acceptance.rates_of(rows.sequences)
@@ -76,7 +76,7 @@ def test_plans_take_the_levels_that_pay(width: int) -> None:
     stands_BK = np.array([[0.95, 0.9, 0.85], [0.6, 0.3, 0.1], [0.05, 0.02, 0.01]])
     levels = Levels(Budget(3, 3 * width))
     cost = Curve(np.array([1, 0.05, 0.13, 0, *[0.0] * 9]), np.zeros((13, 13)), 0.0)
-    plans = Plans.best(stands_BK, cost, len(stands_BK) * (levels.nodes_D + 1), levels)
+    plans = DepthPlans.best(stands_BK, cost, len(stands_BK) * (levels.nodes_D + 1), levels)
 
     def rate(own: tuple[int, ...]) -> float:
         gained = 3 + sum(float(stands_BK[row, :length].sum()) for row, length in enumerate(own))

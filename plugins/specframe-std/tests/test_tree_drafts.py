@@ -8,11 +8,11 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.trees import growth
 from specframe_std.trees.children import likeliest
-from specframe_std.trees.options import Trees
 from specframe_std.trees.shapes import Shape
+from specframe_std.trees.tree_options import Trees
 from specframe_testing import fakes, harness
 from specframe_testing.conformance import TreeDrafterSuite
 

@@ -1,10 +1,10 @@
-"""Processors and criteria that do not go by the ids they are shown alone are found out before they are used."""
+"""Processors and criteria that do not depend on the ids they are shown alone are found out before they are used."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from specframe_std.processor_trial import State, unfit
+from specframe_std.processor_check import State, unfit
 from specframe_testing import fakes
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
@@ -66,7 +66,7 @@ def test_what_goes_by_the_call_before_is_found_out():
 
 @pytest.mark.wide
 def test_criteria_are_tried():
-    """A criterion that looks at the first row alone is found out; one that goes by each row's ids, or gives one answer, is not."""
+    """A criterion that looks at the first row alone is found out; one that depends on each row's ids, or has one answer, is not."""
     criteria = {
         "first": lambda ids, scores: (ids[0, -1] > 9).expand(len(ids)),
         "each": lambda ids, scores: ids[:, -1] > 9,

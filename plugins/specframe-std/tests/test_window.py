@@ -11,7 +11,7 @@ import torch
 from specframe_std.drafters.window import Window
 from specframe_std.partial.window_runner import narrow
 from specframe_testing import harness, suite_device, zoo
-from specframe_testing.paged import Gathering, Pages
+from specframe_testing.paged_fake import Gathering, Pages
 from transformers import DynamicCache, PreTrainedModel
 
 from specframe.contracts.cache import Placement
@@ -153,10 +153,10 @@ class Comparing(Window):
             draft = super().draft(batch, budget, width)
         finally:
             layout.place = place  # type: ignore[method-assign]
-        order_BS = placed[-1].key_order_BS.expand(len(batch), -1).tolist()
+        index_BS = placed[-1].key_index_BS.expand(len(batch), -1).tolist()
         for row, length in enumerate(batch.lengths.tolist()):
             ids = [*batch.tokens[row, :length].tolist(), *draft.tokens_BN[row, :-1].tolist()]
-            slots = [order_BS[row].index(order) for order in range(len(ids))]
+            slots = [index_BS[row].index(order) for order in range(len(ids))]
             difference_S = self._difference(row, slots, ids)
             self.standing += difference_S[: length - 1]
             self.drafted += difference_S[length - 1 :]
@@ -190,31 +190,31 @@ def test_the_rule_of_a_narrow_placement() -> None:
         sink, recent, width = (int(torch.randint(*ends, (), generator=generator)) for ends in ((0, 4), (1, 5), (1, 4)))
         lengths = torch.randint(0, 12, (3,), generator=generator).tolist()
         extent = max(*lengths, sink + recent) + 2 * width + 3
-        key_order_BS, slots_BT, order_BT = torch.full((3, extent), -1), *torch.zeros(2, 3, width, dtype=torch.long)
+        key_index_BS, slots_BT, index_BT = torch.full((3, extent), -1), *torch.zeros(2, 3, width, dtype=torch.long)
         tree = bool(torch.randint(2, (), generator=generator))
         for row, length in enumerate(lengths):
             slots = torch.randperm(extent, generator=generator)
-            key_order_BS[row, slots[:length]] = torch.arange(length)
+            key_index_BS[row, slots[:length]] = torch.arange(length)
             padding = 0 if tree else int(torch.randint(width + 1, (), generator=generator))
             depth_T = torch.arange(width).clamp(max=1) if tree else torch.arange(width) - padding
-            order_BT[row] = (length + depth_T).where(depth_T >= 0, -1)
+            index_BT[row] = (length + depth_T).where(depth_T >= 0, -1)
             slots_BT[row] = slots[length : length + width].where(depth_T >= 0, extent)  # beyond all, as layouts have it
             held = depth_T >= 0
-            key_order_BS[row, slots_BT[row][held]] = order_BT[row][held]
+            key_index_BS[row, slots_BT[row][held]] = index_BT[row][held]
         sees_TT = torch.eye(width, dtype=torch.bool)
         sees_TT[:, 0] = True
-        whole = Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=sees_TT[None] if tree else None)
+        whole = Placement(index_BT, slots_BT, index_BT, key_index_BS, sees_BTT=sees_TT[None] if tree else None)
         of_store, short = narrow(whole, sink, recent)
         assert of_store.attended_BS is not None
-        assert of_store.attended_BS.shape == short.key_order_BS.shape == (3, sink + recent - 1 + width)
+        assert of_store.attended_BS.shape == short.key_index_BS.shape == (3, sink + recent - 1 + width)
         assert not short.in_order
         assert not short.even
         for window in (None, 3):
             wide_BTS, narrow_BTN = whole.seen(window), short.seen(window)
             for row, step in itertools.product(range(3), range(width)):
-                if order_BT[row, step] < 0:
+                if index_BT[row, step] < 0:
                     continue
-                inside_S = (key_order_BS[row] < sink) | (key_order_BS[row] > lengths[row] - recent)
+                inside_S = (key_index_BS[row] < sink) | (key_index_BS[row] > lengths[row] - recent)
                 seen = wide_BTS[row, step] & inside_S
                 found = of_store.attended_BS[row][narrow_BTN[row, step]].tolist()
                 assert sorted(found) == seen.nonzero()[:, 0].tolist()

@@ -22,14 +22,14 @@ from specframe_std.executors.workers.jobs import Job, report_of
 from specframe_std.executors.workers.messages import Abort, Broken, Ended, Ready, Round
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import ExecutorSuite
-from specframe_testing.constraints import DigitSum
+from specframe_testing.constraint_fakes import DigitSum
 from workers_objects import After, Failing, Raising, Tiring, Twigs
 
 from specframe.contracts.requests import Request, SequenceMetrics
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
-from specframe.engine.arrivals import HandClock
+from specframe.engine.engine_clock import HandClock
 from specframe.errors import ContractError, InvariantError, OptionError, SpecframeWarning, UnknownNameError
 from specframe.observe.watch import Watch
 from specframe.pipeline import Pipeline

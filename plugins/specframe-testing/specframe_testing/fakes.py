@@ -29,8 +29,8 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.round import Batch, Kept
 from specframe.devices.kinds import on_device
-from specframe.forward.run import Run
-from specframe.forward.runner import ModelRunner
+from specframe.model.run import Run
+from specframe.model.runner import ModelRunner
 
 CERTAIN = 100.0
 """Logit of a fake's choice above all others: its distribution is a point mass, and every lossless rule is greedy."""
@@ -290,7 +290,7 @@ class Sharing:
             return self._rule.choose(batch, offset, logits_B1V[:, 0])[:, None]
 
         tokens_BK = self._cache.extend(batch, batch.last_tokens(1), budget.depth, choose, pure=True)
-        self._cache.settle(batch, Kept(-1))
+        self._cache.commit(batch, Kept(-1))
         return Draft(tokens_BK)
 
 

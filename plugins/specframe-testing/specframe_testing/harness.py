@@ -22,8 +22,8 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.roles import Observer
 from specframe.engine.pool import Pool
-from specframe.forward.run import Run
-from specframe.forward.runner import ModelRunner
+from specframe.model.run import Run
+from specframe.model.runner import ModelRunner
 from specframe.models.loading import pick_device
 from specframe.observe.watch import Watch
 from specframe.pipeline import Pipeline
@@ -32,7 +32,7 @@ from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode, reference_tokens
 from specframe_testing import suite_device
-from specframe_testing.constraints import OneByOne
+from specframe_testing.constraint_fakes import OneByOne
 
 Prompts = Sequence[Sequence[int]]
 
@@ -211,7 +211,7 @@ def check(pipe: Pipeline, asked: Sequence[Request]) -> list[Result]:
 
 
 @attrs.frozen
-class Round:
+class HarnessRound:
     """Forward passes of one round, each as (rows, tokens per row)."""
 
     report: RoundReport
@@ -228,7 +228,7 @@ class Feeds(Observer):
     """Records what each round fed to the target and to the draft model."""
 
     def __init__(self) -> None:
-        self.rounds: list[Round] = []
+        self.rounds: list[HarnessRound] = []
         self._fed: dict[str, list[tuple[int, int]]] = {"target": [], "draft": []}
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
@@ -237,18 +237,18 @@ class Feeds(Observer):
 
     def round(self, report: RoundReport) -> None:
         """Close the round."""
-        self.rounds.append(Round(report, self._fed["target"], self._fed["draft"]))
+        self.rounds.append(HarnessRound(report, self._fed["target"], self._fed["draft"]))
         self._fed = {"target": [], "draft": []}
 
     @property
-    def decoding(self) -> list[Round]:
+    def decoding(self) -> list[HarnessRound]:
         """The rounds that did not read prompts; AssertionError where there is none, since whatever is said of all would hold."""
         found = [round for round in self.rounds if not round.report.prefill]
         assert found, "no round that decodes was seen"
         return found
 
     @property
-    def reading(self) -> list[Round]:
+    def reading(self) -> list[HarnessRound]:
         """The rounds that read prompts; AssertionError where there is none."""
         found = [round for round in self.rounds if round.report.prefill]
         assert found, "no round that reads prompts was seen"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from specframe.contracts.drafts import Draft, Scores, Verdict, along
+from specframe.contracts.drafts import Acceptance, Draft, Scores, along_path
 from specframe.contracts.round import Batch
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -15,7 +15,7 @@ Logits = dict[tuple[int, int], torch.Tensor]
 """Logits (V,) by prompt and by the number of tokens that they follow."""
 
 
-class Kept:
+class KeptLogits:
     """An acceptance rule that keeps the logits of every token that stands, and otherwise is the rule it is given.
 
     Args:
@@ -29,14 +29,14 @@ class Kept:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rule, name)
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         """Judge a draft, and keep the logits of the accepted tokens and of the bonus token."""
-        verdict: Verdict = self._rule.judge(batch, draft, scores)
-        logits_BTV = along(verdict, scores.logits_BTV)
-        for row, (sequence, accepted) in enumerate(zip(batch.sequences, verdict.accepted_B.tolist(), strict=True)):
+        acceptance: Acceptance = self._rule.accept(batch, draft, scores)
+        logits_BTV = along_path(acceptance, scores.logits_BTV)
+        for row, (sequence, accepted) in enumerate(zip(batch.sequences, acceptance.accepted_B.tolist(), strict=True)):
             places = zip(range(int(batch.lengths[row]), 2**62), logits_BTV[row, : accepted + 1].clone())
             self.logits |= {(sequence.request.index, length): logits_V for length, logits_V in places}
-        return verdict
+        return acceptance
 
 
 def parted(one: Logits, other: Logits) -> dict[int, int]:

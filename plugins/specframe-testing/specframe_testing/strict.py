@@ -1,7 +1,7 @@
 """Strict stand-ins: an object as its protocol declares it, and no member more.
 
-A strategy that works on stand-ins uses nothing that a stranger's object of the protocol would lack, and of the core's own classes
-nothing but what strategies may use.
+A strategy that works on stand-ins uses nothing that a third party's object of the protocol would lack, and of the core's own
+classes nothing but what strategies may use.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from specframe.contracts import cache, roles
 from specframe.contracts.attention import AttentionBackend
 from specframe.engine.pool import Pool
-from specframe.forward.cached import CachedModel
-from specframe.forward.run import Run
+from specframe.model.cached import CachedModel
+from specframe.model.run import Run
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.plugins.protocols import OFFERED, PROTOCOLS
@@ -30,7 +30,7 @@ OF_THE_CORE: Mapping[type, frozenset[str]] = {
     for kind, names in {
         Run: "rows capacity seed steady draft_model target_tokenizer draft_tokenizer runner kv target rule watch new_shapes "
         "caches open_cache close_cache",
-        CachedModel: "runner layout store capture follow place reserve forget feed extend tokens_at_once read settle",
+        CachedModel: "runner layout store capture follow place reserve forget feed extend tokens_at_once read commit",
         Pool: "live rows latest waiting unfinished admit length batch",
         Watch: "stage forward fed",
     }.items()

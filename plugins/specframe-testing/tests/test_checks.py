@@ -19,14 +19,14 @@ from specframe_std.kv.slab import Slab
 from specframe_testing import fakes, harness, zoo
 
 from specframe import hookimpl
-from specframe.caches.ragged import RaggedLayout
-from specframe.caches.slab import SlabStore
-from specframe.contracts.cache import Dense, KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
+from specframe.contracts.cache import DenseView, KVStore, Placement
+from specframe.contracts.drafts import Acceptance, Block, Draft, Scores, Transfer
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch, Kept
 from specframe.errors import InvariantError
+from specframe.kv.ragged_layout import RaggedLayout
+from specframe.kv.slab_store import SlabStore
 from specframe.plugins.hookspecs import Register
 from specframe.plugins.registry import offer, registry
 
@@ -47,9 +47,9 @@ class Stale(EqSpec):
     """Keeps the keys and values of rejected tokens."""
 
     class Layout(LeftPadded):
-        def settle(self, batch: Batch, kept: Kept) -> None:
-            if kept.on_host is None:  # what a drafter says, and not the verdict
-                super().settle(batch, kept)
+        def commit(self, batch: Batch, kept: Kept) -> None:
+            if kept.on_host is None:  # what a drafter says, and not the acceptance result
+                super().commit(batch, kept)
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> LeftPadded:
         return self.Layout(store, rows)
@@ -59,10 +59,10 @@ class WrongBonus(Ragged):
     """Emits another token than the target's own."""
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        verdict = transfer.verdict
-        place_B1 = verdict.accepted_B[:, None]
-        bonus_B1 = (verdict.tokens_BT.gather(1, place_B1) + 1) % 61
-        return transfer.of(Verdict(verdict.accepted_B, verdict.tokens_BT.scatter(1, place_B1, bonus_B1)))
+        acceptance = transfer.acceptance
+        place_B1 = acceptance.accepted_B[:, None]
+        bonus_B1 = (acceptance.tokens_BT.gather(1, place_B1) + 1) % 61
+        return transfer.of(Acceptance(acceptance.accepted_B, acceptance.tokens_BT.scatter(1, place_B1, bonus_B1)))
 
 
 class Endless(Ragged):
@@ -99,16 +99,16 @@ class SwappedVerdicts(Ragged):
     """Gives rows each other's tokens."""
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        return transfer.of(Verdict(transfer.verdict.accepted_B.flip(0), transfer.verdict.tokens_BT.flip(0)))
+        return transfer.of(Acceptance(transfer.acceptance.accepted_B.flip(0), transfer.acceptance.tokens_BT.flip(0)))
 
 
 class SwappedInPlace(Ragged):
-    """Gives rows each other's tokens, by writing to the verdict it was handed."""
+    """Gives rows each other's tokens, by writing to the acceptance result it was handed."""
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        verdict = transfer.verdict
-        verdict.accepted_B.copy_(verdict.accepted_B.flip(0))
-        verdict.tokens_BT.copy_(verdict.tokens_BT.flip(0))
+        acceptance = transfer.acceptance
+        acceptance.accepted_B.copy_(acceptance.accepted_B.flip(0))
+        acceptance.tokens_BT.copy_(acceptance.tokens_BT.flip(0))
         return transfer
 
 
@@ -124,8 +124,8 @@ class Greedier(Ragged):
     """Lets a rejected token stand."""
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        tokens_BT = torch.cat([draft.tokens_BN, transfer.verdict.tokens_BT[:, -1:]], dim=1)
-        return transfer.of(Verdict(torch.full_like(transfer.verdict.accepted_B, draft.nodes), tokens_BT))
+        tokens_BT = torch.cat([draft.tokens_BN, transfer.acceptance.tokens_BT[:, -1:]], dim=1)
+        return transfer.of(Acceptance(torch.full_like(transfer.acceptance.accepted_B, draft.nodes), tokens_BT))
 
 
 class Overlong(Ragged):
@@ -142,7 +142,7 @@ class Unmasked(Masking):
     """Leaves rejected tokens in the cache for all to see."""
 
     class Layout(MaskedColumns):
-        def settle(self, batch: Batch, kept: Kept) -> None:
+        def commit(self, batch: Batch, kept: Kept) -> None:
             self._rows(batch)
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> MaskedColumns:
@@ -155,8 +155,8 @@ class Shortsighted(Ragged):
     class Layout(RaggedLayout):
         def place(self, batch: Batch, block: Block) -> Placement:
             placement = super().place(batch, block)
-            slots_1S = torch.arange(placement.key_order_BS.shape[1])[None]
-            return attrs.evolve(placement, key_order_BS=placement.key_order_BS.where(slots_1S > 0, -1))
+            slots_1S = torch.arange(placement.key_index_BS.shape[1])[None]
+            return attrs.evolve(placement, key_index_BS=placement.key_index_BS.where(slots_1S > 0, -1))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         return self.Layout(store, rows, capacity)
@@ -168,7 +168,7 @@ class Foresight(Ragged):
     class Layout(RaggedLayout):
         def place(self, batch: Batch, block: Block) -> Placement:
             placement = super().place(batch, block)
-            return attrs.evolve(placement, order_BT=placement.order_BT.amax(1, keepdim=True).expand(-1, block.width))
+            return attrs.evolve(placement, index_BT=placement.index_BT.amax(1, keepdim=True).expand(-1, block.width))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         return self.Layout(store, rows, capacity)
@@ -180,14 +180,14 @@ class Overwriting(Ragged):
     class Layout(RaggedLayout):
         def place(self, batch: Batch, block: Block) -> Placement:
             placement = super().place(batch, block)
-            return attrs.evolve(placement, slots_BT=placement.order_BT.clamp(min=0))
+            return attrs.evolve(placement, slots_BT=placement.index_BT.clamp(min=0))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         return self.Layout(store, rows, capacity)
 
 
 class Claiming(EqSpec):
-    """Says of rows with padding on the left that each token's slot is its place, which kernels without masks go by."""
+    """Says of rows with padding on the left that each token's slot is its place, which kernels without masks depend on."""
 
     class Layout(LeftPadded):
         def place(self, batch: Batch, block: Block) -> Placement:
@@ -203,7 +203,7 @@ class ClaimingEven(Ragged):
     class Layout(RaggedLayout):
         def place(self, batch: Batch, block: Block) -> Placement:
             placement = super().place(batch, block)
-            return attrs.evolve(placement, even_of=(placement.slots_BT, placement.order_BT, placement.key_order_BS))
+            return attrs.evolve(placement, even_of=(placement.slots_BT, placement.index_BT, placement.key_index_BS))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         return self.Layout(store, rows, capacity)
@@ -283,13 +283,13 @@ def test_checks_name_what_is_broken(name: str) -> None:
 class AnotherBonus(Greedy):
     """Judges drafts rightly, and follows the accepted tokens with another than the target's choice."""
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        verdict = super().judge(batch, draft, scores)
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
+        acceptance = super().accept(batch, draft, scores)
         if not draft.nodes:
-            return verdict
-        place_B1 = verdict.accepted_B[:, None]
-        bonus_B1 = (verdict.tokens_BT.gather(1, place_B1) + 1) % 61
-        return Verdict(verdict.accepted_B, verdict.tokens_BT.scatter(1, place_B1, bonus_B1))
+            return acceptance
+        place_B1 = acceptance.accepted_B[:, None]
+        bonus_B1 = (acceptance.tokens_BT.gather(1, place_B1) + 1) % 61
+        return Acceptance(acceptance.accepted_B, acceptance.tokens_BT.scatter(1, place_B1, bonus_B1))
 
 
 def test_a_rules_wrong_bonus_token_is_named() -> None:
@@ -381,7 +381,7 @@ class Coarse(Slab):
     """Stores keys and values to one decimal place: whole numbers survive, real ones do not."""
 
     class Store(SlabStore):
-        def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
+        def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
             return super().write(layer, keys.round(), values.round())
 
     def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> SlabStore:

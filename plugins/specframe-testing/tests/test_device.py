@@ -14,9 +14,9 @@ import specframe_testing.device.kind  # noqa: F401 - it registers the device
 import torch
 from specframe_testing import suite_device, zoo
 from specframe_testing.conformance import AcceptanceRuleSuite
+from specframe_testing.device.captured_graphs import SimRecording
 from specframe_testing.device.counters import COPY, COUNTERS, WAIT, count
-from specframe_testing.device.memory import MEMORY
-from specframe_testing.device.recording import SimRecording
+from specframe_testing.device.device_memory import MEMORY
 
 from specframe.devices import kinds
 from specframe.errors import OptionError
@@ -98,7 +98,7 @@ def _zeros() -> torch.Tensor:
 @pytest.mark.wide
 @pytest.mark.parametrize("name", TRAFFIC)
 def test_waits_and_copies_are_counted(name: str) -> None:
-    """Everything for which the host waits on CUDA is a wait here, and every transfer to the device a copy."""
+    """Everything for which the host synchronises on CUDA is a wait here, and every transfer to the device a copy."""
     act, expected = TRAFFIC[name]
     assert events(act) == expected
 
@@ -171,7 +171,7 @@ def test_the_first_of_several_writes_to_one_place_stands(way: str) -> None:
 
 @pytest.mark.wide
 def test_a_graph_is_replayed_in_its_memory() -> None:
-    """A replay reads the present values of its inputs, writes where the recorded function wrote, and adds to what is there."""
+    """A replay reads the present values of its inputs, writes where the captured function wrote, and adds to what is there."""
     given, total = torch.zeros(2, 3, device=SIM), torch.zeros(3, device=SIM)
 
     def act() -> tuple[torch.Tensor, ...]:
@@ -204,7 +204,7 @@ REFUSED = {
 @pytest.mark.wide
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_graph_refuses(name: str) -> None:
-    """What a CUDA graph cannot record is refused; what follows can be recorded again."""
+    """What a CUDA graph cannot record is refused; what follows can be captured again."""
     given = torch.ones(2, device=SIM)
     with pytest.raises(RuntimeError, match="while a graph is recorded"):
         SimRecording(lambda: (REFUSED[name](given),))
@@ -213,7 +213,7 @@ def test_a_graph_refuses(name: str) -> None:
 
 @pytest.mark.wide
 def test_a_number_of_the_host_is_baked_into_a_graph() -> None:
-    """A graph keeps the numbers that Python had when it was recorded, as CUDA does."""
+    """A graph keeps the numbers that Python had when it was captured, as CUDA does."""
     given, number = torch.ones(2, device=SIM), 5
     graph = SimRecording(lambda: (given * number,))
     number = 7

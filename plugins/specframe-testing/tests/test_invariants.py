@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from specframe_testing.probes.cache_checks import View
-from specframe_testing.probes.invariants import Checks
+from specframe_testing.instrumentation.cache_checks import View
+from specframe_testing.instrumentation.invariants import Checks
 
-from specframe.contracts.drafts import Verdict
+from specframe.contracts.drafts import Acceptance
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
 from specframe.errors import InvariantError
@@ -87,20 +87,20 @@ def test_more_accepted_than_drafted(sequences: list[Sequence], accepted: int) ->
     checks: Any = Checks()
     checks._lossless = True
     logits_BTV = torch.zeros(1, 3, VOCABULARY)
-    verdict = Verdict(torch.tensor([accepted]), torch.zeros(1, 3, dtype=torch.long))
+    acceptance = Acceptance(torch.tensor([accepted]), torch.zeros(1, 3, dtype=torch.long))
     with pytest.raises(InvariantError, match=f"'bonus' is broken: {accepted} tokens of a draft of 2 are accepted"):
-        checks.judged(verdict, batch_of(sequences[:1], PROMPTS[:1]), None, SimpleNamespace(logits_BTV=logits_BTV))
+        checks.by_rule(acceptance, batch_of(sequences[:1], PROMPTS[:1]), None, SimpleNamespace(logits_BTV=logits_BTV))
 
 
 @pytest.mark.wide(but=["0-2"])
 @pytest.mark.parametrize(("accepted", "token"), [(1, 1), (0, 2)])
 def test_a_host_that_has_another_verdict(sequences: list[Sequence], accepted: int, token: int) -> None:
     """What the host is told is what stands on the device: counts, and the tokens up to the bonus token."""
-    verdict = Verdict(torch.tensor([0]), torch.tensor([[1, 5]]))
+    acceptance = Acceptance(torch.tensor([0]), torch.tensor([[1, 5]]))
     on_host = SimpleNamespace(accepted=np.array([accepted]), tokens=np.array([[token, 5]]))
-    stands: Any = SimpleNamespace(verdict=verdict, host=on_host)
+    stands: Any = SimpleNamespace(acceptance=acceptance, host=on_host)
     with pytest.raises(InvariantError, match="'bonus' is broken: the committed tokens differ between host and device"):
-        Checks().committed(batch_of(sequences[:1], PROMPTS[:1]), sequences[:1], verdict, stands)
+        Checks().committed(batch_of(sequences[:1], PROMPTS[:1]), sequences[:1], acceptance, stands)
 
 
 @pytest.mark.wide(

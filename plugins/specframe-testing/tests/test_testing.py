@@ -8,7 +8,7 @@ import torch
 from specframe_testing import conformance, fakes, harness
 from transformers import DynamicCache
 
-from specframe.contracts.drafts import Budget, Scores, Verdict
+from specframe.contracts.drafts import Acceptance, Budget, Scores
 from specframe.contracts.round import Kept
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -134,26 +134,26 @@ class Forgetful(EqSpec):
 
     def layout(self, store, rows, capacity):
         layout = super().layout(store, rows, capacity)
-        settle = layout.settle
-        layout.settle = lambda batch, kept: settle(batch, Kept(kept.on_host() + 1) if kept.on_host else kept)
+        commit = layout.commit
+        layout.commit = lambda batch, kept: commit(batch, Kept(kept.on_host() + 1) if kept.on_host else kept)
         return layout
 
 
 class Alike(Greedy):
     """A rule that gives every row what the worst row gets, and one token too few."""
 
-    def judge(self, batch, draft, scores):
-        verdict = super().judge(batch, draft, scores)
-        return Verdict(verdict.accepted_B.amin().expand_as(verdict.accepted_B), verdict.tokens_BT)
+    def accept(self, batch, draft, scores):
+        acceptance = super().accept(batch, draft, scores)
+        return Acceptance(acceptance.accepted_B.amin().expand_as(acceptance.accepted_B), acceptance.tokens_BT)
 
 
 class Generous(Greedy):
     """A rule that lets the first rejected token stand."""
 
-    def judge(self, batch, draft, scores):
-        verdict = super().judge(batch, draft, scores)
-        tokens_BT = torch.cat([draft.tokens_BN, verdict.tokens_BT[:, -1:]], dim=1)
-        return Verdict((verdict.accepted_B + 1).clamp(max=draft.nodes), tokens_BT)
+    def accept(self, batch, draft, scores):
+        acceptance = super().accept(batch, draft, scores)
+        tokens_BT = torch.cat([draft.tokens_BN, acceptance.tokens_BT[:, -1:]], dim=1)
+        return Acceptance((acceptance.accepted_B + 1).clamp(max=draft.nodes), tokens_BT)
 
 
 class Late(Chain):

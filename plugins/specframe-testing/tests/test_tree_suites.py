@@ -11,15 +11,15 @@ import pytest
 import torch
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.kv.slab import Slab
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import conformance
 
-from specframe.caches.slab import SlabStore
 from specframe.contracts.cache import KVStore
-from specframe.contracts.drafts import Draft, Scores, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Scores, Transfer
 from specframe.contracts.round import Batch, Kept
+from specframe.kv.slab_store import SlabStore
 
 Suite = type[Any]
 
@@ -54,9 +54,9 @@ class PathLeftInColumns(EqSpec):
     class Layout(LeftPadded):
         """Keeps columns by their number."""
 
-        def settle(self, batch: Batch, kept: Kept) -> None:
+        def commit(self, batch: Batch, kept: Kept) -> None:
             """Forget the path."""
-            super().settle(batch, attrs.evolve(kept, path_BT=None))
+            super().commit(batch, attrs.evolve(kept, path_BT=None))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> LeftPadded:
         """Return the layout."""
@@ -83,12 +83,12 @@ class OneByOne(Slab):
 class AnyParent(Greedy):
     """Looks at tokens, not at parents."""
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         """Judge as if every node followed every other."""
         if draft.parents_BN is None:
-            return super().judge(batch, draft, scores)
+            return super().accept(batch, draft, scores)
         flat = attrs.evolve(draft, parents_BN=draft.parents_BN.clamp(max=-1))
-        return super().judge(batch, flat, scores)
+        return super().accept(batch, flat, scores)
 
 
 class StaleBranch(ModelDrafter):
@@ -101,7 +101,7 @@ class StaleBranch(ModelDrafter):
         cached = self._cached[: len(batch)]
         beyond = np.maximum(transfer.host.accepted - 1, 0)
         cached[:] = batch.lengths + beyond
-        self._cache.settle(batch, Kept(beyond))
+        self._cache.commit(batch, Kept(beyond))
 
 
 ONE_ROUND = {"kv": "slab", "schedule": "fixed"}

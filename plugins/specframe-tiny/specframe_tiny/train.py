@@ -157,7 +157,7 @@ def orthogonalise(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:
     return x.T if tall else x
 
 
-class Optimizers:
+class TinyOptimizers:
     """Muon for the weight matrices inside the layers, AdamW for embeddings and norms; one linear-decay schedule."""
 
     def __init__(
@@ -206,7 +206,7 @@ def train(
     if done.exists():
         model.load_state_dict(torch.load(done, weights_only=True))
         return
-    optimizers = Optimizers(model, *rates, steps)
+    optimizers = TinyOptimizers(model, *rates, steps)
     first = 0
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)

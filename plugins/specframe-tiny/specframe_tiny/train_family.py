@@ -29,7 +29,7 @@ from specframe_tiny.train import (
     DRAFT,
     SEED,
     Model,
-    Optimizers,
+    TinyOptimizers,
     distillation_loss,
     encode,
     export,
@@ -76,7 +76,7 @@ def grown(draft: Model, lessons: Lessons, stops: list[int]) -> Iterator[tuple[in
     The rate does not fall: a draft that is saved on the way is what a run of so many tokens at that rate would have given.
     """
     updates = stops[-1] // (STEP * lessons[0].shape[1])
-    optimizers = Optimizers(
+    optimizers = TinyOptimizers(
         draft, *RATES, steps=4 * updates, warm_up=WARM_UP
     )  # rates fall after a quarter of the steps
     seen = 0

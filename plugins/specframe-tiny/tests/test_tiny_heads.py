@@ -11,7 +11,7 @@ import attrs
 import pytest
 import torch
 from specframe_testing import harness
-from specframe_testing.constraints import Even, OneByOne
+from specframe_testing.constraint_fakes import Even, OneByOne
 from specframe_tiny import FOLDER, HEADS, train
 from tokenizers import Tokenizer
 

@@ -1,1 +1,1 @@
-"""Guards around strategies, one module for roles that belong together; :mod:`specframe.engine.guards.roles` puts them there."""
+"""Guards around strategies. :mod:`specframe.engine.guards.guard_table` says what they check."""

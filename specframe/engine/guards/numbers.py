@@ -1,4 +1,4 @@
-"""The numbers of drafts and verdicts: what a contract asks of them, and which of them break it.
+"""The numbers of drafts and acceptance results: what a contract asks of them, and which of them break it.
 
 Each function returns None where all is well, or the expectation and the wrong value in words. Arrays are on the host. Names carry
 their shape: B rows, N nodes of a draft, K nodes of its longest path.
@@ -71,7 +71,7 @@ def depths(parents_BN: np.ndarray) -> np.ndarray:
     return depth.reshape(rows, nodes + 1)[:, 1:]
 
 
-def verdict_fault(
+def acceptance_fault(
     draft: Draft,
     accepted: np.ndarray,
     tokens: np.ndarray,
@@ -79,7 +79,7 @@ def verdict_fault(
     parents: np.ndarray | None,
     vocabulary: int,
 ) -> Fault | None:
-    """Return the fault of a verdict: of accepted (B,), tokens (B, K + 1) and path (B, K), by the draft's parents."""
+    """Return the fault of an acceptance result: of accepted (B,), tokens (B, K + 1) and path (B, K), by the draft's parents."""
     depth = draft.depth
     if beyond(accepted, depth):
         return f"accepted_B from 0 to K = {depth}", first_beyond(accepted, depth)

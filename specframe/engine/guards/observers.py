@@ -29,7 +29,7 @@ class TolerantObserver:
             return
         try:
             getattr(watching, member)(*arguments)
-        except (Exception, SystemExit) as error:  # a stranger's method may raise anything
+        except (Exception, SystemExit) as error:  # a third party's method may raise anything
             self._observer = None
             why = f"{member}() raised {error_text(error, watching)}"
             warnings.warn(f"{self._entry} is told nothing more: {why}", SpecframeWarning, stacklevel=2)

@@ -14,10 +14,10 @@ import attrs
 from specframe.errors import OptionError, PromptError
 from specframe.plugins.registry import registry
 from specframe.text.prompts.entries import KEYS, from_entry, load
-from specframe.text.prompts.lazy import GZIP, Prompts, Text, some
+from specframe.text.prompts.lazy import GZIP, LazyText, Prompts, some
 from specframe.text.prompts.prompt import Prompt, checked_prompt
 
-Reader = Callable[[Text, str, int | None], Prompts]
+Reader = Callable[[LazyText, str, int | None], Prompts]
 """Returns the prompts of a text, of the source of that name, the first so many."""
 HUB = "hf:"
 """Prefix of a data set's name, which tells the name from a file's."""
@@ -57,9 +57,9 @@ def open_prompts(path: str, limit: int | None = None) -> Prompts:
     return READERS.get(suffix, from_text)(text_of(path, name), name, limit)
 
 
-def text_of(path: str, name: str) -> Text:
+def text_of(path: str, name: str) -> LazyText:
     """Return the text of a file; raise :class:`OptionError` where it cannot be read, or all of it is blank."""
-    text = Text(path, name)
+    text = LazyText(path, name)
     if next(text.lines(), None) is None:
         raise OptionError(f"--prompts: {name} holds no prompts: expected one per line")
     return text
@@ -74,27 +74,27 @@ def kind(path: str) -> str:
 def by_line(read_line: Callable[[str, str], Prompt]) -> Reader:
     """Return a function that reads a text line by line."""
 
-    def read_all(text: Text, name: str, limit: int | None) -> Prompts:
+    def read_all(text: LazyText, name: str, limit: int | None) -> Prompts:
         lines = lambda: itertools.islice(text.lines(), limit)  # noqa: E731 - it is the loop below, begun anew
         return some(name, Prompts(lambda: (read_line(line, f"{name} line {number}") for number, line in lines())))
 
     return read_all
 
 
-def from_text(text: Text, name: str, limit: int | None) -> Prompts:
+def from_text(text: LazyText, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a text: read as JSON if the text looks like JSON, else one prompt per line."""
     if looks_like_objects(text):
         return by_line(from_json)(text, name, limit)
     return from_array(text, name, limit) if looks_like_array(text) else by_line(checked_prompt)(text, name, limit)
 
 
-def from_document(text: Text, name: str, limit: int | None) -> Prompts:
+def from_document(text: LazyText, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a file named ``.json``: an array, one object, or JSON lines."""
     several = len([*itertools.islice(text.lines(), 2)]) > 1
     return (by_line(from_json) if several and looks_like_objects(text) else from_array)(text, name, limit)
 
 
-def from_array(text: Text, name: str, limit: int | None) -> Prompts:
+def from_array(text: LazyText, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a JSON array, or of one object.
 
     Raises:
@@ -117,7 +117,7 @@ def from_array(text: Text, name: str, limit: int | None) -> Prompts:
     )
 
 
-def looks_like_objects(text: Text) -> bool:
+def looks_like_objects(text: LazyText) -> bool:
     """Return whether lines are JSON lines: the first line starts an object, and some line is an object with a prompt."""
     lines = (line for _, line in text.lines())
     first = next(lines)
@@ -126,7 +126,7 @@ def looks_like_objects(text: Text) -> bool:
     )
 
 
-def looks_like_array(text: Text) -> bool:
+def looks_like_array(text: LazyText) -> bool:
     """Return whether a text is a JSON array or object that spans several lines or holds a prompt."""
     if next(text.lines())[1].lstrip()[:1] not in ("[", "{"):
         return False

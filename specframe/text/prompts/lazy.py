@@ -48,7 +48,7 @@ def some(name: str, prompts: Prompts) -> Prompts:
     return prompts
 
 
-class Text:
+class LazyText:
     """A file of text, or standard input. What can be read only once, such as a pipe, is copied to a temporary file first.
 
     Args:

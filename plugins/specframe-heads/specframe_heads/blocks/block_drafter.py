@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import attrs
 import torch
-from specframe_std.trees.options import Trees
+from specframe_std.trees.tree_options import Trees
 
 from specframe.contracts.cache import KVShape
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.errors import OptionError
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.value_checks import number
+from specframe_heads.blocks.block_cache import HeadCache, HeadRunner
 from specframe_heads.blocks.block_weights import BlockHead
-from specframe_heads.blocks.cache import HeadCache, HeadRunner
 from specframe_heads.blocks.markov import MarkovHead, confident, scheduled
 from specframe_heads.blocks.net import sight
-from specframe_heads.features import on_path, unread
+from specframe_heads.features import on_path, uncached
 from specframe_heads.head import HeadDrafter, nothing
 from specframe_heads.place_by_place import Step, at_once, drawn
 
 
-class DFlash(HeadDrafter):
+class DFlashDrafter(HeadDrafter):
     """Proposes the tokens of one pass over a block of masks, which reads the target's features: DFlash (arXiv 2602.06036).
 
     The cache has keys and values of every token whose features are known: all of a row but its last. They are written when a
@@ -76,13 +76,13 @@ class DFlash(HeadDrafter):
         batch, features_BTF = outcome.before, torch.cat([hidden[layer] for layer in self.layers], dim=-1)
         if batch.prefill:
             width = features_BTF.shape[1]
-            counts = (unread(batch) - batch.left).clip(0, width)
+            counts = (uncached(batch) - batch.left).clip(0, width)
             block = Block(batch.last_tokens(width, -batch.left), -batch.left - width, counts=counts)
         else:
             features_BTF = on_path(outcome, features_BTF)
             width = features_BTF.shape[1]
             block = Block(batch.last_tokens(width, width - 1), -1)
-            self._cache.settle(batch, Kept(-1))  # the block that the draft came from
+            self._cache.commit(batch, Kept(-1))  # the block that the draft came from
         placement, write = self._cache.place(batch, block)
         self.head.net.remember(self.head.fuse(features_BTF), placement.positions_BT, write)
 
@@ -91,7 +91,7 @@ class DFlash(HeadDrafter):
         count = min(budget.depth, self.head.longest)
         if count == 0:
             return nothing(batch)
-        self._cache.settle(batch, Kept(-1))  # what was rejected
+        self._cache.commit(batch, Kept(-1))  # what was rejected
         return self._drafted(batch, attrs.evolve(budget, depth=count), self._states(batch, count))
 
     def _states(self, batch: Batch, count: int) -> torch.Tensor:
@@ -104,7 +104,7 @@ class DFlash(HeadDrafter):
         block = Block(torch.cat([batch.last_tokens(1), masks_BT], dim=1), -1)
         placement, write = self._cache.place(batch, block, drafts=True)
         embedded_BTH = self.head.embed(block.ids_BT)
-        seen = sight(placement.key_order_BS, placement.order_BT, net.windows, facts.reach, embedded_BTH.dtype)
+        seen = sight(placement.key_index_BS, placement.index_BT, net.windows, facts.reach, embedded_BTH.dtype)
         return net(embedded_BTH, placement.positions_BT, seen, write)[:, -whole:][:, :count]
 
     def _drafted(self, batch: Batch, budget: Budget, states_BKH: torch.Tensor) -> Draft:
@@ -112,7 +112,7 @@ class DFlash(HeadDrafter):
         return drawn(self, batch, budget, *at_once(self.head.head(states_BKH)))
 
 
-class DSpark(DFlash):
+class DSpark(DFlashDrafter):
     """DFlash with a Markov head, which corrects each slot by the token before it, and a confidence head: DSpark (2607.05147).
 
     Drafts of a row can end where the confidence head expects a rejection. It is asked in the order of the tokens, and decides
@@ -166,7 +166,7 @@ class DSpark(DFlash):
         return self._shortened(batch, draft, states_BKH) if self._shortens else draft
 
     def _shortened(self, batch: Batch, draft: Draft, states_BKH: torch.Tensor) -> Draft:
-        """Return the draft with as many tokens per row as are worth it; the others are filler."""
+        """Return the draft with as many tokens per row as are worth it; the others are padding."""
         before_BK = torch.cat([batch.last_tokens(1), draft.tokens_BN[:, :-1]], dim=1)
         chances_BK = self.head.chances(states_BKH, before_BK)
         counts_B = confident(chances_BK, self._least)

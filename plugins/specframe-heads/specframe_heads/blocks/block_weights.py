@@ -13,16 +13,16 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from specframe.errors import ModelError
 from specframe_heads.backbone import configured, filled
-from specframe_heads.blocks.formats import nested
+from specframe_heads.blocks.block_formats import nested
 from specframe_heads.blocks.markov import KINDS, ConfidenceHead, MarkovHead
-from specframe_heads.blocks.net import DFlash, Reach
+from specframe_heads.blocks.net import BlockReach, DFlash
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.target import Target, require_vocabulary
 from specframe_heads.tensors import Tensors, require_weights
-from specframe_heads.vocabulary import DraftVocabulary
 
-BOTH_WAYS = Reach()
+BOTH_WAYS = BlockReach()
 CONFIDENCE = re.compile(r"confidence_head\.")
 """The beginning of the names of a confidence head's tensors."""
 
@@ -39,7 +39,7 @@ class Facts:
     """The token of all slots but the first."""
     anchored: bool
     """Whether the first slot predicts, too: slot k the token after it. If not, slot k predicts its own token."""
-    reach: Reach = BOTH_WAYS
+    reach: BlockReach = BOTH_WAYS
     """The tokens that the block's queries see."""
     rank: int = 0
     """Rank of the Markov head; 0: there is none."""
@@ -91,7 +91,7 @@ def speculators(checkpoint: Checkpoint, form: Format, target: Target, tensors: T
         block=required(checkpoint, "block_size", config.get("block_size", 8)),
         mask=required(checkpoint, "mask_token_id", config.get("mask_token_id")),
         anchored=bool(config.get("sample_from_anchor", spark)),
-        reach=Reach(sliding_causal=not config.get("sliding_window_non_causal", False), from_anchor=True),
+        reach=BlockReach(sliding_causal=not config.get("sliding_window_non_causal", False), from_anchor=True),
         rank=rank,
         kind=str(config.get("markov_head_type", "vanilla")),
         confident=spark and bool(config.get("enable_confidence_head", True)),
@@ -124,7 +124,7 @@ def z_lab(checkpoint: Checkpoint, form: Format, target: Target, tensors: Tensors
         block=required(checkpoint, "block_size", config.get("block_size", own.get("block_size"))),
         mask=required(checkpoint, "dflash_config.mask_token_id", own.get("mask_token_id")),
         anchored=False,
-        reach=Reach(causal, causal),
+        reach=BlockReach(causal, causal),
     )
     return assembled(checkpoint, form, target, facts, tensors)
 

@@ -57,8 +57,8 @@ class MarkovHead(nn.Module):
             return state_BR, self.markov_w2(gate_BR * embedded_BR)
         if self.kind == "vanilla":
             return state_BR, self.markov_w2(embedded_BR)
-        joint = self.joint_proj(torch.cat([state_BR, embedded_BR, hidden_BH], dim=-1))
-        gate_BR, candidate_BR, output_BR = joint.chunk(3, dim=-1)
+        barrier = self.joint_proj(torch.cat([state_BR, embedded_BR, hidden_BH], dim=-1))
+        gate_BR, candidate_BR, output_BR = barrier.chunk(3, dim=-1)
         gate_BR = gate_BR.sigmoid()
         state_BR = gate_BR * state_BR + (1 - gate_BR) * candidate_BR.tanh()
         return state_BR, self.markov_w2(output_BR.tanh())
@@ -102,9 +102,9 @@ def scheduled(chances_BK: torch.Tensor, token_cost: float) -> torch.Tensor:
     """
     rows, slots = chances_BK.shape
     stand_BK = chances_BK.cumprod(1)
-    order_N = stand_BK.flatten().argsort(descending=True, stable=True)  # a tie keeps a row's slots in order
-    gained_N = rows + stand_BK.flatten()[order_N].double().cumsum(0)
-    rate_N = gained_N / (1 + token_cost * torch.arange(1, len(order_N) + 1, device=order_N.device))
+    index_N = stand_BK.flatten().argsort(descending=True, stable=True)  # a tie keeps a row's slots in order
+    gained_N = rows + stand_BK.flatten()[index_N].double().cumsum(0)
+    rate_N = gained_N / (1 + token_cost * torch.arange(1, len(index_N) + 1, device=index_N.device))
     before_N = torch.cat([rate_N.new_full((1,), rows), rate_N[:-1]])
     admitted_N = (rate_N >= before_N).long().cumprod(0)
-    return torch.zeros(rows, dtype=torch.long, device=order_N.device).index_add_(0, order_N // slots, admitted_N)
+    return torch.zeros(rows, dtype=torch.long, device=index_N.device).index_add_(0, index_N // slots, admitted_N)

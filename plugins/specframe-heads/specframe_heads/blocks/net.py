@@ -2,7 +2,8 @@
 
 The features of each token of a row, fused by ``fc`` and ``hidden_norm``, give keys and values to every layer, straight from the
 fused features: no layer's input norm is between. The block is the row's last token and masks. Its queries see all of the context
-and all of the block. Formats differ in whether they see the block causally, and where a sliding window begins, see :class:`Reach`.
+and all of the block. Formats differ in whether they see the block causally, and where a sliding window begins, see
+:class:`BlockReach`.
 
 Tensor names carry their shape: B rows, T tokens, S slots, F features side by side, H hidden size, G key heads, D head size. Names
 of modules are those of the published files.
@@ -19,7 +20,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from specframe.forward.attention.interface import attend
+from specframe.model.attention.interface import attend
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of positions, (B, T, D) each."""
@@ -37,7 +38,7 @@ class Sight:
 
 
 @attrs.frozen
-class Reach:
+class BlockReach:
     """The tokens that the queries of a block see."""
 
     full_causal: bool = False
@@ -132,7 +133,7 @@ class DFlash(nn.Module):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer; None: a layer without one."""
+        """The sliding window of each layer, or None for a layer without one."""
         return tuple(self.config.sliding_window if layer.self_attn.slides else None for layer in self.layers)
 
     def fused(self, features_BTF: torch.Tensor) -> torch.Tensor:
@@ -163,33 +164,33 @@ def rotated(states: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def sight(
-    key_order_BS: torch.Tensor,
-    order_BT: torch.Tensor,
+    key_index_BS: torch.Tensor,
+    index_BT: torch.Tensor,
     windows: Sequence[int | None],
-    reach: Reach,
+    reach: BlockReach,
     dtype: torch.dtype,
 ) -> Sight:
     """Return the masks of a block.
 
     Args:
-        key_order_BS: place of the token in each slot among its row's tokens, (B, S) or (1, S); negative: none.
-        order_BT: places of the block's tokens, the anchor first.
-        windows: the sliding window of each layer; None: a layer without one.
+        key_index_BS: place of the token in each slot among its row's tokens, (B, S) or (1, S); negative: none.
+        index_BT: places of the block's tokens, the anchor first.
+        windows: the sliding window of each layer, or None for a layer without one.
         reach: what queries see.
         dtype: of the masks.
     """
-    key_B1S, first_B11, last_B11 = key_order_BS[:, None], order_BT[:, :1, None], order_BT[:, -1:, None]
-    known_BTS = ((key_B1S >= 0) & (key_B1S <= last_B11)).expand(-1, order_BT.shape[1], -1)
+    key_B1S, first_B11, last_B11 = key_index_BS[:, None], index_BT[:, :1, None], index_BT[:, -1:, None]
+    known_BTS = ((key_B1S >= 0) & (key_B1S <= last_B11)).expand(-1, index_BT.shape[1], -1)
     window = next((window for window in windows if window is not None), None)
-    order_BT1 = order_BT[..., None]
-    upto_BTS = known_BTS & (key_B1S <= order_BT1) if reach.full_causal or reach.sliding_causal else known_BTS
+    index_BT1 = index_BT[..., None]
+    upto_BTS = known_BTS & (key_B1S <= index_BT1) if reach.full_causal or reach.sliding_causal else known_BTS
     full = _additive(upto_BTS if reach.full_causal else known_BTS, dtype)
     if window is None:
         return Sight(full)
     seen_BTS = upto_BTS if reach.sliding_causal else known_BTS
     if reach.from_anchor:
         return Sight(full, _additive(seen_BTS & (key_B1S >= first_B11 - window), dtype))
-    return Sight(full, _additive(seen_BTS & ((key_B1S - order_BT1).abs() < window), dtype))
+    return Sight(full, _additive(seen_BTS & ((key_B1S - index_BT1).abs() < window), dtype))
 
 
 def _additive(seen_BTS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

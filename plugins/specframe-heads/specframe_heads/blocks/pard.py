@@ -13,7 +13,7 @@ from typing import cast
 import attrs
 import numpy as np
 import torch
-from specframe_std.trees.options import Trees
+from specframe_std.trees.tree_options import Trees
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specframe.contracts.drafts import Block, Budget, Draft
@@ -21,18 +21,18 @@ from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.devices import kinds
 from specframe.errors import CompositionError, ModelError, sentence
-from specframe.forward.run import Run
-from specframe.forward.runner import ModelRunner
+from specframe.model.run import Run
+from specframe.model.runner import ModelRunner
 from specframe.models.loading import load_model, load_tokenizer, read_config, silent
 from specframe.models.vocabulary import check_vocabularies
 from specframe.row_map import RowMap
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format
 from specframe_heads.head import HeadDrafter, model_of, nothing
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.place_by_place import at_once, drawn
 from specframe_heads.target import Target
 from specframe_heads.tensors import Tensors
-from specframe_heads.vocabulary import DraftVocabulary
 
 
 @attrs.frozen(eq=False)
@@ -114,8 +114,8 @@ class Pard(HeadDrafter):
     _runner: ModelRunner | None = None
 
     def observe(self, outcome: Outcome) -> None:
-        """Read the piece of a prompt that the target has read; all else is told by the next batch's lengths."""
-        if outcome.verdict is None:
+        """Read the prefill chunk that the target has read; all else is told by the next batch's lengths."""
+        if outcome.acceptance is None:
             self._cache.read(outcome.batch)
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
@@ -130,7 +130,7 @@ class Pard(HeadDrafter):
             self._cache.follow(batch)
             return nothing(batch)
         width = max(budget.depth + 1, int((batch.lengths - read).max()))
-        self._cache.settle(batch, Kept(-width))
+        self._cache.commit(batch, Kept(-width))
         read[:] = batch.lengths
         masks_BT = batch.tokens_BS.new_full((len(batch), budget.depth - 1), self.head.mask)
         block = Block(torch.cat([batch.last_tokens(width), masks_BT], dim=1), -width)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.option_types import Device, File, Model, Number, OneOf, Text
+from specframe.cli.option_types import Device, File, ModelType, Number, OneOf, TextType
 from specframe.cli.options import whole
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def heads() -> None:
 @click.option(
     "--target",
     metavar="T",
-    type=Model(),
+    type=ModelType(),
     required=True,
     help="Model that the head is for: an alias, a directory or a hub id.",
 )
@@ -94,7 +94,7 @@ def train(kind: str, target: str, data: str, held_out: str | None, **options: An
 @click.option(
     "--target",
     metavar="T",
-    type=Model(),
+    type=ModelType(),
     required=True,
     help="Model that drafts for itself: an alias, a directory or a hub id.",
 )
@@ -108,7 +108,7 @@ def train(kind: str, target: str, data: str, held_out: str | None, **options: An
 @click.option(
     "--skip",
     metavar="N",
-    type=Text(),
+    type=TextType(),
     default="0.4",
     show_default=True,
     help="Sublayers that are left out: a number of them, or a share of the attention and MLP sublayers of all layers.",

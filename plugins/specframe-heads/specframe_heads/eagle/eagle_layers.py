@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from specframe_heads.backbone import FAMILIES, Backbone
-from specframe_heads.vocabulary import DraftVocabulary
+from specframe_heads.head_vocabulary import DraftVocabulary
 
 
 @attrs.frozen

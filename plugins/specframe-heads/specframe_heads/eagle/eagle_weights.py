@@ -17,9 +17,9 @@ from specframe_heads.backbone import FAMILIES, Backbone, configured, filled
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.eagle.eagle_layers import Eagle1, Eagle3, EagleHead, Fusion, Norms
 from specframe_heads.formats.format import Format
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.target import Target, require_hidden, require_vocabulary
 from specframe_heads.tensors import Tensors
-from specframe_heads.vocabulary import DraftVocabulary
 
 LAYERS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act", "rms_norm_eps", "vocab_size",

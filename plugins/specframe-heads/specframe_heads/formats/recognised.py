@@ -12,10 +12,10 @@ from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.format import Format
 
 FAMILIES = (
-    "specframe_heads.eagle.formats",
-    "specframe_heads.blocks.formats",
-    "specframe_heads.mtp.formats",
-    "specframe_heads.stepwise.formats",
+    "specframe_heads.eagle.eagle_formats",
+    "specframe_heads.blocks.block_formats",
+    "specframe_heads.mtp.mtp_formats",
+    "specframe_heads.stepwise.step_formats",
 )
 """The modules with formats, each in a tuple ``FORMATS``, the more particular ones first."""
 
@@ -40,7 +40,7 @@ def format_of(checkpoint: Checkpoint) -> Format:
 
 
 def drafter_of(location: str) -> str | None:
-    """Return the drafter that runs the head at a location, as ``name,checkpoint=location``; None: there is no head.
+    """Return the drafter that runs the head at a location, as ``name,checkpoint=location``, or None if there is no head.
 
     Only what is on disk is looked at: a name is checked without asking the hub.
     """

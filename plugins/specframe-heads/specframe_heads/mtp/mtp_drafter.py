@@ -20,16 +20,16 @@ from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, ModelError
-from specframe.forward.cached import CachedModel
-from specframe.forward.run import Run
-from specframe.forward.runner import ModelRunner
+from specframe.model.cached import CachedModel
+from specframe.model.run import Run
+from specframe.model.runner import ModelRunner
 from specframe.row_map import RowMap
 from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.features import Piece, Waiting
+from specframe_heads.features import FeatureChunk, Waiting
 from specframe_heads.formats.format import Format
 from specframe_heads.head import MOST_WAITING, PairDrafter, model_of, open_ragged, pairs_of
-from specframe_heads.mtp.formats import OWN
+from specframe_heads.mtp.mtp_formats import OWN
 from specframe_heads.mtp.mtp_layers import MtpBackbone, MtpHead
 
 
@@ -102,7 +102,7 @@ class Mtp(PairDrafter):
             cache.follow(batch)
         self._tails.follow(batch)
 
-    def read(self, piece: Piece) -> None:
+    def read(self, piece: FeatureChunk) -> None:
         """Feed the pairs of a prompt, or of a piece of it, to every layer, in chunks."""
         batch, width = piece.batch, piece.features_BTD.shape[1]
         views = [pairs_of(batch, 1 + depth) for depth in range(len(self._caches))]

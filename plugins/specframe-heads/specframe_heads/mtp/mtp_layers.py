@@ -16,8 +16,8 @@ from torch import nn
 
 from specframe.errors import ModelError
 from specframe_heads.backbone import Backbone
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.target import Target
-from specframe_heads.vocabulary import DraftVocabulary
 
 
 class MtpBackbone(Backbone):

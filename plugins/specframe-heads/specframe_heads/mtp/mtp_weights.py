@@ -17,7 +17,7 @@ from specframe.errors import ModelError, sentence
 from specframe_heads.backbone import filled
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.format import Format
-from specframe_heads.mtp.formats import AFTER, LAYOUTS, Layout
+from specframe_heads.mtp.mtp_formats import AFTER, LAYOUTS, TensorLayout
 from specframe_heads.mtp.mtp_layers import MtpBackbone, MtpHead, block_config
 from specframe_heads.target import Target
 from specframe_heads.tensors import Tensors, require_weights
@@ -34,7 +34,7 @@ def of_target(checkpoint: Checkpoint, form: Format, target: Target, tensors: Ten
 
 
 def known_to_transformers(checkpoint: Checkpoint, target: Target) -> bool:
-    """Return whether transformers' loader finds the MTP layers of a checkpoint: it goes by names that the target's class has."""
+    """Return whether transformers' loader finds the MTP layers of a checkpoint: it depends on names that the target's class has."""
     patterns = getattr(target.model, "_keys_to_ignore_on_load_unexpected", None) or ()
     names = AFTER.places(checkpoint.names, target.layers)
     known = all(any(re.search(pattern, name) for pattern in patterns) for name in names)
@@ -46,7 +46,7 @@ def in_a_file(checkpoint: Checkpoint, form: Format, target: Target, tensors: Ten
     return assembled(checkpoint, layout_of(checkpoint, target), target, tensors)
 
 
-def layout_of(checkpoint: Checkpoint, target: Target) -> Layout:
+def layout_of(checkpoint: Checkpoint, target: Target) -> TensorLayout:
     """Return the layout of the MTP layers in a checkpoint; raise :class:`ModelError` where there are none."""
     for layout in LAYOUTS:
         if layout.places(checkpoint.names, target.layers):
@@ -94,7 +94,7 @@ def in_full(name: str, target: Target) -> bool:
     return any(part in name for part in getattr(target.model, "_keep_in_fp32_modules_strict", None) or ())
 
 
-def assembled(checkpoint: Checkpoint, layout: Layout, target: Target, tensors: Tensors) -> MtpHead:
+def assembled(checkpoint: Checkpoint, layout: TensorLayout, target: Target, tensors: Tensors) -> MtpHead:
     """Return the MTP layers whose tensors a checkpoint has under a layout's names."""
     places, config = layout.places(tensors, target.layers), block_config(target)
     numbers = sorted({layer for layer, _ in places.values() if layer is not None})

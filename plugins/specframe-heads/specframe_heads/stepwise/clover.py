@@ -37,7 +37,7 @@ class Clover(Steps):
 
 
 class Clover2(Steps):
-    """The first state has taken up the last token already; each further one takes up a token of the draft by the gate.
+    """The first state has scheduled the last token already; each further one takes up a token of the draft by the gate.
 
     Args:
         size: of a state.

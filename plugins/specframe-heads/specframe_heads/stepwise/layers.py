@@ -16,7 +16,7 @@ from specframe_heads.stepwise.gates import Cosine
 from specframe_heads.target import Target
 
 
-class Layers(Backbone):
+class HeadLayers(Backbone):
     """Ordinary layers over features.
 
     Args:

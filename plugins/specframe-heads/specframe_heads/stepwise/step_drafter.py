@@ -6,11 +6,11 @@ import attrs
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
-from specframe_heads.features import Piece, Waiting
+from specframe.model.run import Run
+from specframe_heads.features import FeatureChunk, Waiting
 from specframe_heads.head import HeadDrafter, PairDrafter, nothing
 from specframe_heads.place_by_place import drawn
-from specframe_heads.stepwise.head import StepHead
+from specframe_heads.stepwise.step_head import StepHead
 
 
 class StepDrafter(PairDrafter):
@@ -43,8 +43,8 @@ class StepDrafter(PairDrafter):
         if self._layered:
             super().follow(batch)
 
-    def read(self, piece: Piece) -> None:
-        """Read a piece of a prompt where the head has layers."""
+    def read(self, piece: FeatureChunk) -> None:
+        """Read a prefill chunk where the head has layers."""
         if self._layered:
             super().read(piece)
 
@@ -57,7 +57,7 @@ class StepDrafter(PairDrafter):
         return drawn(self, batch, attrs.evolve(budget, depth=depth), self.head.steps.step, states_B1D)
 
 
-class Medusa(StepDrafter):
+class MedusaDrafter(StepDrafter):
     """Medusa's heads, each of which predicts one place from the same feature, draft a tree of their likeliest tokens."""
 
     name = "medusa"
@@ -74,19 +74,19 @@ class Medusa(StepDrafter):
         super().__init__(checkpoint, shift, tree, branch, nodes, top)
 
 
-class Hydra(StepDrafter):
+class HydraDrafter(StepDrafter):
     """Hydra's heads read the tokens before their own; of Hydra++ the feature goes through a layer with a cache first."""
 
     name = "hydra"
 
 
-class Clover(StepDrafter):
+class CloverDrafter(StepDrafter):
     """Clover's recurrent state takes up the draft's tokens, after one transformer layer over the features."""
 
     name = "clover"
 
 
-class Clover2(StepDrafter):
+class Clover2Drafter(StepDrafter):
     """Clover-2's recurrent state takes up the draft's tokens by cosine gates, after two transformer layers."""
 
     name = "clover2"

@@ -15,16 +15,16 @@ from specframe.errors import ModelError
 from specframe_heads.backbone import FAMILIES, configured, filled
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format
-from specframe_heads.stepwise import names
+from specframe_heads.head_vocabulary import DraftVocabulary
+from specframe_heads.stepwise import tensor_names
 from specframe_heads.stepwise.clover import Clover, Clover2
-from specframe_heads.stepwise.head import StepHead
 from specframe_heads.stepwise.hydra import Hydra
-from specframe_heads.stepwise.layers import Layers, sizes
+from specframe_heads.stepwise.layers import HeadLayers, sizes
 from specframe_heads.stepwise.medusa import Medusa
+from specframe_heads.stepwise.step_head import StepHead
 from specframe_heads.stepwise.steps import Steps
 from specframe_heads.target import Target, require_hidden, require_vocabulary
 from specframe_heads.tensors import Tensors
-from specframe_heads.vocabulary import DraftVocabulary
 
 CLOVER_PLACES, CLOVER2_PLACES = 3, 5
 """The places that Clover and Clover-2 are trained for. Files of Clover-2 do not say: all but the first share their weights."""
@@ -38,9 +38,9 @@ class Read:
     tensors: Tensors
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, rules: names.Rules, tensors: Tensors) -> Read:
+    def of(cls, checkpoint: Checkpoint, rules: tensor_names.Rules, tensors: Tensors) -> Read:
         """Return those that rules give a name."""
-        return cls(checkpoint, tensors.renamed(lambda name: names.own(rules, name)))
+        return cls(checkpoint, tensors.renamed(lambda name: tensor_names.own(rules, name)))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor that every such checkpoint has; raise :class:`ModelError` where it is not there."""
@@ -50,10 +50,10 @@ class Read:
 
     def count(self, part: str) -> int:
         """Return how many numbered modules a part has."""
-        return names.count(self.tensors, part)
+        return tensor_names.count(self.tensors, part)
 
     def made(
-        self, target: Target, steps: Steps, vocabulary: DraftVocabulary, backbone: Layers | None = None
+        self, target: Target, steps: Steps, vocabulary: DraftVocabulary, backbone: HeadLayers | None = None
     ) -> StepHead:
         """Return a head with these tensors.
 
@@ -71,7 +71,7 @@ class Read:
 
 def medusa(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tensors) -> StepHead:
     """Return Medusa's heads."""
-    rules = names.MEDUSA_VLLM if format.name == "Medusa of vLLM" else names.MEDUSA
+    rules = tensor_names.MEDUSA_VLLM if format.name == "Medusa of vLLM" else tensor_names.MEDUSA
     read = Read.of(checkpoint, rules, tensors)
     size, drafted = read.shape("blocks.0.0.linear.weight")[1], read.shape("lm_heads.0.weight")[0]
     require_hidden(str(checkpoint), size, target)
@@ -85,8 +85,8 @@ def medusa(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tens
 
 def hydra(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tensors) -> StepHead:
     """Return Hydra's heads; those of Hydra++ with their prefix layer, whose files leave its sizes to the target."""
-    whose, read = str(checkpoint), Read.of(checkpoint, names.HYDRA, tensors)
-    read = attrs.evolve(read, tensors=read.tensors.renamed(names.dense(read.tensors, "blocks").get))
+    whose, read = str(checkpoint), Read.of(checkpoint, tensor_names.HYDRA, tensors)
+    read = attrs.evolve(read, tensors=read.tensors.renamed(tensor_names.dense(read.tensors, "blocks").get))
     (size, width), drafted = read.shape("blocks.0.0.linear.weight"), read.shape("lm_heads.0.weight")[0]
     require_hidden(whose, size, target)
     count, layers, depth = read.count("blocks"), read.count(r"blocks\.0"), read.count("layers")
@@ -100,7 +100,7 @@ def hydra(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tenso
 
 def clover(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tensors) -> StepHead:
     """Return Clover's heads."""
-    whose, read = str(checkpoint), Read.of(checkpoint, names.CLOVER, tensors)
+    whose, read = str(checkpoint), Read.of(checkpoint, tensor_names.CLOVER, tensors)
     size, config = read.shape("gate.q.weight")[0], checkpoint.config
     require_hidden(whose, size, target)
     lm_head = target.head(whose, size)
@@ -113,7 +113,7 @@ def clover(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tens
 
 def clover2(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tensors) -> StepHead:
     """Return Clover-2's heads."""
-    whose, read = str(checkpoint), Read.of(checkpoint, names.CLOVER2, tensors)
+    whose, read = str(checkpoint), Read.of(checkpoint, tensor_names.CLOVER2, tensors)
     size, config = read.shape("gate.q.weight")[0], checkpoint.config
     require_hidden(whose, size, target)
     lm_head, count = target.head(whose, size), number(config, "clover_num_heads") or CLOVER2_PLACES
@@ -128,13 +128,13 @@ def clover2(checkpoint: Checkpoint, format: Format, target: Target, tensors: Ten
 
 def layers_of(
     checkpoint: Checkpoint, target: Target, config: Mapping[str, Any], count: int, norm: bool, enter: bool = False
-) -> Layers:
+) -> HeadLayers:
     """Return the layers before the steps, on the device "meta"."""
     given = {key: value for key, value in config.items() if key not in ("layer_types", "sliding_window")}
     given |= {"num_hidden_layers": count, "vocab_size": target.vocabulary, "tie_word_embeddings": False}
     made = configured(str(checkpoint), given, target.context)
     with torch.device("meta"):
-        layers = Layers(made, norm, enter)
+        layers = HeadLayers(made, norm, enter)
     layers.rotary_emb = FAMILIES[str(made.model_type)].rotary(config=made).to(target.device)  # has no tensors in files
     return layers
 

@@ -34,7 +34,7 @@ class Steps(torch.nn.Module):
         Args:
             features_BTD: the feature before each token, the first state.
             ids_BT: the tokens. The nodes at place k are the tokens k places on, from the beginning again past the end.
-            places: how many; None: all.
+            places: how many, or None for all.
         """
         states, found = features_BTD, []
         for place in range(self.count if places is None else places):

@@ -1,4 +1,4 @@
-"""Heads written as their formats have them: the names of :mod:`specframe_heads.stepwise.names`, the other way round."""
+"""Heads written as their formats have them: the names of :mod:`specframe_heads.stepwise.tensor_names`, the other way round."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from specframe_heads.stepwise.head import StepHead
-from specframe_heads.stepwise.names import Rules
+from specframe_heads.stepwise.step_head import StepHead
+from specframe_heads.stepwise.tensor_names import Rules
 
 MEDUSA: Rules = ((r"blocks\.(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."),)
 """vLLM's names."""

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from specframe_heads.backbone import FAMILIES, configured
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.stepwise import writing
 from specframe_heads.stepwise.clover import Clover2
-from specframe_heads.stepwise.head import StepHead
-from specframe_heads.stepwise.layers import Layers, sizes
+from specframe_heads.stepwise.layers import HeadLayers, sizes
+from specframe_heads.stepwise.step_head import StepHead
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, mean, soft_cross_entropy
 from specframe_heads.training.training_batches import Lesson
-from specframe_heads.vocabulary import DraftVocabulary
 
 DECAY, FEATURES = 0.7, 10.0
 """The weight of each place, times that of the place before, and that of the features beside the tokens: the paper's."""
@@ -29,7 +29,7 @@ class Clover2Learner(Learner):
     Args:
         target: the model that it is for.
         places: how many it predicts.
-        layers: transformer layers before the steps; None: :data:`LAYERS`.
+        layers: transformer layers before the steps, or None for :data:`LAYERS`.
     """
 
     def __init__(self, target: Target, places: int, layers: int | None = None) -> None:
@@ -37,7 +37,7 @@ class Clover2Learner(Learner):
         self._config = sizes(target) | {"num_hidden_layers": layers or LAYERS}
         config, lm_head = configured("the head", self._config), target.head("the head", target.hidden)
         steps = Clover2(target.hidden, config.num_attention_heads, places, lm_head, lm_head, config.rms_norm_eps)
-        backbone = Layers(config, norm=True, enter=True)
+        backbone = HeadLayers(config, norm=True, enter=True)
         backbone.rotary_emb = FAMILIES["llama"].rotary(config=config)
         backbone.embed_tokens.weight = torch.nn.Parameter(lm_head, requires_grad=False)
         self.head = StepHead(steps, DraftVocabulary(None, target.vocabulary), backbone)

@@ -23,7 +23,7 @@ PART = 256
 
 
 @attrs.frozen
-class Text:
+class ContinuationText:
     """Token ids, of which the first ``prompt`` were given and the others are the target's."""
 
     ids: list[int]
@@ -36,7 +36,7 @@ def texts(
     prompts: Sequence[list[int]],
     new: int,
     done: Callable[[int], None] = lambda count: None,
-) -> list[Text]:
+) -> list[ContinuationText]:
     """Return every prompt with its continuation of up to ``new`` tokens; decode those that are not in the folder yet.
 
     Args:
@@ -51,7 +51,7 @@ def texts(
     """
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, {"prompts": digest(prompts), "new": new})
-    found: list[Text] = []
+    found: list[ContinuationText] = []
     for part, start in enumerate(range(0, len(prompts), PART)):
         file = folder / f"part-{part:05}.safetensors"
         if not file.exists():
@@ -75,13 +75,13 @@ def _claim(folder: Path, made_of: dict[str, object]) -> None:
     note.write_text(json.dumps(made_of))
 
 
-def _continued(pipe: Pipeline, prompts: Sequence[list[int]], new: int) -> Iterator[Text]:
+def _continued(pipe: Pipeline, prompts: Sequence[list[int]], new: int) -> Iterator[ContinuationText]:
     for prompt, result in zip(prompts, pipe.generate(list(prompts), new), strict=True):
         if result.finish_reason != "error":
-            yield Text([*prompt, *result.token_ids], len(prompt))
+            yield ContinuationText([*prompt, *result.token_ids], len(prompt))
 
 
-def _write(file: Path, made: Iterator[Text]) -> None:
+def _write(file: Path, made: Iterator[ContinuationText]) -> None:
     rows = list(made)
     tensors = {
         "ids": torch.tensor([token for row in rows for token in row.ids], dtype=torch.int32),
@@ -92,7 +92,9 @@ def _write(file: Path, made: Iterator[Text]) -> None:
     partial.replace(file)
 
 
-def _read(file: Path) -> list[Text]:
+def _read(file: Path) -> list[ContinuationText]:
     tensors = load_file(file)
     pieces = tensors["ids"].split(tensors["lengths"].tolist())
-    return [Text(ids.tolist(), prompt) for ids, prompt in zip(pieces, tensors["prompts"].tolist(), strict=True)]
+    return [
+        ContinuationText(ids.tolist(), prompt) for ids, prompt in zip(pieces, tensors["prompts"].tolist(), strict=True)
+    ]

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 
 from specframe_heads.backbone import configured
-from specframe_heads.blocks.net import DFlash, Reach, sight
+from specframe_heads.blocks.net import BlockReach, DFlash, sight
 from specframe_heads.stepwise.layers import sizes
 from specframe_heads.stepwise.writing import write
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, mean
 from specframe_heads.training.training_batches import Lesson
 
-TRAINED = Reach(sliding_causal=True, from_anchor=True)
+TRAINED = BlockReach(sliding_causal=True, from_anchor=True)
 """What blocks see in the format in which heads are written."""
 LAYERS = 5
 """Layers of the published heads."""
@@ -36,7 +36,7 @@ class DFlashLearner(Learner):
     Args:
         target: the model that it is for.
         places: masks of a block.
-        layers: of the network; None: :data:`LAYERS`.
+        layers: of the network, or None for :data:`LAYERS`.
     """
 
     def __init__(self, target: Target, places: int, layers: int | None = None) -> None:
@@ -66,17 +66,17 @@ class DFlashLearner(Learner):
         fused_BTH = self.net.fused(torch.cat([lesson.hidden[one] for one in self._taken], dim=-1))
         known = self._known(fused_BTH, places_T[None].expand(texts, -1), blocks)
         anchors_R1 = anchors_BA.reshape(-1, 1)
-        order_RT = anchors_R1 + torch.arange(self.places + 1, device=anchors_BA.device)
+        index_RT = anchors_R1 + torch.arange(self.places + 1, device=anchors_BA.device)
         before_RT = places_T.where(places_T < anchors_R1, -1)  # what follows the anchor is not known yet
 
         def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return tuple(torch.cat(both, dim=2) for both in zip(known[layer], (keys, values), strict=True))  # type: ignore[return-value]
 
-        ids_RT = torch.full_like(order_RT, self.mask)
+        ids_RT = torch.full_like(index_RT, self.mask)
         ids_RT[:, :1] = lesson.ids_BT.gather(1, anchors_BA).reshape(-1, 1)
         embedded_RTH = self.target.model.get_input_embeddings()(ids_RT)
-        seen = sight(torch.cat([before_RT, order_RT], dim=1), order_RT, self.net.windows, TRAINED, embedded_RTH.dtype)
-        states_RKH = self.net(embedded_RTH, order_RT, seen, put)[:, 1:]
+        seen = sight(torch.cat([before_RT, index_RT], dim=1), index_RT, self.net.windows, TRAINED, embedded_RTH.dtype)
+        states_RKH = self.net(embedded_RTH, index_RT, seen, put)[:, 1:]
         return self.target.model.get_output_embeddings()(states_RKH).unflatten(0, (texts, blocks))
 
     def _known(

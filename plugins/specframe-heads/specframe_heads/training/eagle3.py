@@ -40,8 +40,8 @@ class Eagle3Learner(Learner):
     Args:
         target: the model that it is for.
         places: steps of the training-time test.
-        ids: the target's ids that the head knows, in ascending order; None: all.
-        layers: of its transformer; None: one, as the authors' heads have.
+        ids: the target's ids that the head knows, in ascending order, or None for all.
+        layers: of its transformer, or None for one, as the authors' heads have.
     """
 
     def __init__(self, target: Target, places: int, ids: torch.Tensor | None = None, layers: int | None = None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from specframe_heads.target import Target
-from specframe_heads.training.continuations import Text
+from specframe_heads.training.continuations import ContinuationText
 from specframe_heads.training.training_batches import Lesson
 
 WRITTEN = torch.bfloat16
@@ -77,8 +77,8 @@ class Learner(torch.nn.Module):
         return logits_BTV.argmax(-1)
 
 
-def frequent(texts: Sequence[Text], count: int, vocabulary: int) -> torch.Tensor | None:
-    """Return the ``count`` ids that targets wrote most often, in ascending order; None: all there are."""
+def frequent(texts: Sequence[ContinuationText], count: int, vocabulary: int) -> torch.Tensor | None:
+    """Return the ``count`` ids that targets wrote most often, in ascending order, or None if all there are."""
     if count >= vocabulary:
         return None
     written = torch.tensor([token for text in texts for token in text.ids[text.prompt :]])

@@ -17,10 +17,10 @@ from specframe.errors import OptionError, sentence
 from specframe.models import pairs
 from specframe.text.prompts.files import from_file
 from specframe_heads.target import Target
-from specframe_heads.training.continuations import Text, texts
-from specframe_heads.training.kinds import learner, require
+from specframe_heads.training.continuations import ContinuationText, texts
+from specframe_heads.training.head_kinds import learner, require
 from specframe_heads.training.learner import Learner, frequent
-from specframe_heads.training.loop import CHECKPOINT, Plan, begin, train
+from specframe_heads.training.training_loop import CHECKPOINT, TrainingPlan, begin, train
 
 TRAINING = "training"
 """The folder of a training, inside the head's."""
@@ -134,7 +134,7 @@ class Session:
             )
         note.write_text(json.dumps(mine))
 
-    def _written(self, pipe: Pipeline, name: str, given: list[Any]) -> list[Text]:
+    def _written(self, pipe: Pipeline, name: str, given: list[Any]) -> list[ContinuationText]:
         """Return prompts with the target's continuations."""
         limit, folder = self._options.max_prompt_tokens, Path(self._options.continuations or self._work) / name
         prompts = [pipe.encode(one)[:limit] for one in given]
@@ -143,7 +143,7 @@ class Session:
             folder, pipe, prompts, self._options.max_new_tokens, lambda done: self._progress.update(bar, completed=done)
         )
 
-    def _trained(self, target: Target, written: list[Text]) -> Learner:
+    def _trained(self, target: Target, written: list[ContinuationText]) -> Learner:
         options = self._options
         ids = frequent(written, options.vocabulary, target.vocabulary) if options.vocabulary else None
         some = {name: one for name, one in (("ids", ids), ("layers", options.layers)) if one is not None}
@@ -156,11 +156,11 @@ class Session:
         def told(step: int, loss: float) -> None:
             self._progress.update(bar, completed=step, note=f"loss {loss:.3f}")
 
-        plan = Plan(options.steps, options.step_tokens, options.rate, options.seed, options.bf16)
+        plan = TrainingPlan(options.steps, options.step_tokens, options.rate, options.seed, options.bf16)
         train(head, written, plan, self._work, told)
         return head
 
-    def _figures(self, model: Any, head: Learner, others: list[Text]) -> Figures:
+    def _figures(self, model: Any, head: Learner, others: list[ContinuationText]) -> Figures:
         """Decode held-out prompts with the written head."""
         options, chain = self._options, ",tree=chain" if self._options.kind == "medusa" else ""  # the others' default
         pipe = Pipeline(

@@ -13,8 +13,8 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from specframe.forward.hidden import Taps
-from specframe_heads.training.continuations import Text
+from specframe.model.hidden import HiddenStates
+from specframe_heads.training.continuations import ContinuationText
 
 
 @attrs.frozen(eq=False)
@@ -24,11 +24,11 @@ class Lesson:
     ids_BT: torch.Tensor
     """The tokens; shorter texts are filled up at their end."""
     known_BT: torch.Tensor
-    """Where there are tokens and no filler."""
+    """Where there are tokens and no padding."""
     own_BT: torch.Tensor
     """Where there are tokens of the target's own."""
     hidden: Mapping[int, torch.Tensor]
-    """Hidden states (B, T, D), as :mod:`specframe.forward.hidden` numbers them."""
+    """Hidden states (B, T, D), as :mod:`specframe.model.hidden` numbers them."""
     logits_BTV: torch.Tensor
     """The target's."""
 
@@ -38,7 +38,7 @@ class Lesson:
         return self.ids_BT[:, 1:]
 
     def ahead(self, values_BT: torch.Tensor, place: int) -> torch.Tensor:
-        """Return values of the tokens ``place + 1`` places after each token but the last, (B, T - 1, ...); past the end: filler."""
+        """Return values of the tokens ``place + 1`` after each token but the last, (B, T - 1, ...); past the end: padding."""
         return values_BT[:, 1:].roll(-place, dims=1)
 
     def counts(self, place: int) -> torch.Tensor:
@@ -59,11 +59,11 @@ class Reader:
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
         self._model, self._layers = model, tuple(layers)
-        self._taps = Taps(model, "the target")
+        self._taps = HiddenStates(model, "the target")
         self._taps.check(self._layers)
 
     @torch.no_grad()
-    def read(self, texts: Sequence[Text]) -> Lesson:
+    def read(self, texts: Sequence[ContinuationText]) -> Lesson:
         """Return what the target computes of texts."""
         length, device = max(len(text.ids) for text in texts), next(self._model.parameters()).device
         ids_BT = torch.tensor([text.ids + [0] * (length - len(text.ids)) for text in texts], device=device)
@@ -93,10 +93,10 @@ def _putting(found: dict[int, torch.Tensor], number: int, take: Any) -> Any:
     return put
 
 
-def drawn(texts: Sequence[Text], count: int, seed: int, step: int) -> list[Text]:
+def drawn(texts: Sequence[ContinuationText], count: int, seed: int, step: int) -> list[ContinuationText]:
     """Return ``count`` texts of similar length, the same ones for the same seed and step.
 
-    A text is drawn, and with it its neighbours by length: so little of a batch is filler. ``texts`` are sorted by length.
+    A text is drawn, and with it its neighbours by length: so little of a batch is padding. ``texts`` are sorted by length.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     start = int(torch.randint(len(texts), (), generator=generator))

@@ -13,7 +13,7 @@ from specframe.cli.options import pipeline_options
 from specframe.cli.run import gather
 from specframe.errors import OptionError, SpecframeWarning
 from specframe.text.prompts.prompt import Given, Prompt
-from specframe_lab.commands.option_types import ListOf
+from specframe_lab.commands.lab_option_types import ListOf
 from specframe_lab.grid import COMPARABLE_RULE
 
 SINGLE = frozenset({"config"})
@@ -33,7 +33,7 @@ def grid_options(lenient: bool = False, **defaults: str) -> Callable[..., Any]:
     """Return a decorator that adds a pipeline's options to a command, all but ``--config`` as comma lists.
 
     Args:
-        lenient: a wrong value in a list is kept as :class:`specframe_lab.commands.option_types.Unusable`.
+        lenient: a wrong value in a list is kept as :class:`specframe_lab.commands.lab_option_types.Unusable`.
         defaults: what the command runs unless something else is asked for, where that is not the pipeline's own default.
     """
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.option_types import File, OneOf, Text, WholeNumber
+from specframe.cli.option_types import File, OneOf, TextType, WholeNumber
 from specframe.cli.options import DTYPES, MODELS, refuse_idle, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
 from specframe.value_checks import LARGEST_SEED
-from specframe_lab.commands.option_types import ListOf
+from specframe_lab.commands.lab_option_types import ListOf
 
 if TYPE_CHECKING:
-    from specframe_lab.laws.acceptance_laws import Acceptance
+    from specframe_lab.laws.acceptance_laws import AcceptanceLaw
     from specframe_lab.laws.budget_laws import Budgets
     from specframe_lab.laws.draft_choice import DraftChoice
     from specframe_lab.laws.law_tables import Table
@@ -39,7 +39,7 @@ MOST_RESAMPLES = 100_000
 @click.option(
     "--device-profile",
     metavar="P",
-    type=Text(),
+    type=TextType(),
     help="Predict the fastest draft on a device: a100, b200, h100, h200, or a file of `specframe predict --measure`.",
 )
 @with_options(MODELS)
@@ -115,7 +115,7 @@ def laws(
 
 
 def chosen(
-    acceptance: Acceptance,
+    acceptance: AcceptanceLaw,
     device_profile: str,
     *,
     target: str | None,
@@ -151,7 +151,7 @@ def chosen(
     )
 
 
-def show(acceptance: Acceptance | None, budgets: list[Budgets], choices: list[DraftChoice]) -> None:
+def show(acceptance: AcceptanceLaw | None, budgets: list[Budgets], choices: list[DraftChoice]) -> None:
     """Print tables, each under its title."""
     from specframe_lab.laws.law_tables import acceptance_tables, budget_tables, choice_table
     from specframe_lab.laws.published_laws import SOURCE

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from specframe.cli.option_types import OneOf, Text, WholeNumber
+from specframe.cli.option_types import OneOf, TextType, WholeNumber
 from specframe.cli.options import DTYPES, MODELS
-from specframe_lab.commands.option_types import ListOf
+from specframe_lab.commands.lab_option_types import ListOf
 
 NUMBERS = ListOf(WholeNumber(1))
 
@@ -45,7 +45,7 @@ def modelled(batch_sizes: str, draft_lengths: str) -> list[Callable[..., Any]]:
         click.option(
             "--device-profile",
             metavar="P",
-            type=Text(),
+            type=TextType(),
             default="h100",
             show_default=True,
             help="a100, b200, h100, h200, or a JSON file with flops, bandwidth and layer_overhead, as `specframe predict "
@@ -54,7 +54,7 @@ def modelled(batch_sizes: str, draft_lengths: str) -> list[Callable[..., Any]]:
         click.option(
             "--acceptance",
             metavar="X|FILE",
-            type=Text(),
+            type=TextType(),
             help="Chance that a draft token is accepted, or figures to take it from: a report of `specframe run`, or a "
             "results.jsonl of `specframe compare`.  [default: all are accepted, which is the most there can be]",
         ),

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.option_types import Bytes, File, Strategy
+from specframe.cli.option_types import Bytes, File, StrategyType
 from specframe.cli.options import PROMPTS_FILE, whole, with_options
 from specframe.cli.tables import per_second, show_table
 from specframe.errors import OptionError
 from specframe_lab.commands.modelled_options import modelled
 
 if TYPE_CHECKING:
-    from specframe_lab.planning.candidates import Candidate, Plan, Speed
+    from specframe_lab.planning.candidates import Candidate, CandidatePlan, Speed
 
 CONTEXT = 512
 """Tokens of a prompt where nothing else is said: those of `specframe predict`."""
@@ -26,7 +26,7 @@ CONTEXT = 512
 @click.option(
     "--kv",
     metavar="B",
-    type=Strategy("KV backend"),
+    type=StrategyType("KV backend"),
     show_default="the alignment's choice",
     help="KV backend: how keys and values are stored.",
 )
@@ -62,12 +62,12 @@ def plan(
     as by `specframe predict`, or those of --measured. The knee is the least memory that keeps 96% of the greatest speed.
     """
     from specframe_memory.footprint import Workload
-    from specframe_memory.hollow_parts import named_parts
     from specframe_memory.memory_plan import ladder_of
+    from specframe_memory.meta_parts import named_parts
 
     from specframe.plugins.recipe import Recipe, own_budget
     from specframe.plugins.registry import registry
-    from specframe_lab.planning.candidates import Plan, candidates
+    from specframe_lab.planning.candidates import CandidatePlan, candidates
     from specframe_lab.prediction.pair import precision_of
 
     if prompts is not None and prompt_tokens is not None:
@@ -86,7 +86,7 @@ def plan(
         own = own_budget(parts.composition.drafter, length) if length else None
         return length if own is None else own.nodes
 
-    found = Plan([*candidates(ladder, load, batch_size, draft_length, speed, nodes)], memory)
+    found = CandidatePlan([*candidates(ladder, load, batch_size, draft_length, speed, nodes)], memory)
     if not found.candidates:
         raise OptionError("--measured: expected runs of these batch sizes and draft lengths, got none")
     if as_json:
@@ -145,7 +145,7 @@ def longest_prompt(target: str | None, drafter: str, file: str) -> int:
     return max(len(one) if isinstance(one, list) else len(encode_prompt(one, tokenizer)) for one in readable((), file))
 
 
-def record(found: Plan, load: Any) -> dict[str, Any]:
+def record(found: CandidatePlan, load: Any) -> dict[str, Any]:
     """Return a plan as JSON has it."""
     drafting, chosen = found.least_drafting, found.chosen
     return {
@@ -173,7 +173,7 @@ def told(one: Candidate) -> dict[str, Any]:
     }
 
 
-def show(found: Plan, modelled_for: str | None, acceptance: str | None) -> None:
+def show(found: CandidatePlan, modelled_for: str | None, acceptance: str | None) -> None:
     """Print a plan: its candidates as a table, those worth choosing, and the parts of the chosen one if one fits.
 
     Args:

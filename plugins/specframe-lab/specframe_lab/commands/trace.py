@@ -13,10 +13,10 @@ from specframe.cli.options import LIMIT, names, whole, with_options
 from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts.prompt import Given
-from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.grids import Remembered, grid_options, readable
+from specframe_lab.commands.lab_display import SHOWN, prepare
+from specframe_lab.commands.lab_option_types import PROMPTS, PageFile
 from specframe_lab.commands.leaving_out import tell_left_out
-from specframe_lab.commands.option_types import PROMPTS, PageFile
 
 if TYPE_CHECKING:
     from specframe_lab.grid import Cell
@@ -104,7 +104,7 @@ def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Outp
     """Record every combination, write the page, and return those that are on it."""
     from specframe_lab.grid import varying
     from specframe_lab.grid_models import LoadedModels
-    from specframe_lab.trace.page import render, token_text
+    from specframe_lab.trace.trace_page import render, token_text
 
     loaded, differing = LoadedModels(), varying(cells)
     schemes, cell = recorded(cells, differing, texts, new, loaded)
@@ -123,7 +123,7 @@ def recorded(
     Raises:
         SpecframeError: nothing could be recorded, or what no combination can do, as decoding a prompt that is too long.
     """
-    from specframe_lab.trace.recording import record
+    from specframe_lab.trace.trace_recorder import record
 
     def make(observers: Any, **cell: Any) -> Any:
         return loaded.pipeline(cell, observers)
@@ -169,8 +169,8 @@ def facts(
 def show(schemes: list[SchemeTrace]) -> None:
     """Print one line per scheme."""
     from specframe.cli.tables import show_table
-    from specframe_lab.trace.page import totals
-    from specframe_lab.trace.trees import by_branch
+    from specframe_lab.trace.trace_page import totals
+    from specframe_lab.trace.tree_drawing import by_branch
 
     rows = [totals(scheme) for scheme in schemes]
     show_table(("scheme", "passes", "slots moved", "bytes moved", "target's own text"), rows, numbers=True)

@@ -25,19 +25,19 @@ from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 from specframe_lab.comparison.comparison_observers import Branches, Positions, Waits
-from specframe_lab.comparison.results import Comparison, Folder, Line
+from specframe_lab.comparison.comparison_results import Comparison, Folder, Line
 from specframe_lab.comparison.schemes import Case, cases
 from specframe_lab.grid import Grid
 from specframe_lab.grid_models import LoadedModels
+from specframe_lab.serving.bench_service import BenchService
 from specframe_lab.serving.clock import PassClock
-from specframe_lab.serving.metrics import of_request
-from specframe_lab.serving.service import Service
+from specframe_lab.serving.serving_figures import of_request
 from specframe_lab.verify import encode
 
 WARM_UP_TOKENS = 8
 """New tokens per prompt of a warm-up run."""
 CLOCKS: dict[str | None, Callable[[], Clock] | None] = {None: None, "wall": None, "passes": PassClock}
-"""What makes the clock that requests arrive by and are timed with; None: the run's own, the time of its rounds."""
+"""What makes the clock that requests arrive by and are timed with, or None if the run's own, the time of its rounds."""
 
 TAKES_THE_BEST = (
     "acceptance rule {rule!r} always takes the most likely token, so that temperature {temperature:g} has no effect: "
@@ -47,7 +47,7 @@ TAKES_THE_BEST = (
 
 
 @attrs.frozen
-class Settings:
+class ComparisonSettings:
     """Settings of all cells of a comparison."""
 
     prompts: Sequence[Prompt]
@@ -64,7 +64,7 @@ class Settings:
     temperature: float = 0.0
     """Temperature of sampling; 0: greedy decoding."""
     max_concurrency: int | None = None
-    """Most requests in flight; None: each is sent when it arrives."""
+    """Most requests in flight, or None if each is sent when it arrives."""
     clock: str | None = None
     """What times requests: "passes", one second per forward pass of the target, or "wall" (None as well)."""
 
@@ -98,7 +98,7 @@ class Settings:
 
 
 @attrs.frozen
-class Step:
+class ComparisonStep:
     """One run to come."""
 
     case: Case
@@ -107,13 +107,13 @@ class Step:
     total: int
 
 
-Progress = Callable[[Step, Line | None], None]
+Progress = Callable[[ComparisonStep, Line | None], None]
 """Callback for every step: before the step without a line, after the step with its line."""
 
 
 def compare(
     grid: Grid,
-    settings: Settings,
+    settings: ComparisonSettings,
     folder: str | os.PathLike[str],
     command: str = "",
     progress: Progress = lambda step, line: None,
@@ -160,7 +160,7 @@ def able_to_sample(grid: Grid, temperature: float) -> Grid:
     return able
 
 
-def check_prompts(planned: Sequence[Case], shared: Iterable[Settings], loaded: LoadedModels) -> None:
+def check_prompts(planned: Sequence[Case], shared: Iterable[ComparisonSettings], loaded: LoadedModels) -> None:
     """Raise :class:`OptionError` for a prompt that one of the targets cannot decode."""
     for case in {case.cell["target"]: case for case in reversed(planned)}.values():  # the first of each: plain decoding
         pipe = loaded.pipeline(case.cell)
@@ -168,7 +168,9 @@ def check_prompts(planned: Sequence[Case], shared: Iterable[Settings], loaded: L
             encode(pipe, settings.prompts, settings.max_prompt_tokens)
 
 
-def take(todo: Iterable[Step], run: Callable[[Step], Line], kept: Folder, progress: Progress) -> None:
+def take(
+    todo: Iterable[ComparisonStep], run: Callable[[ComparisonStep], Line], kept: Folder, progress: Progress
+) -> None:
     """Take steps one after the other and keep their lines; a cell that failed once is not run again."""
     failed: dict[str, str] = {}
     with settled():
@@ -194,7 +196,7 @@ def settled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def about(grid: Grid, planned: list[Case], settings: Settings, command: str) -> dict[str, Any]:
+def about(grid: Grid, planned: list[Case], settings: ComparisonSettings, command: str) -> dict[str, Any]:
     """Return the settings that distinguish one comparison from another, and the environment."""
     return {
         "command": command,
@@ -207,7 +209,7 @@ def about(grid: Grid, planned: list[Case], settings: Settings, command: str) -> 
     }
 
 
-def steps(planned: list[Case], repeats: int) -> Iterator[Step]:
+def steps(planned: list[Case], repeats: int) -> Iterator[ComparisonStep]:
     """Yield every run of a comparison: all cells once, then all again, there and back.
 
     A machine that gets slower or faster meanwhile then does so for all cells alike.
@@ -219,10 +221,10 @@ def steps(planned: list[Case], repeats: int) -> Iterator[Step]:
         if case.timed or repeat == 0
     ]
     for number, (case, repeat) in enumerate(order, start=1):
-        yield Step(case, repeat, number, len(order))
+        yield ComparisonStep(case, repeat, number, len(order))
 
 
-def run(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
+def run(step: ComparisonStep, settings: ComparisonSettings, loaded: LoadedModels) -> Line:
     """Run one cell once and return its line; after a failure the line has the error in place of figures."""
     return attempt(lambda: measure(step, settings, loaded))
 
@@ -238,11 +240,11 @@ def attempt(work: Callable[[], Line]) -> Line:
         return {"error": f"{kind}{str(fault).partition(chr(10))[0][:500]}"}
 
 
-def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
+def measure(step: ComparisonStep, settings: ComparisonSettings, loaded: LoadedModels) -> Line:
     """Warm a new pipeline up, then decode all prompts with it."""
     positions, branches, waits = Positions(), Branches(), Waits()
     cell = step.case.cell
-    service = Service(
+    service = BenchService(
         strategy(registry(), "executor", cell.get("executor", DEFAULTS.executor)),
         settings.max_concurrency,
         CLOCKS[settings.clock],
@@ -299,7 +301,7 @@ def short_run(pipe: Pipeline, prompts: Sequence[Prompt], rows: int, new: int) ->
 
 
 def calibration(policy: BudgetPolicy) -> list[list[float]] | None:
-    """Return the bins of a policy's calibration; None: it has none."""
+    """Return the bins of a policy's calibration, or None if it has none."""
     if "calibration" not in policy.offers:
         return None
     bins: list[list[float]] = cast(CalibratedPolicy, policy).calibrated().tolist()

@@ -44,7 +44,7 @@ class Branches(Observer):
             self.counts = {}
         if report.transfer is None:
             return
-        draft, path_BT = report.draft, report.verdict.path_BT
+        draft, path_BT = report.draft, report.acceptance.path_BT
         if draft.parents_BN is None or path_BT is None:
             return
         parents, paths = draft.above_BN.cpu().numpy(), path_BT.cpu().numpy()

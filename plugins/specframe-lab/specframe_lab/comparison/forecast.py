@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
-from specframe_lab.comparison.compare import Step
-from specframe_lab.comparison.results import ABOUT, RESULTS, Line, difference, failure
+from specframe_lab.comparison.compare import ComparisonStep
+from specframe_lab.comparison.comparison_results import ABOUT, RESULTS, Line, difference, failure
 from specframe_lab.comparison.schemes import Case
 
 
@@ -20,7 +20,7 @@ from specframe_lab.comparison.schemes import Case
 class Forecast:
     """Forecast of a comparison: its runs, and the results that its folder already has."""
 
-    steps: Sequence[Step]
+    steps: Sequence[ComparisonStep]
     lines: dict[tuple[str, int], Line]
     """The lines that are there, by case and repeat."""
     refusal: str = ""
@@ -37,7 +37,7 @@ class Forecast:
         return len(repeats), sum((case.key, repeat) in self.lines for repeat in repeats)
 
     @property
-    def missing(self) -> list[Step]:
+    def missing(self) -> list[ComparisonStep]:
         """The runs that would be made."""
         return [step for step in self.steps if (step.case.key, step.repeat) not in self.lines]
 
@@ -45,7 +45,7 @@ class Forecast:
     def seconds(self) -> float | None:
         """Seconds of decoding that the missing runs would take, each as long as its case or else the mean case took.
 
-        None: no run is there to go by.
+        None: no run is there to depend on.
         """
         took: dict[str, list[float]] = {}
         for (key, _), line in self.lines.items():
@@ -56,7 +56,7 @@ class Forecast:
         return sum(mean(took.get(step.case.key, [usual])) for step in self.missing)
 
 
-def forecast(steps: Sequence[Step], folder: str | os.PathLike[str], about: dict[str, Any]) -> Forecast:
+def forecast(steps: Sequence[ComparisonStep], folder: str | os.PathLike[str], about: dict[str, Any]) -> Forecast:
     """Return the forecast of a comparison, without writing anything.
 
     Args:

@@ -20,7 +20,7 @@ from specframe_lab.prediction.predict import expected_length, round_seconds
 from specframe_lab.prediction.profiles import PROFILES, SIDE, DeviceProfile, product_seconds, products_of_rows
 
 if TYPE_CHECKING:
-    from specframe_lab.comparison.compare import Settings, Step
+    from specframe_lab.comparison.compare import ComparisonSettings, ComparisonStep
     from specframe_lab.comparison.schemes import Case
 
 CPU_LAYER = 5e-4
@@ -33,7 +33,9 @@ CHARACTERS = 4
 """Characters of a prompt's token, since no tokenizer is loaded."""
 
 
-def modelled_seconds(missing: Iterable[Step], settings_of: Callable[[Case], Settings]) -> float | None:
+def modelled_seconds(
+    missing: Iterable[ComparisonStep], settings_of: Callable[[Case], ComparisonSettings]
+) -> float | None:
     """Return about how many seconds of decoding some runs would take, warming up included, or None where that is not known."""
     pairs: dict[tuple[str | None, str, str], Pair] = {}
     profiles: dict[tuple[str, str], DeviceProfile | None] = {}
@@ -56,7 +58,7 @@ def modelled_seconds(missing: Iterable[Step], settings_of: Callable[[Case], Sett
     return seconds
 
 
-def run_seconds(cell: Cell, settings: Settings, pair: Pair, profile: DeviceProfile, new: int) -> float:
+def run_seconds(cell: Cell, settings: ComparisonSettings, pair: Pair, profile: DeviceProfile, new: int) -> float:
     """Return the seconds in which all rows of a batch gain so many tokens, and all prompts are read."""
     rows = min(cell["batch_size"], len(settings.prompts))
     prompt = max(1, sum(characters(one) for one in settings.prompts) // CHARACTERS // len(settings.prompts))

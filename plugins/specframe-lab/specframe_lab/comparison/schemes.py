@@ -78,7 +78,7 @@ class Case:
 
     @property
     def unlike(self) -> str | None:
-        """The key of the same cell without bitwise; None: it is that cell."""
+        """The key of the same cell without bitwise, or None if it is that cell."""
         return json.dumps(explicit(self.cell | {"bitwise": False}), sort_keys=True) if "bitwise" in self.cell else None
 
     def __str__(self) -> str:

@@ -7,8 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from specframe.cli.run_report import HALF
-from specframe_lab.comparison.digits import texts
-from specframe_lab.comparison.figures import (
+from specframe_lab.comparison.comparison_figures import (
     CONFIDENCE,
     ENOUGH_FOR_P99,
     SPENT,
@@ -20,7 +19,8 @@ from specframe_lab.comparison.figures import (
     ratios,
     told_apart,
 )
-from specframe_lab.comparison.results import Comparison
+from specframe_lab.comparison.comparison_results import Comparison
+from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.schemes import BETWEEN, is_plain
 from specframe_lab.comparison.shared_parts import parts_told
 
@@ -158,7 +158,7 @@ def median(row: Any) -> float | None:
 
 
 def megabytes(caches: Any, device: Any) -> Any:
-    """Return the medians of bytes in megabytes: of caches, and of the device where they are known; None: nothing is."""
+    """Return the medians of bytes in megabytes: of caches, and of the device where they are known, or None if nothing is."""
     known = [row[0] / 1e6 for row in (caches, device) if row]
     return tuple(known) if len(known) > 1 else known[0] if known else None
 

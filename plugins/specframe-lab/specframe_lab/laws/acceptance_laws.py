@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from specframe.errors import OptionError
-from specframe_lab.laws.draft_table import Draft
+from specframe_lab.laws.draft_table import TableDraft
 from specframe_lab.laws.least_squares import Interval, Law, fit, interval, resample
 from specframe_lab.laws.measured_runs import MeasuredRun, by_prompt
 
@@ -20,7 +20,7 @@ TOKENS, LAYERS = "tokens", "layers"
 class HeldOut:
     """A draft that a law was not fitted to."""
 
-    draft: Draft
+    draft: TableDraft
     predicted: float
     measured: float
     error: Interval
@@ -28,19 +28,19 @@ class HeldOut:
 
 
 @attrs.frozen(eq=False)
-class Acceptance:
+class AcceptanceLaw:
     """Mean acceptance lengths of the drafts of a family, the bonus token included, at one draft length."""
 
     draft_length: int
-    drafts: list[Draft]
+    drafts: list[TableDraft]
     y_N: np.ndarray
     """Measured, by draft."""
     y_RN: np.ndarray
     """The same in every resample of the prompts."""
     prompts: int
 
-    def law(self, names: Sequence[str], use: Callable[[Draft], bool] = lambda draft: True) -> Law | None:
-        """Return the law by some quantities of those drafts that are used; None: these drafts do not tell it."""
+    def law(self, names: Sequence[str], use: Callable[[TableDraft], bool] = lambda draft: True) -> Law | None:
+        """Return the law by some quantities of those drafts that are used, or None if these drafts do not tell it."""
         chosen = [place for place, draft in enumerate(self.drafts) if use(draft)]
         if not chosen:
             return None
@@ -55,7 +55,7 @@ class Acceptance:
         return {value: law for value, law in found.items() if law}
 
     @property
-    def joint(self) -> Law | None:
+    def barrier(self) -> Law | None:
         """The law by both."""
         return self.law([TOKENS, LAYERS])
 
@@ -92,14 +92,14 @@ class Acceptance:
 
 
 def acceptance_of(
-    runs: Sequence[MeasuredRun], drafts: Sequence[Draft], draft_length: int | None, resamples: int, seed: int
-) -> Acceptance:
+    runs: Sequence[MeasuredRun], drafts: Sequence[TableDraft], draft_length: int | None, resamples: int, seed: int
+) -> AcceptanceLaw:
     """Return the acceptance of a family's drafts.
 
     Args:
         runs: what was measured; of a draft those with the most prompts count.
         drafts: the family; those without runs are left out.
-        draft_length: whose runs count; None: the one that most drafts have, the longest of several.
+        draft_length: whose runs count, or None for the one that most drafts have, the longest of several.
         resamples: of the prompts.
         seed: of the resamples.
 
@@ -129,7 +129,7 @@ def acceptance_of(
     if not steps_NP.sum(1).all():
         raise OptionError(f"--drafts: {names({used[int(steps_NP.sum(1).argmin())].name})} has not drafted in any round")
     counts_RP = resample(steps_NP.shape[1], resamples, seed)
-    return Acceptance(
+    return AcceptanceLaw(
         length,
         used,
         1 + accepted_NP.sum(1) / steps_NP.sum(1),

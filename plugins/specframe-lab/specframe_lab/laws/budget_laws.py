@@ -89,7 +89,7 @@ class Budgets:
 
 
 def budget_law(best: Sequence[BestBudget]) -> Law | None:
-    """Return the law of the best draft lengths; None: drafting pays at fewer than two of the batch sizes."""
+    """Return the law of the best draft lengths, or None for drafting pays at fewer than two of the batch sizes."""
     paying = [one for one in best if one.draft_length]
     if not paying:
         return None

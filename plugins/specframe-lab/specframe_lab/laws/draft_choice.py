@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from specframe.errors import OptionError, literal
-from specframe_lab.laws.acceptance_laws import Acceptance
+from specframe_lab.laws.acceptance_laws import AcceptanceLaw
 from specframe_lab.laws.least_squares import Interval, Law, interval
 from specframe_lab.prediction.model_costs import ModelCosts
 from specframe_lab.prediction.predict import Prediction, acceptance_rate, predictions
@@ -37,7 +37,7 @@ class DraftChoice:
 
 
 def choose_drafts(
-    acceptance: Acceptance,
+    acceptance: AcceptanceLaw,
     target: ModelCosts,
     costs: Callable[[int], ModelCosts],
     profile: DeviceProfile,
@@ -64,7 +64,7 @@ def choose_drafts(
     Raises:
         OptionError: the drafts do not tell the law by tokens and layers.
     """
-    law = acceptance.joint
+    law = acceptance.barrier
     if law is None:
         raise OptionError(
             "--device-profile: expected at least three drafts, of two numbers of tokens and of two depths, for a law by both"
@@ -81,7 +81,7 @@ def choose_drafts(
 
 
 def best(
-    acceptance: Acceptance,
+    acceptance: AcceptanceLaw,
     law: Law,
     target: ModelCosts,
     draft: ModelCosts,

@@ -18,7 +18,7 @@ COLUMNS = ("drafter", "tokens", "layers")
 
 
 @attrs.frozen
-class Draft:
+class TableDraft:
     """A draft of a family."""
 
     name: str
@@ -28,7 +28,7 @@ class Draft:
     layers: int
 
 
-def read_drafts(file: str) -> list[Draft]:
+def read_drafts(file: str) -> list[TableDraft]:
     """Return the drafts of a table: CSV, or a list of objects where the name ends in .json. Other columns mean nothing here.
 
     Raises:
@@ -38,7 +38,7 @@ def read_drafts(file: str) -> list[Draft]:
     for row in rows:
         if missing := [column for column in COLUMNS if not isinstance(row, Mapping) or row.get(column) is None]:
             raise OptionError(f"--drafts: {file} lacks {missing[0]}: expected the columns {', '.join(COLUMNS)}")
-    drafts = [Draft(str(row["drafter"]), *(count(file, row, column) for column in COLUMNS[1:])) for row in rows]
+    drafts = [TableDraft(str(row["drafter"]), *(count(file, row, column) for column in COLUMNS[1:])) for row in rows]
     if not drafts:
         raise OptionError(f"--drafts: {file} has no rows: expected a row for each draft, of {', '.join(COLUMNS)}")
     names = [draft.name for draft in drafts]

@@ -10,7 +10,7 @@ import attrs
 from specframe.cli.tables import per_second
 from specframe_lab.comparison.digits import texts
 from specframe_lab.laws import published_laws
-from specframe_lab.laws.acceptance_laws import LAYERS, TOKENS, Acceptance, HeldOut
+from specframe_lab.laws.acceptance_laws import LAYERS, TOKENS, AcceptanceLaw, HeldOut
 from specframe_lab.laws.budget_laws import Budgets
 from specframe_lab.laws.draft_choice import DraftChoice
 from specframe_lab.laws.least_squares import CONFIDENCE, Interval, Law, interval
@@ -23,7 +23,7 @@ LAW = ["law", "of", "slope", "interval", "constant", "interval", "R2", "largest 
 PERCENT = f"{CONFIDENCE:.0%}"
 
 
-def acceptance_tables(acceptance: Acceptance) -> list[Table]:
+def acceptance_tables(acceptance: AcceptanceLaw) -> list[Table]:
     """Return what was measured of drafts, the laws, what they leave, and what they predict of drafts they have not seen."""
     return [
         (
@@ -40,13 +40,13 @@ def acceptance_tables(acceptance: Acceptance) -> list[Table]:
     ]
 
 
-def measured_cells(acceptance: Acceptance) -> list[str]:
+def measured_cells(acceptance: AcceptanceLaw) -> list[str]:
     """Return each draft's acceptance length with its interval."""
     bounds = [interval(draws) for draws in acceptance.y_RN.T]
     return [f"{length:.2f} ({within(bound)})" for length, bound in zip(acceptance.y_N.tolist(), bounds, strict=True)]
 
 
-def by_draft(acceptance: Acceptance, cells: Sequence[str]) -> tuple[list[str], list[tuple[str, ...]]]:
+def by_draft(acceptance: AcceptanceLaw, cells: Sequence[str]) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return columns and rows of a table with a row for each number of tokens and a column for each depth."""
     found = {(draft.tokens, draft.layers): cell for draft, cell in zip(acceptance.drafts, cells, strict=True)}
     depths = sorted({layers for _, layers in found})
@@ -62,15 +62,15 @@ def within(bounds: Interval, decimals: int = 2) -> str:
     return f"{bounds[0]:.{decimals}f} to {bounds[1]:.{decimals}f}"
 
 
-def law_rows(acceptance: Acceptance) -> Iterable[tuple[Any, ...]]:
+def law_rows(acceptance: AcceptanceLaw) -> Iterable[tuple[Any, ...]]:
     """Yield a row for each law, and for each published one after those like it."""
     for name, unit, published in ((TOKENS, "layers", published_laws.TOKENS), (LAYERS, "tokens", published_laws.LAYERS)):
         for value, law in acceptance.laws(name).items():
             yield law_row(name, f"{value:,} {unit[:-1] if value == 1 else unit}", law)
         yield f"{name}, published", "", published[0], "-", published[1], "-", None, None
-    if joint := acceptance.joint:
-        yield law_row(TOKENS, "both", joint)
-        yield LAYERS, "both", float(joint.coefficients_C[1]), within(joint.intervals[1], 3), None, "-", None, None
+    if barrier := acceptance.barrier:
+        yield law_row(TOKENS, "both", barrier)
+        yield LAYERS, "both", float(barrier.coefficients_C[1]), within(barrier.intervals[1], 3), None, "-", None, None
 
 
 def law_row(name: str, of: str, law: Law) -> tuple[Any, ...]:
@@ -82,9 +82,9 @@ def law_row(name: str, of: str, law: Law) -> tuple[Any, ...]:
     return name, of, slope, within(first, 3), constant, within(last), law.r2, largest if told else None
 
 
-def residual_tables(acceptance: Acceptance) -> list[Table]:
+def residual_tables(acceptance: AcceptanceLaw) -> list[Table]:
     """Return what the law by both quantities leaves of each draft."""
-    if not (law := acceptance.joint):
+    if not (law := acceptance.barrier):
         return []
     cells = [
         f"{residual:+.2f}{MISSED * miss}" for residual, miss in zip(law.residuals_N.tolist(), law.misses, strict=True)
@@ -93,7 +93,7 @@ def residual_tables(acceptance: Acceptance) -> list[Table]:
     return [(title, *by_draft(acceptance, cells))]
 
 
-def held_out_tables(acceptance: Acceptance) -> list[Table]:
+def held_out_tables(acceptance: AcceptanceLaw) -> list[Table]:
     """Return a table for each largest quantity that laws were fitted without."""
     found = []
     for name in (TOKENS, LAYERS):
@@ -176,7 +176,9 @@ def choice_table(choices: Sequence[DraftChoice]) -> Table:
     return "The fastest draft on the device by the law by both", columns, texts(rows)
 
 
-def record(acceptance: Acceptance | None, budgets: Sequence[Budgets], choices: Sequence[DraftChoice]) -> dict[str, Any]:
+def record(
+    acceptance: AcceptanceLaw | None, budgets: Sequence[Budgets], choices: Sequence[DraftChoice]
+) -> dict[str, Any]:
     """Return everything as JSON has it."""
     return {
         "acceptance": acceptance and acceptance_record(acceptance),
@@ -191,10 +193,10 @@ def record(acceptance: Acceptance | None, budgets: Sequence[Budgets], choices: S
     }
 
 
-def acceptance_record(acceptance: Acceptance) -> dict[str, Any]:
+def acceptance_record(acceptance: AcceptanceLaw) -> dict[str, Any]:
     """Return the acceptance of a family as JSON has it."""
     laws = {name: acceptance.laws(name) for name in (TOKENS, LAYERS)}
-    joint = acceptance.joint
+    barrier = acceptance.barrier
     return {
         "draft_length": acceptance.draft_length,
         "prompts": acceptance.prompts,
@@ -211,11 +213,11 @@ def acceptance_record(acceptance: Acceptance) -> dict[str, Any]:
         "laws": {
             name: [{"at": value, **law_record(law)} for value, law in found.items()] for name, found in laws.items()
         },
-        "joint": joint and law_record(joint),
+        "barrier": barrier and law_record(barrier),
         "held_out": {
             name: {
                 "alone": held_records(acceptance.held_out_alone(name)),
-                "joint": held_records(acceptance.held_out(name)),
+                "barrier": held_records(acceptance.held_out(name)),
             }
             for name in (TOKENS, LAYERS)
         },

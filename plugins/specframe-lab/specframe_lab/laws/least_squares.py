@@ -17,7 +17,7 @@ class Law:
     """y = c_1 log x_1 + ... + c_M log x_M + c_0, fitted to N points. Logarithms are natural."""
 
     names: tuple[str, ...]
-    """Of the M quantities that y goes by."""
+    """Of the M quantities that y depends on."""
     x_NM: np.ndarray
     y_N: np.ndarray
     coefficients_C: np.ndarray
@@ -30,7 +30,7 @@ class Law:
 
     @property
     def r2(self) -> float | None:
-        """The share of the variance that is explained; None: the law has as many coefficients as points, or y is constant."""
+        """The share of the variance that is explained, or None if the law has as many coefficients as points, or y is constant."""
         spread = ((self.y_N - self.y_N.mean()) ** 2).sum()
         if len(self.y_N) <= len(self.coefficients_C) or not spread:
             return None
@@ -63,7 +63,7 @@ def design(x_NM: np.ndarray) -> np.ndarray:
 
 
 def fit(names: Sequence[str], x_NM: np.ndarray, y_N: np.ndarray, y_RN: np.ndarray) -> Law | None:
-    """Return the law of least squares; None: the points do not tell all coefficients.
+    """Return the law of least squares, or None if the points do not tell all coefficients.
 
     Args:
         names: of the quantities.

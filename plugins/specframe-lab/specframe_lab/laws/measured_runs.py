@@ -17,7 +17,7 @@ from specframe_lab.comparison.schemes import SETTING
 PLAIN = "none"
 """The drafter of plain decoding."""
 GRID = ("batch_size", "draft_length")
-"""What budgets go by."""
+"""What budgets depend on."""
 COUNTS = ("spec_steps", "accepted")
 """The counts of every prompt in a line of ``specframe compare``."""
 METRICS = ("num_spec_steps", "num_accepted_draft_tokens")
@@ -42,7 +42,7 @@ class MeasuredRun:
     accepted_P: np.ndarray
     """Draft tokens that stood, of each prompt."""
     speed: float | None
-    """Tokens per second; None: the results have no times."""
+    """Tokens per second, or None if the results have no times."""
 
 
 def read_runs(files: Sequence[str]) -> list[MeasuredRun]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 from specframe_memory.footprint import Workload
-from specframe_memory.memory_plan import Ladder, Step
+from specframe_memory.memory_plan import Fallback, Ladder
 
 from specframe.cli.run_report import counted
 from specframe.errors import ModelError, OptionError, sentence
@@ -21,7 +21,7 @@ KNEE = 0.96
 """The share of the greatest speed that the knee keeps: that of SpecMemo (arXiv 2506.01986)."""
 
 Speed = Callable[[int, int], float | None]
-"""Returns the tokens per second of so many rows that draft so many tokens each round, 0: none; None: it is not known."""
+"""Returns the tokens per second of so many rows that draft so many tokens each round, 0: none, or None if it is not known."""
 
 
 @attrs.frozen
@@ -38,19 +38,19 @@ class Candidate:
     tokens_per_second: float
 
     @classmethod
-    def of(cls, step: Step, length: int, speed: float) -> Candidate:
+    def of(cls, step: Fallback, length: int, speed: float) -> Candidate:
         """Return a step of the ladder with the draft length that asks for it, and its speed."""
         found = step.footprint
         return cls(step.rows, length, found.total, found.kv_bytes, found.parts, speed)
 
 
 @attrs.frozen
-class Plan:
+class CandidatePlan:
     """Candidates, and which of them are worth choosing."""
 
     candidates: list[Candidate]
     budget: int | None
-    """Bytes that there are; None: as many as are wanted."""
+    """Bytes that there are, or None for as many as are wanted."""
 
     @property
     def fitting(self) -> list[Candidate]:
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def least_drafting(self) -> Candidate | None:
-        """The one with a drafter that takes the fewest bytes; None: nothing drafts."""
+        """The one with a drafter that takes the fewest bytes, or None for nothing drafts."""
         drafting = [one for one in self.candidates if one.draft_length]
         return min(drafting, key=lambda one: (one.total, -one.tokens_per_second), default=None)
 
@@ -149,7 +149,7 @@ def measured_speeds(file: str) -> dict[tuple[int, int], float]:
 
 
 def key_of(run: Any) -> tuple[int, int] | None:
-    """Return a run's batch size and draft length; None: it is no run of a fixed draft length."""
+    """Return a run's batch size and draft length, or None if it is no run of a fixed draft length."""
     cell = run.get("cell") if isinstance(run, Mapping) else None
     figures = run.get("figures") if isinstance(run, Mapping) else None
     if not isinstance(cell, Mapping) or not isinstance(figures, Mapping):

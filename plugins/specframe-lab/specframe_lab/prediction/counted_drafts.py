@@ -9,7 +9,7 @@ from typing import Any, cast
 import attrs
 import torch
 from specframe_memory.full_drafts import Steady
-from specframe_memory.hollow_parts import hollow_engine, named_parts
+from specframe_memory.meta_parts import meta_engine, named_parts
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
@@ -18,7 +18,7 @@ from specframe.contracts.roles import BudgetPolicy, Observer
 from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.plugins.recipe import Recipe, own_budget
 from specframe_lab.prediction.counted_products import Products
-from specframe_lab.prediction.forwards import Drafting
+from specframe_lab.prediction.forward_times import Drafting
 
 ROUNDS = 3
 """Rounds that are decoded, of which the last is counted: prompts are read, then a draft is made of all that was read, and the
@@ -33,7 +33,7 @@ class CountedDrafts:
 
     Args:
         recipe: the options of a run, with names of the target and the drafter.
-        dtype: of both; None: that of the files.
+        dtype: of both, or None for that of the files.
 
     Raises:
         SpecframeError: they cannot be found, made or combined.
@@ -47,7 +47,7 @@ class CountedDrafts:
         """Return how drafts of a length are made.
 
         Raises:
-            ModelError: the drafter goes by numbers, or cannot be run on the target.
+            ModelError: the drafter depends on numbers, or cannot be run on the target.
         """
         report, products = self._counted(length, context)
         return Drafting(report.draft.depth, report.draft.nodes, products.loads(rows))
@@ -60,7 +60,7 @@ class CountedDrafts:
         room = ROUNDS * (most.depth + 1) + most.nodes
         prompt = max(1, min(context, self._parts.runner.context - room))
         try:
-            with contextlib.closing(hollow_engine(self._recipe, parts, [counter])) as engine:
+            with contextlib.closing(meta_engine(self._recipe, parts, [counter])) as engine:
                 engine.add(Request(0, [0] * prompt, room - most.nodes))
                 for number in range(ROUNDS):
                     counter.counts = number == ROUNDS - 1

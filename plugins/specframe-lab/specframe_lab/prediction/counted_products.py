@@ -9,7 +9,7 @@ import torch
 from specframe_memory.allocations import ATTENTION, attended, composed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specframe_lab.prediction.forwards import Load
+from specframe_lab.prediction.forward_times import Load
 
 LAYER = 7
 """Products with weights of a decoder layer: queries, keys, values, the output of attention, and three of the feed-forward part. A
@@ -24,7 +24,7 @@ EXPERTS = torch.ops.aten._grouped_mm.default
 
 
 @attrs.define
-class Part:
+class ModelPart:
     """The products of all forwards that were fed so many tokens of one row."""
 
     weights: int = 0
@@ -52,7 +52,7 @@ class Products(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, ModelPart] = {}
         self._tokens = 1
 
     def __torch_dispatch__(
@@ -84,8 +84,8 @@ class Products(TorchDispatchMode):
         return result
 
     @property
-    def _part(self) -> Part:
-        return self.parts.setdefault(self._tokens, Part())
+    def _part(self) -> ModelPart:
+        return self.parts.setdefault(self._tokens, ModelPart())
 
     def loads(self, rows: int) -> list[Load]:
         """Return what was counted, for so many rows."""

@@ -6,15 +6,15 @@ from typing import Any
 
 import attrs
 import torch
-from specframe_memory.hollow import hollow_of
+from specframe_memory.meta_models import hollow_of
 
 from specframe.models.layer_configs import layer_configs
-from specframe_lab.prediction.forwards import Drafting, Load
+from specframe_lab.prediction.forward_times import Drafting, Load
 
 
 @attrs.frozen
 class ModelCosts:
-    """The shapes of a model, as far as its speed goes by them."""
+    """The shapes of a model, as far as its speed depends on them."""
 
     layers: int
     vocabulary: int
@@ -65,7 +65,7 @@ def costs_of(config: Any, dtype: torch.dtype | None = None) -> ModelCosts:
 
     Args:
         config: of a causal language model.
-        dtype: that it is run in; None: the one it was saved in, or else bfloat16.
+        dtype: that it is run in, or None for the one it was saved in, or else bfloat16.
 
     Raises:
         ModelError: transformers cannot make the model.

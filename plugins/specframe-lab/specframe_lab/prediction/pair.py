@@ -13,13 +13,13 @@ from specframe.models.pairs import by_model, choose
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe_lab.prediction.counted_drafts import CountedDrafts
-from specframe_lab.prediction.forwards import Drafts, FreeDrafts
+from specframe_lab.prediction.forward_times import Drafts, FreeDrafts
 from specframe_lab.prediction.model_costs import ModelCosts, costs_of
 
 
 @attrs.frozen
 class Pair:
-    """A target and what drafts for it; None: nothing does."""
+    """A target and what drafts for it, or None if nothing does."""
 
     target: ModelCosts
     drafts: Drafts | None
@@ -57,5 +57,5 @@ def configurations(target: str | None, drafter: str) -> tuple[Any, Any]:
 
 
 def precision_of(dtype: str) -> torch.dtype | None:
-    """Return the precision of a name; None: that of the files."""
+    """Return the precision of a name, or None for that of the files."""
     return None if dtype == "auto" else pick_dtype(dtype, torch.device("cpu"))

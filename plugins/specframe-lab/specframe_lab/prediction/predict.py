@@ -11,7 +11,7 @@ import attrs
 
 from specframe.errors import OptionError, literal, sentence
 from specframe.value_checks import number_within, parse_value
-from specframe_lab.prediction.forwards import Drafting, Drafts
+from specframe_lab.prediction.forward_times import Drafting, Drafts
 from specframe_lab.prediction.model_costs import ModelCosts
 from specframe_lab.prediction.profiles import DeviceProfile
 
@@ -54,12 +54,12 @@ def predictions(
 
     Args:
         target: the target's costs.
-        drafts: those of what drafts; None: nothing does.
+        drafts: those of what drafts, or None if nothing does.
         profile: the device.
         batch_sizes: rows decoded together.
         draft_lengths: tokens drafted in a round.
         context: tokens of a row in the cache.
-        acceptance: chance that a draft token is accepted, if those before it are; None: all are.
+        acceptance: chance that a draft token is accepted, if those before it are, or None if all are.
     """
     for rows in batch_sizes:
         plain = profile.seconds(target.forward(rows, 1, context))

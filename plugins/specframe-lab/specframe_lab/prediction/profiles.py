@@ -18,7 +18,7 @@ from specframe import Pipeline
 from specframe.devices import kinds
 from specframe.errors import OptionError, literal, sentence
 from specframe.value_checks import number, whole
-from specframe_lab.prediction.forwards import Load
+from specframe_lab.prediction.forward_times import Load
 
 GPU_LAYER = 170e-6
 """Seconds that a decoder layer of transformers takes on a GPU however little it computes, with its forward recorded as a graph:

@@ -13,7 +13,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from specframe_lab.comparison.figures import STAGES
+from specframe_lab.comparison.comparison_figures import STAGES
 from specframe_lab.comparison.schemes import is_plain
 
 INK, GRID, PLAIN = "#1f2328", "#d0d7de", "#6e7781"

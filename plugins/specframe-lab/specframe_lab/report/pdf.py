@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from specframe_std.output_folders import write_page
 
 from specframe.files import MARK
-from specframe_lab.comparison.figures import Table
-from specframe_lab.comparison.results import Comparison
+from specframe_lab.comparison.comparison_figures import Table
+from specframe_lab.comparison.comparison_results import Comparison
 from specframe_lab.comparison.summary import categories, columns, filled, findings, summary
 from specframe_lab.report.canvas import STYLE
-from specframe_lab.report.page import about_pairs, numbers, title
 from specframe_lab.report.plots import draw
+from specframe_lab.report.report_page import about_pairs, numbers, title
 
 PDF = "report.pdf"
 PAPER = (11.69, 8.27)

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specframe_lab.comparison.figures import ENOUGH_FOR_P99, STAGES, Table, spelled
+from specframe_lab.comparison.comparison_figures import ENOUGH_FOR_P99, STAGES, Table, spelled
 from specframe_lab.comparison.summary import together
 from specframe_lab.report.canvas import (
     INK,
@@ -32,7 +32,7 @@ from specframe_lab.report.canvas import (
     widths,
     wrapped,
 )
-from specframe_lab.serving.metrics import PERCENTILES
+from specframe_lab.serving.serving_figures import PERCENTILES
 
 Curve = tuple[tuple[float, float], ...]
 BATCH_SIZE = "batch size (rows), logarithmic"

@@ -31,9 +31,9 @@ END = "the end"
 """Text in place of a token where a continuation has ended."""
 
 
-def named(cell: Cell, options: Sequence[str], joint: str = ", ") -> str:
+def named(cell: Cell, options: Sequence[str], barrier: str = ", ") -> str:
     """Return some of a cell's options as text; those left to their default stay out."""
-    return joint.join(
+    return barrier.join(
         f"{option.replace('_', '-')}={cell[option]}" for option in options if cell.get(option) is not None
     )
 
@@ -64,7 +64,7 @@ def reason(outcome: Verification) -> str:
     return outcome.fault or str((outcome.batch_one and outcome.batch_one.worst) or "")
 
 
-def verdict(outcomes: Sequence[Verification]) -> str:
+def acceptance(outcomes: Sequence[Verification]) -> str:
     """Return how many combinations decode as the reference decoder does."""
     sound = sum(outcome.sound for outcome in outcomes)
     aside = "" if all(outcome.cell.get("bitwise") for outcome in outcomes) else ", ties aside"
@@ -84,7 +84,7 @@ def html(outcomes: Sequence[Verification], command: str, facts: Sequence[tuple[s
     rows = [row(cells(outcome, options)) for outcome in outcomes]
     return string.Template(part("verification.html")).substitute(
         style=part("page.css"),
-        headline=escape(f"{verdict(outcomes)}."),
+        headline=escape(f"{acceptance(outcomes)}."),
         combinations=scrolling("Every combination", COLUMNS, rows),
         hint=f"its last columns are {FIGURES[-2]} and {FIGURES[-1]}",
         refused=f"<h3>Left out</h3>{listing(left, 'refused')}" if left else "",

@@ -25,8 +25,8 @@ from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
 from specframe.text.prompts.builtin import BUILT_IN
 from specframe_lab.comparison import compare as comparing
-from specframe_lab.comparison.compare import Progress, Settings, Step
-from specframe_lab.comparison.results import Comparison, Folder, Line
+from specframe_lab.comparison.compare import ComparisonSettings, ComparisonStep, Progress
+from specframe_lab.comparison.comparison_results import Comparison, Folder, Line
 from specframe_lab.comparison.schemes import PLAIN, PLAIN_NAME, Case, explicit
 from specframe_lab.grid import Cell
 from specframe_lab.grid_models import LoadedModels
@@ -77,7 +77,7 @@ OWN = ("part", "decoder")
 
 
 @attrs.frozen
-class Shaped(Settings):
+class Shaped(ComparisonSettings):
     """Settings whose prompts are cut to one length, or at random; the same prompts either way."""
 
     uniform: bool = True
@@ -92,12 +92,12 @@ class Shaped(Settings):
 
 
 @attrs.frozen
-class Part:
+class PaperPart:
     """Cells that share their settings."""
 
     name: str
     cases: list[Case]
-    settings: Settings
+    settings: ComparisonSettings
 
 
 @attrs.frozen
@@ -112,7 +112,7 @@ class Reproduction:
 
 def plan(
     pair: Cell, prompts: Sequence[Prompt], sizes: Mapping[str, Collection[int]], settings: Mapping[str, dict[str, Any]]
-) -> list[Part]:
+) -> list[PaperPart]:
     """Return the parts of a reproduction.
 
     Args:
@@ -120,15 +120,15 @@ def plan(
         prompts: texts, token ids or messages.
         sizes: the batch sizes of each part that is wanted; 1 is added to those of ``match``, as its reference, and left
             out of ``uniform`` and ``random``, where there is nothing to group.
-        settings: what differs from the defaults of :class:`specframe_lab.comparison.compare.Settings`, by part.
+        settings: what differs from the defaults of :class:`specframe_lab.comparison.compare.ComparisonSettings`, by part.
     """
     parts = []
     for name in (name for name in PARTS if name in sizes):
-        kind = Shaped if name in ("uniform", "random") else Settings
+        kind = Shaped if name in ("uniform", "random") else ComparisonSettings
         given = {"prompts": prompts, **settings[name]}
         wanted = set(sizes[name]) | {1} if name == "match" else set(sizes[name])
         wanted -= {1} if kind is Shaped else set()
-        parts.append(Part(name, cases(name, pair, sorted(wanted)), kind(**given)))
+        parts.append(PaperPart(name, cases(name, pair, sorted(wanted)), kind(**given)))
     return parts
 
 
@@ -145,7 +145,7 @@ def cases(part: str, pair: Cell, sizes: Sequence[int]) -> list[Case]:
 
 
 def reproduce(
-    parts: list[Part],
+    parts: list[PaperPart],
     folder: str | os.PathLike[str],
     command: str = "",
     only: Collection[str] = PARTS,
@@ -172,7 +172,7 @@ def reproduce(
     return Reproduction(kept.about, {part.name: kept.comparison(part.cases) for part in parts}, built_in)
 
 
-def run_part(part: Part, kept: Folder, loaded: LoadedModels, progress: Progress) -> None:
+def run_part(part: PaperPart, kept: Folder, loaded: LoadedModels, progress: Progress) -> None:
     """Run what is missing of a part, its models loaded first."""
     there = kept.lines
     todo = [s for s in comparing.steps(part.cases, part.settings.repeats) if s.repeat not in there.get(s.case.key, {})]
@@ -181,7 +181,7 @@ def run_part(part: Part, kept: Folder, loaded: LoadedModels, progress: Progress)
     comparing.take(todo, lambda step: run(step, part, loaded, kept), kept, progress)
 
 
-def about(parts: list[Part], command: str) -> dict[str, Any]:
+def about(parts: list[PaperPart], command: str) -> dict[str, Any]:
     """Return everything that tells one reproduction from another, and where it was run."""
     planned = [case for part in parts for case in part.cases]
     return {
@@ -199,7 +199,7 @@ def bare(case: Case) -> Case:
     return attrs.evolve(case, cell={option: value for option, value in case.cell.items() if option not in OWN})
 
 
-def run(step: Step, part: Part, loaded: LoadedModels, kept: Folder) -> Line:
+def run(step: ComparisonStep, part: PaperPart, loaded: LoadedModels, kept: Folder) -> Line:
     """Run one cell once and return its line; under ``match`` with the kinds of its divergences from batch size 1."""
     own = attrs.evolve(step, case=bare(step.case))
     if "decoder" in step.case.cell:
@@ -211,18 +211,18 @@ def run(step: Step, part: Part, loaded: LoadedModels, kept: Folder) -> Line:
     return line
 
 
-def kinds(cell: Cell, ids: list[list[int]], part: Part, loaded: LoadedModels, kept: Folder) -> Line:
+def kinds(cell: Cell, ids: list[list[int]], part: PaperPart, loaded: LoadedModels, kept: Folder) -> Line:
     """Return how many divergences from plain decoding at batch size 1 are ties, and how many are bugs."""
     comparison = kept.comparison(part.cases)
     plain = comparison.plain(part.cases[0], 1)
     reference = comparison.runs(plain)[0]["token_ids"] if plain and comparison.runs(plain) else ids
     prompts = encode(loaded.pipeline(cell), part.settings.prompts, part.settings.max_prompt_tokens)
-    judge = Reference(loaded.target(cell), prompts, reference, part.settings.max_new_tokens, loaded)
-    agreement = judge.agreement(ids, reference)
+    accept = Reference(loaded.target(cell), prompts, reference, part.settings.max_new_tokens, loaded)
+    agreement = accept.agreement(ids, reference)
     return {"ties": agreement.ties, "bugs": agreement.bugs}
 
 
-def assisted(cell: Cell, settings: Settings, loaded: LoadedModels) -> Line:
+def assisted(cell: Cell, settings: ComparisonSettings, loaded: LoadedModels) -> Line:
     """Decode all prompts, one by one, with transformers' own assisted generation at the cell's draft length.
 
     The ids are cut at the first stop.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specframe.contracts.roles import Observer
-from specframe.engine.arrivals import HandClock
+from specframe.engine.engine_clock import HandClock
 
 ONE_SECOND = {"target": 1.0}
 """Seconds of a pass by model: one of the target takes a second, one of the draft model none. On a device that a pass keeps busy
@@ -23,5 +23,5 @@ class PassClock(HandClock, Observer):
         self._seconds = seconds
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
-        """Let the time of a pass go by."""
+        """Let the time of a pass depend on."""
         self.now += self._seconds.get(model, 0.0)

@@ -27,7 +27,7 @@ class Process:
         rate: requests per second, on average; with a ramp those at its start.
         burstiness: shape of the gamma distribution that gaps are drawn from, with mean 1 / rate: 1 gives a Poisson process, less
             gives bursts, more gives evener gaps, and infinity equal ones.
-        ramp_up_strategy: how the rate gets from ``rate`` to ``ramp_up_end_rps``, request by request; None: it stays.
+        ramp_up_strategy: how the rate gets from ``rate`` to ``ramp_up_end_rps``, request by request, or None if it stays.
         ramp_up_end_rps: requests per second at the end of the ramp.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The moments of every request of a run: when it arrived, was sent, was taken up, and got each of its chunks."""
+"""The moments of every request of a run: when it arrived, was sent, was scheduled, and got each of its chunks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Served:
     sent: float
     """When the client sent it: its arrival, or later where the client waits for others to end."""
     prompt_tokens: int
-    taken_up: float = math.nan
+    scheduled_at: float = math.nan
     """When the round began that read the last of its prompt."""
     chunks: list[float] = attrs.Factory(list)
     """When each chunk came: the tokens of one round are one chunk."""
@@ -60,7 +60,7 @@ class Moments(Observer):
         for sequence, gained in zip(report.sequences, report.gained.tolist(), strict=True):
             served = self.served[sequence.request.key]
             if not served.chunks:
-                served.taken_up = self._chosen
+                served.scheduled_at = self._chosen
             if gained:
                 served.chunks.append(now)
                 served.tokens.append(gained)

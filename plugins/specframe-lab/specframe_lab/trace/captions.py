@@ -61,19 +61,21 @@ class Captions:
         return told + self._changes(lanes) + self._faults(lanes) + self._ends(lanes)
 
     def _acceptance(self, lanes: list[Lane]) -> str:
-        verdicts = [(lane.score.judged, lane.score.drafted) for lane in lanes if lane.score]
-        if not any(accepted for accepted, _ in verdicts) and len(lanes) > 1:
+        acceptances = [(lane.score.by_rule, lane.score.drafted) for lane in lanes if lane.score]
+        if not any(accepted for accepted, _ in acceptances) and len(lanes) > 1:
             return "No row accepted a draft token."
-        if len(set(verdicts)) == 1 and len(lanes) > 1:
-            return f"Every row accepted {share(*verdicts[0])}."
-        told = (f"{name(lane)} accepted {share(*verdict)}" for lane, verdict in zip(lanes, verdicts, strict=True))
+        if len(set(acceptances)) == 1 and len(lanes) > 1:
+            return f"Every row accepted {share(*acceptances[0])}."
+        told = (
+            f"{name(lane)} accepted {share(*acceptance)}" for lane, acceptance in zip(lanes, acceptances, strict=True)
+        )
         return sentence("; ".join(told))
 
     def _changes(self, lanes: list[Lane]) -> list[str]:
-        """Tell where the alignment or a row's end changed the rule's verdict."""
+        """Tell where the alignment or a row's end changed the rule's result."""
         told = []
         scores = [(name(lane), lane.score) for lane in lanes if lane.score]
-        if cut := [who for who, score in scores if score.committed < score.judged]:
+        if cut := [who for who, score in scores if score.committed < score.by_rule]:
             fewest = min(score.committed for _, score in scores)
             told.append(f"{listed(cut)} {be(cut)} cut to {fewest or 'none'}, the fewest of the batch.")
         for who, score in scores:
@@ -163,7 +165,7 @@ class Captions:
         return [f"Carried: {listed(moves)}."] if moves else []
 
     def fates(self, index: int) -> dict[int, Counter[str]]:
-        """Return, per prompt, what happens to rejected tokens that the pass before the settled frame ``index`` wrote."""
+        """Return, per prompt, what happens to rejected tokens that the pass before the committed frame ``index`` wrote."""
         frames = self._scheme.frames
         found: dict[int, Counter[str]] = {}
         settled = {lane.prompt: lane for lane in frames[index].lanes}
@@ -175,7 +177,7 @@ class Captions:
         return found
 
     def _fate_of(self, number: int, settled: Lane | None, index: int) -> str:
-        """Return the later fate of one cell, from the settled frame ``index`` on."""
+        """Return the later fate of one cell, from the committed frame ``index`` on."""
         if settled is None:
             return LEFT
         if number not in settled.slots:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from specframe_lab.trace.slots import Cell
+from specframe_lab.trace.slot_book import Cell
 
 KEPT, INPUT, ACCEPTED, REJECTED, CUT, STALE, PADDING, EMPTY = "kiarcspe"
 """Content of a slot: a token cached before; a token fed as input; a draft token that stands; one that was rejected; one
@@ -24,9 +24,9 @@ class Node:
     slot: int
     """Its slot during the pass."""
     place: int | None
-    """Place on the accepted path, from 0; None: the node did not stand."""
+    """Place on the accepted path, from 0, or None if the node did not stand."""
     moved: int | None
-    """Slot that it was moved to; None: it stayed, or did not stand."""
+    """Slot that it was moved to, or None if it stayed, or did not stand."""
 
 
 @attrs.frozen
@@ -36,7 +36,7 @@ class Score:
     length: int
     """Number of the row's tokens before the pass."""
     drafted: int
-    judged: int
+    by_rule: int
     """Draft tokens that the acceptance rule let stand."""
     committed: int
     """Draft tokens that the alignment let stand of those."""
@@ -45,7 +45,7 @@ class Score:
     tokens: list[int]
     """Gained tokens: the accepted tokens, and the bonus token unless the row ended before it."""
     altered: bool
-    """Whether the alignment replaced tokens of the rule's verdict."""
+    """Whether the alignment replaced tokens of the rule's result."""
     finish: str | None
     queries: list[int]
     """Order of each fed token, as the mask has it."""
@@ -85,11 +85,11 @@ class Lane:
 
 @attrs.frozen
 class Frame:
-    """The target's cache at one moment: after a pass of the target, or settled, right before the next."""
+    """The target's cache at one moment: after a pass of the target, or committed, right before the next."""
 
     round: int
     phase: str
-    """"read" (the prompts), "score" (a draft) or "settle"."""
+    """"read" (the prompts), "score" (a draft) or "commit"."""
     draft_length: int
     lanes: list[Lane]
     shifted: int = 0

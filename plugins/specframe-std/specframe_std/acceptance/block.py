@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from specframe.contracts.drafts import Draft, Scores, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Scores
 from specframe.contracts.round import Batch
-from specframe_std.acceptance.rejection import Rejection, meant, of_this_round, probabilities, ratios, residual, verdict
+from specframe_std.acceptance.rejection import (
+    Rejection,
+    acceptance,
+    meant,
+    of_this_round,
+    probabilities,
+    ratios,
+    residual,
+)
 from specframe_std.noise import Stream, uniform
 
 
-class Block(Rejection):
+class BlockVerification(Rejection):
     """Accepts the longest prefix that a joint test passes: lossless, and never fewer tokens on average than rejection.
 
     With p_0 = 1 and p_i = min(1, p_{i-1} * P(x_i) / Q(x_i)), prefix i passes with probability h_i = S_i / (S_i + 1 - p_i), where
     S_i = sum over x of max(0, p_i P(x | x_1..x_i) - Q(x | x_1..x_i)); the whole draft with h_K = p_K. Where Q is no distribution (a
-    logit is nan or infinity), and where filler begins, the row's draft ends.
+    logit is nan or infinity), and where padding begins, the row's draft ends.
     """
 
     offers = frozenset({"lossless", "samples"})
@@ -23,16 +31,16 @@ class Block(Rejection):
     def __init__(self) -> None:
         super().__init__()
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         """Return the longest passing prefix and a sample from max(0, p_i P - Q) after it."""
         logits_BTV = scores.logits_BTV
         target_BTV = logits_BTV.float().softmax(-1)
         draft_BKV = probabilities(draft, logits_BTV.shape[-1])
         ratios_BK = ratios(draft, target_BTV, draft_BKV)
-        joint = [torch.ones_like(ratios_BK[:, :1] if draft.nodes else logits_BTV[:, :1, 0], dtype=torch.float32)]
+        barrier = [torch.ones_like(ratios_BK[:, :1] if draft.nodes else logits_BTV[:, :1, 0], dtype=torch.float32)]
         for place in range(draft.nodes):
-            joint.append((joint[-1] * ratios_BK[:, place : place + 1]).clamp(max=1))
-        joint_BT = torch.cat(joint, dim=1)
+            barrier.append((barrier[-1] * ratios_BK[:, place : place + 1]).clamp(max=1))
+        joint_BT = torch.cat(barrier, dim=1)
 
         accepted_B = torch.zeros_like(batch.lengths_B)
         if draft.nodes:
@@ -46,7 +54,7 @@ class Block(Rejection):
             places_K = torch.arange(1, draft.nodes + 1, device=accepted_B.device)
             accepted_B = torch.where(drawn_BK <= passing_BK, places_K, 0).amax(1)
         scale_B = joint_BT.gather(1, accepted_B[:, None])[:, 0]
-        return verdict(
+        return acceptance(
             self._seed, batch, draft, accepted_B, residual(draft, accepted_B, target_BTV, draft_BKV, scale_B)
         )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from specframe.contracts.drafts import Draft, Scores, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Scores
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe_std.trees.children import likeliest
 from specframe_std.trees.paths import walk
 
@@ -30,15 +30,15 @@ class Greedy:
         """Return the most likely tokens, (B, F, count), and the logarithms of their probabilities."""
         return likeliest(logits_BFV, count)
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         """Return the longest agreeing path and the target's choice after it.
 
-        The verdict's tokens are the target's choices. An accepted draft token equals the target's choice.
+        The acceptance result's tokens are the target's choices. An accepted draft token equals the target's choice.
         """
         choices_BT = scores.logits_BTV.argmax(-1)
         if not draft.nodes:
-            return Verdict(torch.zeros_like(batch.lengths_B), choices_BT)
+            return Acceptance(torch.zeros_like(batch.lengths_B), choices_BT)
         if draft.parents_BN is not None:
             return walk(draft, lambda depth, place_B1: choices_BT.gather(1, place_B1))
         agrees_BK = choices_BT[:, :-1] == draft.tokens_BN
-        return Verdict(agrees_BK.cumprod(1).sum(1), choices_BT)
+        return Acceptance(agrees_BK.cumprod(1).sum(1), choices_BT)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from specframe.contracts.drafts import Draft, Scores, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Scores
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe_std.noise import Stream, gumbel
 from specframe_std.trees.children import likeliest
 from specframe_std.trees.paths import walk
@@ -36,7 +36,7 @@ class Gumbel:
         """Return the most likely tokens under the noise of their position, (B, F, count), and their scores."""
         return likeliest(logits_BFV + self._noise(batch, offset, 1, logits_BFV.shape[-1]), count)
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         """Return the longest path of the target's choices, and its choice after it."""
         logits_BTV = scores.logits_BTV
         if draft.parents_BN is not None:
@@ -44,7 +44,7 @@ class Gumbel:
         noise_BTV = self._noise(batch, 0, logits_BTV.shape[1], logits_BTV.shape[2])
         choices_BT = (logits_BTV.float() + noise_BTV).argmax(-1)
         agrees_BK = choices_BT[:, :-1] == draft.tokens_BN
-        return Verdict(agrees_BK.long().cumprod(1).sum(1), choices_BT)
+        return Acceptance(agrees_BK.long().cumprod(1).sum(1), choices_BT)
 
     def _chosen(self, batch: Batch, depth: int, logits_BTV: torch.Tensor, place_B1: torch.Tensor) -> torch.Tensor:
         """Return the target's choice at one place of each row, (B, 1)."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from specframe.contracts.drafts import Draft, Scores, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Scores
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError, literal
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe_std.noise import Stream, gumbel, hash_parts, uniform
 from specframe_std.trees.children import likeliest
 from specframe_std.trees.paths import ancestors, depths, elders
@@ -21,7 +21,7 @@ class Rejection:
     """Accepts a draft token with probability min(1, p/q) and resamples the first rejected from the residual max(0, p - q).
 
     In a tree the children of a node are tried in turn, each against what the ones before it left of p, and the first that is
-    accepted is gone on from. Where the draft has no distribution (a logit is nan or infinity), and where it has filler, a row is
+    accepted is gone on from. Where the draft has no distribution (a logit is nan or infinity), and where it has padding, a row is
     judged as if nothing had been drafted there.
 
     Options:
@@ -85,18 +85,18 @@ class Rejection:
             return noisy(streams_BF).topk(count).indices
         return torch.stack([noisy(hash_parts(streams_BF, draw)).argmax(-1) for draw in range(count)], dim=-1)
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         """Return the accepted prefix and a sample from the residual after it (from the target if all are accepted)."""
         target_BTV = scores.logits_BTV.float().softmax(-1)
         if draft.parents_BN is not None:
-            return self._judge_tree(batch, draft, target_BTV)
+            return self._accept_tree(batch, draft, target_BTV)
         draft_BKV = probabilities(draft, target_BTV.shape[-1])
         accepted_B = self._accepted(batch, draft, target_BTV, draft_BKV)
         scale_B = torch.ones_like(accepted_B, dtype=torch.float32)
         weights_BV = residual(draft, accepted_B, target_BTV, draft_BKV, scale_B)
-        return verdict(self._seed, batch, draft, accepted_B, weights_BV)
+        return acceptance(self._seed, batch, draft, accepted_B, weights_BV)
 
-    def _judge_tree(self, batch: Batch, draft: Draft, target_BTV: torch.Tensor) -> Verdict:
+    def _accept_tree(self, batch: Batch, draft: Draft, target_BTV: torch.Tensor) -> Acceptance:
         """Try the nodes one after the other, each if its parent is the node that was accepted last."""
         parents_BN, chances_BN = draft.above_BN, chances(self._seed, batch, draft.nodes)
         draft_BNV = self._proposals(draft, target_BTV.shape[-1])
@@ -153,23 +153,23 @@ def likelihoods(distributions_BTV: torch.Tensor, draft: Draft) -> torch.Tensor:
 
 
 def meant(draft: Draft) -> torch.Tensor | None:
-    """Return which nodes are no filler, (B, N); None: all."""
+    """Return which nodes are no padding, (B, N), or None for all."""
     if draft.counts_B is None:
         return None
     return torch.arange(draft.nodes, device=draft.counts_B.device) < draft.counts_B[:, None]
 
 
-def no_filler(draft: Draft, stands_BN: torch.Tensor) -> torch.Tensor:
-    """Return whether nodes stand, (B, N), but for filler, which does not.
+def no_padding(draft: Draft, stands_BN: torch.Tensor) -> torch.Tensor:
+    """Return whether nodes stand, (B, N), but for padding, which does not.
 
-    For rules that accept other tokens than the target's own: were filler cut afterwards, the next token would be filler.
+    For rules that accept other tokens than the target's own: were padding cut afterwards, the next token would be padding.
     """
     meant_BN = meant(draft)
     return stands_BN if meant_BN is None else stands_BN & meant_BN
 
 
 def ratios(draft: Draft, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
-    """Return P(x) / Q(x) of each token of a chain, (B, K); 0 for filler, and where Q(x) is 0 or Q is no distribution."""
+    """Return P(x) / Q(x) of each token of a chain, (B, K); 0 for padding, and where Q(x) is 0 or Q is no distribution."""
     q_BK, meant_BK = likelihoods(draft_BKV, draft), meant(draft)
     drawn_BK = q_BK > 0  # nan is not
     if meant_BK is not None:
@@ -198,12 +198,12 @@ def normal(weights_BV: torch.Tensor, otherwise_BV: torch.Tensor) -> torch.Tensor
     return (weights_BV / sum_B1).where(sum_B1 > 0, otherwise_BV)
 
 
-def at(seed: int, batch: Batch, draft: Draft, node_B: torch.Tensor, weights_BV: torch.Tensor) -> Verdict:
+def at(seed: int, batch: Batch, draft: Draft, node_B: torch.Tensor, weights_BV: torch.Tensor) -> Acceptance:
     """Return the path to a node, -1 for none, followed by a token sampled with ``weights_BV``."""
     accepted_B = F.pad(depths(draft), (1, 0)).gather(1, node_B[:, None] + 1)[:, 0]
     node_B11 = node_B.clamp(min=0)[:, None, None].expand(-1, -1, draft.depth)
     path_BK = ancestors(draft).gather(1, node_B11)[:, 0]
-    return verdict(seed, batch, draft, accepted_B, weights_BV, path_BK)
+    return acceptance(seed, batch, draft, accepted_B, weights_BV, path_BK)
 
 
 def residual(
@@ -228,18 +228,18 @@ def residual(
     return torch.where(remains_B1, weights_BV, target_BV)
 
 
-def verdict(
+def acceptance(
     seed: int,
     batch: Batch,
     draft: Draft,
     accepted_B: torch.Tensor,
     weights_BV: torch.Tensor,
     path_BK: torch.Tensor | None = None,
-) -> Verdict:
+) -> Acceptance:
     """Return the accepted tokens, of a chain or along a path, followed by a token sampled with ``weights_BV``."""
     positions_B = batch.lengths_B + accepted_B
     noise_BV = gumbel(seed, batch.streams_B, positions_B, Stream.TARGET, weights_BV.shape[-1])
     drawn_B = (weights_BV.log() + noise_BV).argmax(-1)
     tokens_BK = draft.tokens_BN if path_BK is None else draft.tokens_BN.gather(1, path_BK)
     tokens_BT = F.pad(tokens_BK, (0, 1)).scatter(1, accepted_B[:, None], drawn_B[:, None])
-    return Verdict(accepted_B, tokens_BT, path_BK)
+    return Acceptance(accepted_B, tokens_BT, path_BK)

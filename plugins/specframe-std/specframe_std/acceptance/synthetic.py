@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from specframe.contracts.drafts import Draft, Scores, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Scores
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import constant
 from specframe.errors import OptionError
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.value_checks import number, read_number
 from specframe_std.acceptance.greedy import Greedy
-from specframe_std.acceptance.rejection import no_filler
+from specframe_std.acceptance.rejection import no_padding
 from specframe_std.noise import Stream, uniform
 
 
@@ -41,14 +41,14 @@ class Synthetic(Greedy):
         """Take the seed."""
         self._seed = run.seed
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         """Return a prefix of random or given length, and the target's choice after it."""
         positions_BK = batch.positions(0, draft.nodes)
         drawn_BK = uniform(self._seed, batch.streams_B[:, None], positions_BK, Stream.ACCEPT)
-        stands_BK = no_filler(draft, drawn_BK < self._chances(drawn_BK)).long().cumprod(1)
+        stands_BK = no_padding(draft, drawn_BK < self._chances(drawn_BK)).long().cumprod(1)
         choices_BT = scores.logits_BTV.argmax(-1)
         tokens_BK = draft.tokens_BN.where(stands_BK.bool(), choices_BT[:, :-1])
-        return Verdict(stands_BK.sum(1), torch.cat([tokens_BK, choices_BT[:, -1:]], dim=1))
+        return Acceptance(stands_BK.sum(1), torch.cat([tokens_BK, choices_BT[:, -1:]], dim=1))
 
     def _chances(self, drawn_BK: torch.Tensor) -> torch.Tensor:
         """Return the acceptance probability of each place of the draft, given all places before it, (K,)."""

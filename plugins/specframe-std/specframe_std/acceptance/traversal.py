@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from specframe.contracts.drafts import Draft, Scores, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Scores
 from specframe.contracts.round import Batch
-from specframe_std.acceptance.block import Block
+from specframe_std.acceptance.block import BlockVerification
 from specframe_std.acceptance.rejection import Rejection, at, chances, meant, normal
 from specframe_std.trees.paths import ancestors, bottom_up, depths
 
 
-class Traversal(Block):
+class Traversal(BlockVerification):
     """Accepts a path of a tree as a whole, from the leaves up: lossless, and more tokens than ``rejection``. Chains as ``block``.
 
     A node's weight is a = min(1, a_parent * P(x) / Q(x)), 1 for the row's last token. Nodes are tested from the leaves up, and a
     node with its path is accepted with probability a. One that is not leaves its parent u with P_u = norm(max(0, a_u P_u - Q)) and
     a_u = S / (S + 1 - a_u), where S is the sum of max(0, a_u P_u - Q). A node whose Q is no distribution (a logit is nan or
-    infinity), and filler, leaves both as they are.
+    infinity), and padding, leaves both as they are.
 
     Options:
         siblings: how the children of a node are drawn: "distinct", without replacement; "independent", with replacement; "likely":
@@ -29,10 +29,10 @@ class Traversal(Block):
     def __init__(self, siblings: str = "distinct") -> None:
         Rejection.__init__(self, siblings)
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         """Return the first path that is accepted, and a sample from what is then left of the target's distribution."""
         if draft.parents_BN is None:
-            return super().judge(batch, draft, scores)
+            return super().accept(batch, draft, scores)
         target_BTV = scores.logits_BTV.float().softmax(-1)
         sweep = Sweep(draft, target_BTV, self._proposals(draft, target_BTV.shape[-1]))
         chances_BN = chances(self._seed, batch, draft.nodes)
@@ -50,7 +50,7 @@ class Sweep:
     def __init__(self, draft: Draft, target_BTV: torch.Tensor, draft_BNV: torch.Tensor) -> None:
         self._tokens_BN, self._draft_BNV, self._left_BPV = draft.tokens_BN, draft_BNV, target_BTV.clone()
         self._meant_BN = meant(draft)
-        self._order_BN, self._begins_BN = bottom_up(draft)
+        self._index_BN, self._begins_BN = bottom_up(draft)
         self._parents_BN, self._depths_BN, self._paths_BNK = draft.above_BN, depths(draft), ancestors(draft)
         rows, nodes = draft.tokens_BN.shape
         self._rows_B = torch.arange(rows, device=target_BTV.device)
@@ -70,7 +70,7 @@ class Sweep:
 
     def take(self, step: int, chances_BN: torch.Tensor) -> None:
         """Test the next node of every row that has not accepted one."""
-        node_B1 = self._order_BN[:, step : step + 1]
+        node_B1 = self._index_BN[:, step : step + 1]
         self._enter(step, node_B1)
         open_B, weight_B1 = self.node_B < 0, self._weights_BP.gather(1, node_B1 + 1)
         stands_B = open_B & (chances_BN.gather(1, node_B1) < weight_B1)[:, 0]

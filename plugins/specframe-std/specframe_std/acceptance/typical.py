@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from specframe.contracts.drafts import Draft, Scores, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Scores
 from specframe.contracts.round import Batch
 from specframe.value_checks import number
-from specframe_std.acceptance.rejection import Rejection, likelihoods, no_filler, verdict
+from specframe_std.acceptance.rejection import Rejection, acceptance, likelihoods, no_padding
 from specframe_std.trees.children import likeliest
 from specframe_std.trees.paths import deepest, place_after
 
@@ -33,7 +33,7 @@ class Typical(Rejection):
         """Return the most likely tokens, (B, F, count), as published, and the logarithms of their probabilities."""
         return likeliest(logits_BFV, count)
 
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         """Return the longest typical path and a sample from the target after it."""
         target_BTV = scores.logits_BTV.float().softmax(-1)
         entropy_BT = torch.special.entr(target_BTV).sum(-1)
@@ -41,9 +41,9 @@ class Typical(Rejection):
         rows = torch.arange(len(target_BTV), device=target_BTV.device)
         if draft.parents_BN is not None:
             typical_BN = likelihoods(target_BTV, draft) > threshold_BT.gather(1, draft.above_BN + 1)
-            accepted_B, path_BK = deepest(draft, no_filler(draft, typical_BN))
+            accepted_B, path_BK = deepest(draft, no_padding(draft, typical_BN))
             place_B = place_after(path_BK, accepted_B)
-            return verdict(self._seed, batch, draft, accepted_B, target_BTV[rows, place_B], path_BK)
+            return acceptance(self._seed, batch, draft, accepted_B, target_BTV[rows, place_B], path_BK)
         typical_BK = likelihoods(target_BTV, draft) > threshold_BT[:, : draft.nodes]
-        accepted_B = no_filler(draft, typical_BK).long().cumprod(1).sum(1)
-        return verdict(self._seed, batch, draft, accepted_B, target_BTV[rows, accepted_B])
+        accepted_B = no_padding(draft, typical_BK).long().cumprod(1).sum(1)
+        return acceptance(self._seed, batch, draft, accepted_B, target_BTV[rows, accepted_B])

@@ -11,7 +11,7 @@ from specframe.contracts.cache import KVStore, Placement, Written
 from specframe.contracts.drafts import Block, Draft, Transfer
 from specframe.contracts.round import Batch, Kept
 from specframe.devices.kinds import on_device
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.row_map import RowMap
 
 
@@ -33,7 +33,7 @@ class EqSpec:
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Drop rejected tokens at once, and shift every row until all end in the same column."""
-        self._target.settle(batch, transfer.kept)
+        self._target.commit(batch, transfer.kept)
         self._target.layout.arrange(batch)
         return transfer
 
@@ -52,7 +52,7 @@ class LeftPadded:
         self._padding = np.zeros(rows, dtype=np.int64)
         self._cached = np.zeros(rows, dtype=np.int64)
 
-    def settle(self, batch: Batch, kept: Kept) -> None:
+    def commit(self, batch: Batch, kept: Kept) -> None:
         """Drop all tokens but those that stand; the cache is moved later, but for the nodes of a path."""
         padding, cached = self._rows(batch)
         if kept.path_BT is not None:
@@ -86,16 +86,16 @@ class LeftPadded:
         cached[:] = np.maximum(batch.lengths + block.end, 0)
         padding[:] = column + width - cached
         device = batch.lengths_B.device
-        order_BT = batch.lengths_B[:, None] + torch.arange(block.start, block.end, device=device)
-        slots_BT = torch.arange(column, column + width, device=device).expand_as(order_BT)
+        index_BT = batch.lengths_B[:, None] + torch.arange(block.start, block.end, device=device)
+        slots_BT = torch.arange(column, column + width, device=device).expand_as(index_BT)
         held_B1 = (batch.lengths_B[:, None] + block.end).clamp(min=0)  # ``cached`` on the device
-        key_order_BS = torch.arange(-(column + width), 0, device=device) + held_B1
+        key_index_BS = torch.arange(-(column + width), 0, device=device) + held_B1
         written = partial(columns, len(batch), column, width)
         if block.parents_BT is not None:
-            order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
-            key_order_BS[:, column:] = order_BT
-            return Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT, written=written)
-        return Placement(order_BT, slots_BT, order_BT, key_order_BS, written=written)
+            index_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
+            key_index_BS[:, column:] = index_BT
+            return Placement(index_BT, slots_BT, index_BT, key_index_BS, sees_BTT=block.sees_BTT, written=written)
+        return Placement(index_BT, slots_BT, index_BT, key_index_BS, written=written)
 
     def _rows(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return the batch's paddings and cached lengths, as views."""

@@ -17,5 +17,5 @@ class ExSpec(EqSpec):
     scheduler = "same-length"
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Return the verdict as it is: rejected tokens are dropped then, and nothing is moved but the accepted path of a tree."""
+        """Return the acceptance result as it is: rejected tokens are dropped, and only a tree's accepted path is moved."""
         return transfer

@@ -9,7 +9,7 @@ from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Transfer
 from specframe.contracts.round import Batch, Kept
 from specframe.devices.kinds import on_device
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.row_map import RowMap
 from specframe_std.alignments.published import choice
 
@@ -40,7 +40,7 @@ class Masking:
         return MaskedColumns(store, rows, self._content)
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Return the verdict as it is: the rejected tokens are masked then."""
+        """Return the acceptance result as it is: the rejected tokens are masked then."""
         return transfer
 
 
@@ -55,31 +55,31 @@ class MaskedColumns:
     def __init__(self, store: KVStore, rows: int, content: bool) -> None:
         self._store, self._row_map, self._content = store, RowMap(rows), content
         self._columns = np.zeros(rows, dtype=np.int64)
-        self._order_RS: torch.Tensor | None = None
+        self._index_RS: torch.Tensor | None = None
         self._first_R1: torch.Tensor | None = None
 
     def arrange(self, batch: Batch) -> None:
         """Let the store and the columns' orders follow the batch."""
         self._rows(batch)
 
-    def settle(self, batch: Batch, kept: Kept) -> None:
+    def commit(self, batch: Batch, kept: Kept) -> None:
         """Mask the columns of all tokens but those that stand."""
-        order_BS, _ = self._rows(batch)
-        order_BS.masked_fill_(order_BS >= kept.device(batch)[:, None], -1)
+        index_BS, _ = self._rows(batch)
+        index_BS.masked_fill_(index_BS >= kept.device(batch)[:, None], -1)
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Append a column for each token."""
         width = block.width
-        order_BS, first_B1 = self._rows(batch)
+        index_BS, first_B1 = self._rows(batch)
         column = int(self._columns[0])
         self._columns[: len(batch)] = column + width
-        order_BT = batch.positions(block.start, width)
-        order_BS[:, column : column + width] = order_BT
-        slots_BT = torch.arange(column, column + width, device=order_BT.device).expand_as(order_BT)
-        starts_B1 = order_BT[:, :1] <= 0
-        first_B1.copy_(torch.where(starts_B1, column - order_BT[:, :1], first_B1))
-        positions_BT = order_BT if self._content else slots_BT - first_B1
-        return Placement(positions_BT, slots_BT, order_BT, order_BS[:, : column + width])
+        index_BT = batch.positions(block.start, width)
+        index_BS[:, column : column + width] = index_BT
+        slots_BT = torch.arange(column, column + width, device=index_BT.device).expand_as(index_BT)
+        starts_B1 = index_BT[:, :1] <= 0
+        first_B1.copy_(torch.where(starts_B1, column - index_BT[:, :1], first_B1))
+        positions_BT = index_BT if self._content else slots_BT - first_B1
+        return Placement(positions_BT, slots_BT, index_BT, index_BS[:, : column + width])
 
     def _rows(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the batch's orders, with room for what it may append, and first columns, as views."""
@@ -102,10 +102,10 @@ class MaskedColumns:
         """Return all rows' orders and first columns, with room for the columns that a forward of this batch appends."""
         needed = int(self._columns.max()) + batch.tokens_BS.shape[1]
         rows, device = len(self._columns), batch.lengths_B.device
-        if self._order_RS is None or self._first_R1 is None:
+        if self._index_RS is None or self._first_R1 is None:
             self._first_R1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
-            self._order_RS = torch.full((rows, needed), -1, dtype=torch.long, device=device)
-        elif self._order_RS.shape[1] < needed:
-            more = self._order_RS.new_full((rows, 2 * needed - self._order_RS.shape[1]), -1)
-            self._order_RS = torch.cat([self._order_RS, more], dim=1)
-        return self._order_RS, self._first_R1
+            self._index_RS = torch.full((rows, needed), -1, dtype=torch.long, device=device)
+        elif self._index_RS.shape[1] < needed:
+            more = self._index_RS.new_full((rows, 2 * needed - self._index_RS.shape[1]), -1)
+            self._index_RS = torch.cat([self._index_RS, more], dim=1)
+        return self._index_RS, self._first_R1

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Block, Draft, Transfer
 from specframe.contracts.round import Batch
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.published import choice
@@ -41,19 +41,19 @@ class Padding(EqSpec):
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Realign the rows; unless fixed, the bonus token is the rejected draft token."""
         if not self._bonus:
-            transfer = transfer.of(with_draft_bonus(draft, transfer.verdict))
+            transfer = transfer.of(with_draft_bonus(draft, transfer.acceptance))
         return super().commit(batch, draft, transfer)
 
 
-def with_draft_bonus(draft: Draft, verdict: Verdict) -> Verdict:
-    """Return the verdict with the rejected draft token in the bonus token's place; a full acceptance stays as it is."""
+def with_draft_bonus(draft: Draft, acceptance: Acceptance) -> Acceptance:
+    """Return the acceptance result with the rejected draft token in the bonus token's place; a full acceptance stays as it is."""
     if not draft.nodes:
-        return verdict
-    place_B1 = verdict.accepted_B[:, None]
-    own_B1 = verdict.tokens_BT.gather(1, place_B1)
+        return acceptance
+    place_B1 = acceptance.accepted_B[:, None]
+    own_B1 = acceptance.tokens_BT.gather(1, place_B1)
     drafted_B1 = draft.tokens_BN.gather(1, place_B1.clamp(max=draft.nodes - 1))
     bonus_B1 = torch.where(place_B1 < draft.nodes, drafted_B1, own_B1)
-    return Verdict(verdict.accepted_B, verdict.tokens_BT.scatter(1, place_B1, bonus_B1))
+    return Acceptance(acceptance.accepted_B, acceptance.tokens_BT.scatter(1, place_B1, bonus_B1))
 
 
 class Inflating(LeftPadded):
@@ -71,7 +71,7 @@ class Inflating(LeftPadded):
         """Append a column for each token; unless fixed, padding is seen and a token's position is its column."""
         placement = super().place(batch, block)
         if not self._mask:
-            extent = placement.key_order_BS.shape[1]
-            key_order_BS = torch.arange(extent, device=placement.slots_BT.device)[None]
-            placement = attrs.evolve(placement, order_BT=placement.slots_BT, key_order_BS=key_order_BS)
+            extent = placement.key_index_BS.shape[1]
+            key_index_BS = torch.arange(extent, device=placement.slots_BT.device)[None]
+            placement = attrs.evolve(placement, index_BT=placement.slots_BT, key_index_BS=key_index_BS)
         return placement if self._positions else attrs.evolve(placement, positions_BT=placement.slots_BT)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.cache import KVStore
 from specframe.contracts.drafts import Draft, Transfer
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.kv.ragged_layout import RaggedLayout
+from specframe.model.run import Run
 
 
 class Ragged:
@@ -25,5 +25,5 @@ class Ragged:
         return RaggedLayout(store, rows, capacity)
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Return the verdict as it is: what was rejected lies beyond a row's end, where no query looks."""
+        """Return the acceptance result as it is: what was rejected lies beyond a row's end, where no query looks."""
         return transfer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specframe.contracts.drafts import Draft, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Transfer
 from specframe.contracts.round import Batch
 from specframe_std.alignments.eqspec import EqSpec
 
@@ -17,7 +17,7 @@ class Rollback(EqSpec):
     offers = frozenset({"lossless", "tree", "share"})
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Return the transfer of the verdict cut to the batch's minimum, with the caches cut alike."""
-        verdict = transfer.verdict
-        fewest_B = verdict.accepted_B.amin().expand_as(verdict.accepted_B)
-        return super().commit(batch, draft, transfer.of(Verdict(fewest_B, verdict.tokens_BT, verdict.path_BT)))
+        """Return the transfer of the acceptance result cut to the batch's minimum, with the caches cut alike."""
+        acceptance = transfer.acceptance
+        fewest_B = acceptance.accepted_B.amin().expand_as(acceptance.accepted_B)
+        return super().commit(batch, draft, transfer.of(Acceptance(fewest_B, acceptance.tokens_BT, acceptance.path_BT)))

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.model import Model
 from specframe.errors import ModelError
-from specframe.forward.compiled import decoder_layers
-from specframe.forward.runner import ModelRunner
+from specframe.model.compiled import decoder_layers
+from specframe.model.runner import ModelRunner
 from specframe.value_checks import whole
 from specframe_std.drafters.self_drafting import SelfDrafter, require_one_device
 from specframe_std.partial.model_copies import with_module
@@ -56,7 +56,7 @@ def first_layers(target: Model, count: int | None) -> PreTrainedModel:
 
     Args:
         target: the target.
-        count: number of layers; None: one of :data:`DEFAULT_SHARE` of them.
+        count: number of layers, or None for one of :data:`DEFAULT_SHARE` of them.
 
     Raises:
         ModelError: there are too few layers, or the target does not keep them in one list.

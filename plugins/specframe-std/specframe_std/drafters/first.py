@@ -17,7 +17,7 @@ from specframe.contracts.roles import Drafter, MatchingDrafter, SizedDrafter
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, OptionError, literal
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.plugins.registry import registry
 from specframe.value_checks import whole
 from specframe_std.drafters.worth import Worth
@@ -61,7 +61,7 @@ class First:
         self.offers = frozenset({"budget", "tree" if self._trees else "chain"}) | offers & {"logits"}
 
     def budget(self, depth: int | None = None) -> Budget | None:
-        """Return the greatest of its drafters' budgets; None: chains of any length."""
+        """Return the greatest of its drafters' budgets, or None for chains of any length."""
         sized = [cast(SizedDrafter, part) for part in self._parts if "budget" in part.offers]
         found = [own for part in sized if (own := part.budget(depth)) is not None]
         if not found:
@@ -150,7 +150,7 @@ class First:
             part.observe(outcome)
 
     def _merged(self, batch: Batch, budget: Budget, chosen: list[tuple[np.ndarray, Draft]]) -> Draft:
-        """Return one draft of the rows' own ones: chains are trees beside trees, and what a row has not is filler."""
+        """Return one draft of the rows' own ones: chains are trees beside trees, and what a row has not is padding."""
         nodes, device = max(draft.nodes for _, draft in chosen), batch.tokens_BS.device
         trees = any(draft.parents_BN is not None for _, draft in chosen)
         most_B = np.zeros(len(batch), dtype=np.int64)

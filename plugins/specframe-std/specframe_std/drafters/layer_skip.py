@@ -10,7 +10,7 @@ from typing import cast
 from transformers import PreTrainedModel
 
 from specframe.contracts.model import Model
-from specframe.forward.runner import ModelRunner
+from specframe.model.runner import ModelRunner
 from specframe_std.drafters.self_drafting import SelfDrafter, require_one_device
 from specframe_std.partial.part_runner import PartRunner
 from specframe_std.partial.sublayers import KINDS, Sublayer, read_sublayers, text_layers, without_sublayers

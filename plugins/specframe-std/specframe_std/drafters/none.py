@@ -5,7 +5,7 @@ from __future__ import annotations
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.model.run import Run
 
 
 class NoDrafter:

@@ -14,9 +14,9 @@ from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import on_device
 from specframe.errors import OptionError, literal
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.value_checks import whole
-from specframe_std.trees.options import Trees
+from specframe_std.trees.tree_options import Trees
 
 NO_TOKEN = -1
 """In place of the tokens before a row's first."""
@@ -54,14 +54,14 @@ class PromptLookup:
             self.needs, self.offers = frozenset({"tree", "move"}), frozenset({"tree", "budget"})
 
     def budget(self, depth: int | None = None) -> Budget | None:
-        """Return the budget of a tree; None: a chain of any length."""
+        """Return the budget of a tree, or None: a chain of any length."""
         return None if self._trees.chain else self._trees.budget(depth)
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Return ``budget.depth`` tokens per row, or a tree, all filler in a row without a match; there are no logits."""
+        """Return ``budget.depth`` tokens per row, or a tree, all padding in a row without a match; there are no logits."""
         if budget.depth == 0:
             return Draft(batch.tokens_BS[:, :0])
         if not self._trees.chain:
@@ -123,13 +123,13 @@ def merged(batch: Batch, budget: Budget, score_BS: torch.Tensor, found_BS: torch
     if budget.depths_B is not None:
         real_BCK &= places_K < on_device(budget.depths_B, device)[:, None, None]
 
-    order_BM = (~real_BCK.flatten(1)).long().sort(dim=1, stable=True).indices
+    index_BM = (~real_BCK.flatten(1)).long().sort(dim=1, stable=True).indices
     above_BCK = F.pad(first_BCK * depth + places_K, (1, 0))[..., :-1]  # the parent's place among all tokens
-    parents_BM = order_BM.argsort(1).gather(1, above_BCK.flatten(1)).where((places_K > 0).repeat(len(matches_C)), -1)
-    pad = (0, max(0, budget.nodes - order_BM.shape[1]))
+    parents_BM = index_BM.argsort(1).gather(1, above_BCK.flatten(1)).where((places_K > 0).repeat(len(matches_C)), -1)
+    pad = (0, max(0, budget.nodes - index_BM.shape[1]))
     counts_B = real_BCK.flatten(1).sum(1).clamp(max=budget.nodes)
     nodes_N = torch.arange(budget.nodes, device=device)
-    tokens_BN = F.pad(tokens_BM.gather(1, order_BM), pad)[:, : budget.nodes]
-    parents_BN = F.pad(parents_BM.gather(1, order_BM), pad, value=-1)[:, : budget.nodes]
+    tokens_BN = F.pad(tokens_BM.gather(1, index_BM), pad)[:, : budget.nodes]
+    parents_BN = F.pad(parents_BM.gather(1, index_BM), pad, value=-1)[:, : budget.nodes]
     parents_BN = parents_BN.where(nodes_N < counts_B[:, None], -1)
     return Draft(tokens_BN, parents_BN=parents_BN, counts_B=counts_B, depth=min(depth, budget.nodes))

@@ -9,10 +9,10 @@ from specframe.contracts.model import Model
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.errors import ModelError
-from specframe.forward.cached import CachedModel
-from specframe.forward.run import Run
-from specframe.forward.runner import ModelRunner
-from specframe_std.drafters.model import ModelDrafter
+from specframe.model.cached import CachedModel
+from specframe.model.run import Run
+from specframe.model.runner import ModelRunner
+from specframe_std.drafters.draft_model import ModelDrafter
 
 
 class SelfDrafter(ModelDrafter, abc.ABC):
@@ -54,7 +54,7 @@ class SelfDrafter(ModelDrafter, abc.ABC):
         if budget.depth == 0:
             return Draft(batch.tokens_BS[:, :0])
         draft = self.draft(batch, budget, 1)
-        self._cache.settle(batch, Kept(-1))
+        self._cache.commit(batch, Kept(-1))
         return draft
 
 

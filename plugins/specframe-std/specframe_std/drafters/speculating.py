@@ -24,7 +24,7 @@ class Speculating:
         self._chosen: list[Sequence] = []
 
     def batch(self, batch: Batch) -> Batch | None:
-        """Return the batch itself where all rows draft, and else a batch of those that do; None: none do."""
+        """Return the batch itself where all rows draft, and else a batch of those that do, or None if none do."""
         if batch.sequences is not self._batch:
             chosen = [sequence for sequence in batch.sequences if sequence.request.speculate]
             self._batch, self._chosen = batch.sequences, batch.sequences if len(chosen) == len(batch) else chosen
@@ -45,8 +45,8 @@ class Speculating:
             lengths=lengths,
             limits=batch.limits[rows],
             streams_B=batch.streams_B[rows_b],
-            unread=min(batch.unread, longest),
-            unreads=None if batch.unreads is None else batch.unreads[rows],
+            uncached=min(batch.uncached, longest),
+            uncached_rows=None if batch.uncached_rows is None else batch.uncached_rows[rows],
             left=min(batch.left, longest),
         )
 
@@ -57,9 +57,9 @@ def places(batch: Batch) -> list[int]:
 
 
 def spread(draft: Draft, batch: Batch) -> Draft:
-    """Return the draft of the rows that draft as one for all rows of a batch; the others hold a copy of a row, as filler.
+    """Return the draft of the rows that draft as one for all rows of a batch; the others hold a copy of a row, as padding.
 
-    The copy was drawn by the logits beside it, without the randomness of the row that holds it, so a rule that goes by logits
+    The copy was drawn by the logits beside it, without the randomness of the row that holds it, so a rule that depends on logits
     judges it rightly.
     """
     rows = places(batch)

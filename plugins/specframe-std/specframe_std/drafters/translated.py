@@ -14,15 +14,15 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Sequence
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError
-from specframe.forward.cached import CachedModel
-from specframe.forward.run import Run
-from specframe.forward.runner import ModelRunner
+from specframe.kv.ragged_layout import RaggedLayout
+from specframe.model.cached import CachedModel
+from specframe.model.run import Run
+from specframe.model.runner import ModelRunner
 from specframe_std.drafters.texts import Transcript, Translation, codecs, common
 from specframe_std.kv.slab import Slab
 
@@ -31,7 +31,7 @@ FILLER = [0]
 
 
 @attrs.define(eq=False)
-class Row:
+class TranslatedRow:
     """One sequence in both vocabularies."""
 
     target: Transcript
@@ -63,7 +63,7 @@ class TranslatedDrafter:
 
     Each round a row's new tokens become text, the text becomes tokens of the draft model, which continues them greedily by K
     tokens of its own, and the text of these becomes tokens of the target, as far as they follow the row's own: K at most,
-    with fewer the rest is filler. Special tokens pass where both tokenizers know them.
+    with fewer the rest is padding. Special tokens pass where both tokenizers know them.
 
     The draft model's cache lives as long as its sequences. Its rows have lengths of their own, in its own tokens, so it is a
     ragged slab under every alignment; what a row's tokens have in common with those cached is not read again. Strings are
@@ -89,11 +89,11 @@ class TranslatedDrafter:
             self._runner = ModelRunner(run.draft_model, "draft")
         self._target, self._draft = codecs(run.target_tokenizer, run.draft_tokenizer)
         self._vocabulary = min(self._runner.vocabulary, len(self._draft.tokenizer))
-        self._rows: weakref.WeakKeyDictionary[Sequence, Row] = weakref.WeakKeyDictionary()
+        self._rows: weakref.WeakKeyDictionary[Sequence, TranslatedRow] = weakref.WeakKeyDictionary()
         self._cache = self._open(run.capacity)
 
     def observe(self, outcome: Outcome) -> None:
-        """Read the piece of a prompt that the target has read; the tokens of a round are in the next batch."""
+        """Read the prefill chunk that the target has read; the tokens of a round are in the next batch."""
         if outcome.transfer is None:
             self._follow(outcome.batch, outcome.batch.left, 0)
 
@@ -114,7 +114,7 @@ class TranslatedDrafter:
         sent_BX = on_device(np.column_stack([counts, proposed]), batch.tokens_BS.device)
         return Draft(sent_BX[:, 1:], counts_B=sent_BX[:, 0], counts=counts)
 
-    def _follow(self, batch: Batch, left: int, draft_length: int) -> tuple[Batch, list[Row], int]:
+    def _follow(self, batch: Batch, left: int, draft_length: int) -> tuple[Batch, list[TranslatedRow], int]:
         """Read what is new in a batch, but for the ``left`` last tokens of each row.
 
         Returns:
@@ -126,7 +126,7 @@ class TranslatedDrafter:
         self._cache.follow(view)
         return view, rows, self._catch_up(view, rows)
 
-    def _read(self, batch: Batch, left: int) -> list[Row]:
+    def _read(self, batch: Batch, left: int) -> list[TranslatedRow]:
         """Return the batch's rows after reading what is new in them, but for the ``left`` last tokens."""
         rows = [self._row(sequence) for sequence in batch.sequences]
         for row, tokens, length in zip(rows, batch.tokens, batch.lengths.tolist(), strict=True):
@@ -134,15 +134,15 @@ class TranslatedDrafter:
                 row.read(ids)
         return rows
 
-    def _row(self, sequence: Sequence) -> Row:
+    def _row(self, sequence: Sequence) -> TranslatedRow:
         """Return the state of a sequence. A fork starts with its parent's cached tokens."""
         if sequence not in self._rows:
             parent = self._rows.get(sequence.parent) if sequence.parent else None
             cached = list(parent.cached) if parent else []
-            self._rows[sequence] = Row(Transcript(self._target), Translation(self._draft), cached)
+            self._rows[sequence] = TranslatedRow(Transcript(self._target), Translation(self._draft), cached)
         return self._rows[sequence]
 
-    def _view(self, batch: Batch, rows: list[Row]) -> Batch:
+    def _view(self, batch: Batch, rows: list[TranslatedRow]) -> Batch:
         """Return the batch in the draft model's tokens."""
         lengths = np.array([len(row.ids) for row in rows])
         sent = np.zeros((len(rows), 1 + lengths.max()), dtype=np.int64)
@@ -154,11 +154,11 @@ class TranslatedDrafter:
         batch = attrs.evolve(batch, tokens_BS=tokens_BS, lengths_B=lengths_B, tokens=sent[:, 1:])
         return attrs.evolve(batch, lengths=lengths, limits=lengths, left=0)
 
-    def _catch_up(self, view: Batch, rows: list[Row]) -> int:
+    def _catch_up(self, view: Batch, rows: list[TranslatedRow]) -> int:
         """Read prompts, and rows of which nothing is cached, up to their last tokens; return how many last tokens are to be fed."""
         cached = np.array([min(common(row.cached, row.ids), len(row.ids) - 1) for row in rows])
         if view.prefill or not cached.any():
-            self._cache.read(view, left=1, unread=int((view.lengths - cached).max()))
+            self._cache.read(view, left=1, uncached=int((view.lengths - cached).max()))
             cached = view.lengths - 1
             for row in rows:
                 row.cached = row.ids[:-1]

@@ -10,7 +10,7 @@ from typing import cast
 from transformers import PreTrainedModel
 
 from specframe.contracts.model import Model
-from specframe.forward.runner import ModelRunner
+from specframe.model.runner import ModelRunner
 from specframe.value_checks import whole
 from specframe_std.drafters.self_drafting import SelfDrafter, require_one_device
 from specframe_std.partial.window_runner import WindowRunner

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe_std.policies.round_seconds import Prior
 
 RATE = 0.6

@@ -15,7 +15,7 @@ from specframe.value_checks import flag
 from specframe_std.drop_in.call import Call
 from specframe_std.drop_in.call_rows import requests_of
 from specframe_std.drop_in.outputs import StepOutputs, output
-from specframe_std.drop_in.pipeline_cache import Kept, check
+from specframe_std.drop_in.pipeline_cache import CachedPipeline, check
 from specframe_std.drop_in.step_criteria import StepCriteria
 from specframe_std.drop_in.streams import Sink, sink_of
 from specframe_std.drop_in.undrafted_calls import decode_plainly, obstacles
@@ -48,7 +48,7 @@ def assisted(
         place: dict[str, Any] = {"device": str(model.device), "dtype": str(model.dtype)}
         return Pipeline(model, draft, **how, **place, generation_config=None)
 
-    pipelines = Kept(pipeline, keep_cache)
+    pipelines = CachedPipeline(pipeline, keep_cache)
 
     def generate(
         model: PreTrainedModel,

@@ -11,7 +11,7 @@ from transformers import MaxTimeCriteria
 from transformers import generation as hf
 
 from specframe.errors import OptionError
-from specframe_std.processor_trial import ROW_BY_ROW, splits
+from specframe_std.processor_check import ROW_BY_ROW, splits
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel

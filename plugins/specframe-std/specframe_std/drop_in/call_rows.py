@@ -14,7 +14,7 @@ from specframe.text.processor_formulas import plan_of
 from specframe.text.stopping import Criteria
 from specframe_std.drop_in.call import Call
 from specframe_std.drop_in.step_criteria import StepCriteria
-from specframe_std.processor_trial import split
+from specframe_std.processor_check import split
 
 
 def for_row(processor: Any, row: int, rows: int) -> Any:

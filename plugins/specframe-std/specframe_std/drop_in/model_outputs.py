@@ -61,7 +61,7 @@ def _feed(call: Call, ids_BS: torch.Tensor, count: int) -> Any:
 
 
 def _window(call: Call, layer: int) -> int | None:
-    """Return how many tokens a layer of the cache keeps; None: all."""
+    """Return how many tokens a layer of the cache keeps, or None for all."""
     return getattr(call.inputs["past_key_values"].layers[layer], "sliding_window", None)
 
 

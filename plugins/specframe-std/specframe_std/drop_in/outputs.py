@@ -12,7 +12,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Result
 from specframe.contracts.roles import Observer
-from specframe.devices.memory import with_room
+from specframe.devices.out_of_memory import with_room
 from specframe.observe.logprobs import concatenate
 from specframe_std.drop_in.call import Call
 from specframe_std.drop_in.model_outputs import asks_outputs, read_outputs

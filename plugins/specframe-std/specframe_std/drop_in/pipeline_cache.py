@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.errors import OptionError, literal
-from specframe.forward.twin import attention_of
+from specframe.model.twin import attention_of
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import compose
@@ -37,7 +37,7 @@ def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> No
     compose(registry(), Recipe(drafter=draft, align=align, accept=accept, kv=kv, draft_length=draft_length), drafter)
 
 
-class Kept:
+class CachedPipeline:
     """The pipeline of the latest call, kept for the next call on the same models.
 
     Only one pipeline is kept, so that models no longer in use are freed. A pipeline in use is not shared: a nested call, which a

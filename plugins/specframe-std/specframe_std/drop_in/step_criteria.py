@@ -54,9 +54,9 @@ class StepCriteria(Observer):
         self._advance()
         return [attrs.evolve(one, token_ids=one.token_ids[: self._ends.get(row)]) for row, one in enumerate(results)]
 
-    def check(self, row: int) -> Ended:
+    def check(self, row: int) -> RowsEnded:
         """Return the stop check of a row."""
-        return Ended(self._ends, row)
+        return RowsEnded(self._ends, row)
 
     def _advance(self) -> None:
         """Make each step for which all rows that have not ended have a token."""
@@ -84,7 +84,7 @@ class StepCriteria(Observer):
 
 
 @attrs.frozen
-class Ended:
+class RowsEnded:
     """Stop check of a row that the criteria have ended. It ends the row at its next token, which is cut."""
 
     ends: dict[int, int]

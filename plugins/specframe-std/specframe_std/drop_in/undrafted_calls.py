@@ -12,9 +12,9 @@ from transformers import generation as hf
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMixin
 
 from specframe.errors import SpecframeWarning
-from specframe.forward.positions import context_length, counted_positions
+from specframe.model.counted_positions import context_length, counted_positions
 from specframe_std.drop_in.call import Call
-from specframe_std.processor_trial import unfit
+from specframe_std.processor_check import unfit
 
 if TYPE_CHECKING:
     from transformers.generation.utils import GenerateDecoderOnlyOutput

@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 
-from specframe.cli.ranks import Ranks, Value
+from specframe.cli.ranks import RankOutput, Value
 from specframe.cli.signals import UNREAD, Terminated
 from specframe.errors import SpecframeError, sentence
 from specframe.text.prompts.lazy import Prompts
 
 
-class SeveralRanks(Ranks):
+class SeveralRanks(RankOutput):
     """The ranks of a command, of which one reads and writes, seen from one of them.
 
     Args:
@@ -33,7 +33,7 @@ class SeveralRanks(Ranks):
     def shared(self, make: Callable[[], Value]) -> Value:
         """Return what rank 0 makes, on every rank."""
         made: Any = make() if self.writes else None
-        return self._executor.agree([*made] if isinstance(made, Prompts) else made)  # an open file cannot be sent
+        return self._executor.broadcast([*made] if isinstance(made, Prompts) else made)  # an open file cannot be sent
 
     @contextlib.contextmanager
     def one_end(self) -> Iterator[None]:

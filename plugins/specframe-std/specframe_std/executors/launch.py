@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from specframe.devices import kinds
 from specframe.errors import OptionError, sentence
-from specframe_std.executors.ranks import Ranks
+from specframe_std.executors.tp_ranks import Ranks
 
 _joined: list[Ranks] = []
 """The ranks of this process: it joins them once."""

@@ -39,7 +39,7 @@ class Links:
         return made
 
     def include(self, names: Iterable[str]) -> None:
-        """Put a group of our own in the place of each group of a model; every rank does."""
+        """Put a group of our own in place of each group of a model; every rank does."""
         for name in names:
             if name not in self._first:
                 self._first[name] = REGISTRY._resolve_process_group(name)

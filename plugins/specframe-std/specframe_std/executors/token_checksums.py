@@ -6,7 +6,7 @@ import zlib
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
-from specframe_std.executors.ranks import Ranks
+from specframe_std.executors.tp_ranks import Ranks
 
 
 class Compared(Observer):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from specframe.contracts.engine import Clock, Engine
     from specframe.contracts.roles import Observer
-    from specframe_std.executors.ranks import Ranks
+    from specframe_std.executors.tp_ranks import Ranks
 
 Value = TypeVar("Value")
 
@@ -85,9 +85,9 @@ class TensorParallel:
 
         ranks = self._ranks
         if role not in self._sharded or ranks.size == 1:
-            with ranks.joint():
+            with ranks.barrier():
                 return read()
-        with ranks.joint():
+        with ranks.barrier():
             shardable.require_divisible(role, config, ranks.size)
             if importlib.util.find_spec("accelerate") is None:
                 raise ModelError(
@@ -102,18 +102,18 @@ class TensorParallel:
 
     def open(self, recipe: Any, parts: Any, observers: Rows[Observer], clock: Clock) -> Engine:
         """Return this rank's engine."""
-        from specframe.engine.engine import Engine as Whole
+        from specframe.engine.local_engine import LocalEngine as Whole
         from specframe_std.executors.token_checksums import Compared
 
         return Whole(plain(recipe), parts, [*observers, Compared(self._ranks)], clock, self)
 
-    def agree(self, value: Value) -> Value:
+    def broadcast(self, value: Value) -> Value:
         """Return rank 0's value."""
-        return self._ranks.agree(value)
+        return self._ranks.broadcast(value)
 
-    def joint(self) -> AbstractContextManager[Callable[[], None]]:
+    def barrier(self) -> AbstractContextManager[Callable[[], None]]:
         """Return a context whose block ends alike on every rank."""
-        return self._ranks.joint()
+        return self._ranks.barrier()
 
     def end(self, status: int, told: str = "") -> int:
         """Return the exit status of rank 0, which it tells the others."""

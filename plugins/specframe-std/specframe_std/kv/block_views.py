@@ -12,18 +12,18 @@ import torch.nn.functional as F
 
 from specframe.contracts import cache
 from specframe.contracts.cache import KVView, Placement
-from specframe_std.kv.pooled import PooledStore, Row
+from specframe_std.kv.pooled import PooledRow, SharedPoolStore
 
 
-class BlockViews(PooledStore):
+class BlockViews(SharedPoolStore):
     """Hands out the pool's blocks and the rows' tables. Slots that are asked for by number are gathered."""
 
     block: int
     """Slots of a block."""
     _tables: dict[torch.device, torch.Tensor] | None = None
-    """The blocks of each row that are attended to, from 0 on, (B, N); None: slots are asked for by number."""
+    """The blocks of each row that are attended to, from 0 on, (B, N), or None if slots are asked for by number."""
 
-    def _table(self, rows: list[Row], numbers_BN: torch.Tensor) -> torch.Tensor:
+    def _table(self, rows: list[PooledRow], numbers_BN: torch.Tensor) -> torch.Tensor:
         self._numbers_BN = numbers_BN
         return super()._table(rows, numbers_BN)  # type: ignore[safe-super]  # that of a store of blocks
 
@@ -32,7 +32,7 @@ class BlockViews(PooledStore):
             self._tables = None
             super()._attend(placement, table_BS)
             return
-        count = math.ceil(placement.key_order_BS.shape[1] / self.block)
+        count = math.ceil(placement.key_index_BS.shape[1] / self.block)
         numbers_BN = self._numbers_BN[:, :count]
         numbers_BN = F.pad(numbers_BN, (0, count - numbers_BN.shape[1]))
         # where a row has no block its first one is read: what is hidden has to be finite all the same
@@ -43,4 +43,4 @@ class BlockViews(PooledStore):
         if self._tables is None:
             return super()._view(keys_NHD, values_NHD)
         keys_PKHD, values_PKHD = (part[1:].unflatten(0, (-1, self.block)) for part in (keys_NHD, values_NHD))
-        return cache.Paged(keys_PKHD, values_PKHD, self._tables[keys_NHD.device], self.block)
+        return cache.PagedView(keys_PKHD, values_PKHD, self._tables[keys_NHD.device], self.block)

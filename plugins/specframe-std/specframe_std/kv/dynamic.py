@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from specframe.contracts.cache import Dense, KVShape, Placement
+from specframe.contracts.cache import DenseView, KVShape, Placement
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import on_device
 from specframe.row_map import by_device
@@ -52,7 +52,7 @@ class DynamicStore:
         self._column = 0
         """The first column that the next forward writes."""
         self._chosen_BN: torch.Tensor | None = None
-        """The columns that it attends to; None: all."""
+        """The columns that it attends to, or None for all."""
         self._parked: dict[int, tuple[Sequence, list[torch.Tensor]]] = {}
 
     def arrange(self, sequences: list[Sequence]) -> None:
@@ -89,18 +89,18 @@ class DynamicStore:
 
     def expect(self, placement: Placement) -> None:
         """Drop the columns from the first new one on; layers that a draft left out may have fewer."""
-        column = placement.key_order_BS.shape[1] - placement.slots_BT.shape[1]
+        column = placement.key_index_BS.shape[1] - placement.slots_BT.shape[1]
         if any(tensor.shape[2] > column for tensor in self._tensors):
             self._tensors = [tensor[:, :, :column] for tensor in self._tensors]
         self._column, self._chosen_BN = column, placement.attended_BS
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
         """Append (B, H, T, D) keys and values and return all of them, or those that are attended to."""
         held = self._tensors[2 * layer].shape[2]
         assert held == self._column, f"a growing cache of {held} columns cannot write column {self._column}"
         for place, states in ((2 * layer, keys), (2 * layer + 1, values)):
             self._tensors[place] = torch.cat([self._tensors[place], states], dim=2)
-        return Dense(self._attended(2 * layer), self._attended(2 * layer + 1))
+        return DenseView(self._attended(2 * layer), self._attended(2 * layer + 1))
 
     def _attended(self, place: int) -> torch.Tensor:
         """Return what the forward under way attends to of a tensor."""

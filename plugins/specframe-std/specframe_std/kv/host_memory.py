@@ -10,13 +10,13 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.round import Sequence, State
-from specframe.devices.memory import out_of_memory
-from specframe_std.kv.slots import Slots
+from specframe.contracts.round import Sequence, SequenceState
+from specframe.devices.out_of_memory import out_of_memory
+from specframe_std.kv.slot_tables import Slots
 
 
 @attrs.frozen(eq=False)
-class Kept:
+class HostPage:
     """The first slots of a sequence that waits."""
 
     slots: int
@@ -36,7 +36,7 @@ class HostCopies:
 
     def __init__(self, memory: Slots, most: int) -> None:
         self._memory, self._most = memory, most
-        self._kept = weakref.WeakKeyDictionary[Sequence, Kept]()
+        self._kept = weakref.WeakKeyDictionary[Sequence, HostPage]()
         """By sequence: who let go of one that waits needs its slots no longer."""
 
     @property
@@ -48,7 +48,7 @@ class HostCopies:
     def sweep(self) -> None:
         """Let go of what is not wanted any more."""
         for sequence in [*self._kept]:
-            if sequence.state is not State.WAITING:  # it has come back, or was aborted
+            if sequence.state is not SequenceState.WAITING:  # it has come back, or was aborted
                 del self._kept[sequence]
 
     def keep(self, sequence: Sequence, slots: np.ndarray) -> None:
@@ -61,7 +61,7 @@ class HostCopies:
             return
         parts = list[torch.Tensor]()
         if spared(self._memory.to_host, slots[:count], parts):
-            self._kept[sequence] = Kept(count, parts)
+            self._kept[sequence] = HostPage(count, parts)
 
     def count(self, sequence: Sequence) -> int:
         """Return how many first slots of a sequence are here."""

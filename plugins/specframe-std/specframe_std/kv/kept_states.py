@@ -22,12 +22,12 @@ from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import After, Inputs, Parts
 from specframe.devices.kinds import on_device
-from specframe.forward.states import Fed, RowStates
+from specframe.model.row_states import Fed, RowStates
 from specframe.row_map import Moves
 
 
 @attrs.define(eq=False)
-class Reading:
+class PrefixReading:
     """A sequence whose prompt is read, and the states of it that are kept."""
 
     keys: list[bytes]
@@ -39,7 +39,7 @@ class Reading:
 
 
 @attrs.frozen(eq=False)
-class Step:
+class StateStep:
     """What rows take in from one place at which their states are kept to the next."""
 
     within_N: torch.Tensor
@@ -53,9 +53,9 @@ class Step:
     numbers_N: torch.Tensor
     """The numbers of the copies that are taken then."""
 
-    def to(self, device: torch.device) -> Step:
+    def to(self, device: torch.device) -> StateStep:
         """Return the step on a device."""
-        return Step(*(one.to(device) for one in attrs.astuple(self)))
+        return StateStep(*(one.to(device) for one in attrs.astuple(self)))
 
 
 class KeptStates(RowStates):
@@ -93,9 +93,9 @@ class KeptStates(RowStates):
         """The number of the copy of each key, the one that is given up next first."""
         self._coming: dict[bytes, int] = {}
         """The same of copies that are taken in the forward under way."""
-        self._reading = weakref.WeakKeyDictionary[Sequence, Reading]()
+        self._reading = weakref.WeakKeyDictionary[Sequence, PrefixReading]()
         """By sequence: one that was never admitted, since memory ran out, holds on to no copy."""
-        self._steps: list[Step] = []
+        self._steps: list[StateStep] = []
 
     def widen(self, rows: int) -> None:
         """Serve a run of so many rows; copies stay."""
@@ -111,7 +111,7 @@ class KeptStates(RowStates):
         blocks = tokens // self._block
         if (reading := self._reading.get(sequence)) is None:
             prompt = sequence.request.prompt_ids
-            reading = Reading(self._keys(prompt), self._marks(len(prompt) - 1, blocks))
+            reading = PrefixReading(self._keys(prompt), self._marks(len(prompt) - 1, blocks))
             self._reading[sequence] = reading
         reading.begins = self.reach(reading.keys[:blocks])
         if reading.begins:
@@ -166,7 +166,7 @@ class KeptStates(RowStates):
             counts, first = ends - reached[going], block.width - self._end[going] + reached[going]
             places_NP = (first[:, None] + np.arange(counts.max())).clip(max=block.width - 1)
             found = [rows.index(row) for row in going], going, places_NP, counts, numbers
-            self._steps.append(Step(*(on_device(one, block.ids_BT.device) for one in found)))
+            self._steps.append(StateStep(*(on_device(one, block.ids_BT.device) for one in found)))
             rows, reached[going] = going, ends
 
     def _passed(self, sequence: Sequence, row: int) -> list[tuple[int, int]]:
@@ -178,7 +178,7 @@ class KeptStates(RowStates):
         return [(end, number) for end, number in reversed(numbers) if number is not None]
 
     def _taken(self, key: bytes) -> int | None:
-        """Return the number of a copy that is to be taken; None: there is one of this key, or none can be given up for it."""
+        """Return the number of a copy that is to be taken, or None if there is one of this key, or none can be given up for it."""
         if key in self._number or key in self._coming:
             return None
         if not self._free:
@@ -200,10 +200,10 @@ class KeptStates(RowStates):
                 copies.index_copy_(0, step.numbers_N, part.to(copies.dtype))
         super()._note(fed, layer, before, inputs, after)
 
-    def settle(self, batch: Batch, kept: Kept) -> None:
+    def commit(self, batch: Batch, kept: Kept) -> None:
         """Take in the tokens that stand, and keep the copies that were taken of them."""
         whole = bool(self._fed) and self._fed[0].inputs.keys() == self._layers.keys()
-        super().settle(batch, kept)
+        super().commit(batch, kept)
         if whole:
             for key, number in reversed(self._coming.items()):  # the last of a prompt's is the one used last
                 self._number[key] = number

@@ -15,16 +15,16 @@ import torch
 from specframe.contracts.cache import KVShape
 from specframe.contracts.round import Sequence
 from specframe.contracts.states import StateLayer, StateStore
-from specframe.devices.memory import out_of_memory
+from specframe.devices.out_of_memory import out_of_memory
 from specframe.errors import OptionError, literal
 from specframe.value_checks import byte_count, whole
+from specframe_std.kv.block_allocator import BlockAllocator, contents, keys_of
 from specframe_std.kv.block_views import BlockViews
-from specframe_std.kv.blocks import Blocks, contents, keys_of
 from specframe_std.kv.host_memory import HostCopies
 from specframe_std.kv.kept_states import KeptStates
-from specframe_std.kv.pooled import PooledStore, Row
+from specframe_std.kv.pooled import PooledRow, SharedPoolStore
 from specframe_std.kv.quantised import EXACT, Quantisable
-from specframe_std.kv.slots import FILLER
+from specframe_std.kv.slot_tables import FILLER
 
 GROWTH = 8
 """A pool that is too small gets one more block for so many that it has: each growth copies it, layer by layer. One that has twice
@@ -46,10 +46,11 @@ class Paged(Quantisable):
     Options:
         block: tokens of a block, at least 1; of 16 a row leaves 8 unused on average.
         blocks: of each model's cache, at most; without it as many as the longest rows need all together.
-        memory: the most bytes of each model's cache, as 2GB or 512MB, in the place of blocks.
+        memory: the most bytes of each model's cache, as 2GB or 512MB, in place of blocks.
         share: "on": complete blocks are kept by their tokens and all before them, across rows and runs, until others need them;
             the least recently used ones go first. "off": a block is one row's, but for samples of one prompt.
-        host: the most bytes of the host's memory, as 2GB, for what sequences that gave way had in each model's cache: they come
+        host: the most bytes of the host's memory, as 2GB, for what sequences that was preempted had in each model's cache: they
+        come
             back from there and are not read again. Without it they are.
         states: with "on", of models whose layers keep a state, how many copies of a state are kept after some of a prompt's blocks,
             since a row goes on from there alone; the least recently used ones go first, and 0 keeps none.
@@ -135,7 +136,7 @@ class Paged(Quantisable):
 
 
 @attrs.define(eq=False)
-class Table(Row):
+class PageTable(PooledRow):
     """A row's blocks, in order."""
 
     blocks: list[int] = attrs.Factory(list)
@@ -145,23 +146,23 @@ class Table(Row):
     """First blocks that have been kept by their content, or were found so."""
 
 
-class PagedStore(PooledStore):
+class PagedStore(SharedPoolStore):
     """Blocks of slots. Block b has the slots after ``(b - 1) * block``: slot 0 is nobody's.
 
     A block is written by the only row that has it. A row that is to write to one that others have gets a copy first.
     """
 
-    _rows: dict[int, Table]  # type: ignore[assignment]
+    _rows: dict[int, PageTable]  # type: ignore[assignment]
 
     def __init__(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device, how: Paged) -> None:
         super().__init__(shapes, rows, capacity, device)
         self._how, self.block, self._share, self.ahead = how, how.block, how.share, 0
         self.states: KeptStates | None = None
-        """The states of the model's rows; None: no layer keeps one. With states, blocks of prompts alone are kept: layers may take
-        in generated tokens in another way."""
-        self.blocks = Blocks(how.most(rows, capacity, self.memory.slot_bytes))
+        """The states of the model's rows, or None if no layer keeps one. With states, blocks of prompts alone are kept: layers may
+        take in generated tokens in another way."""
+        self.blocks = BlockAllocator(how.most(rows, capacity, self.memory.slot_bytes))
         self.host = HostCopies(self.memory, how.host) if how.host else None
-        """What sequences that wait had here; None: nothing is kept of them."""
+        """What sequences that wait had here, or None if nothing is kept of them."""
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Make these sequences the rows."""
@@ -178,8 +179,8 @@ class PagedStore(PooledStore):
         super().widen(rows, capacity)
         self.blocks.most = max(self.blocks.most, self._how.most(rows, capacity, self.memory.slot_bytes))
 
-    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[Row, int] | None:
-        row, found, there = Table(sequence, tokens), list[int](), 0
+    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[PooledRow, int] | None:
+        row, found, there = PageTable(sequence, tokens), list[int](), 0
         if sequence.parent is not None:
             needed = 1
         else:
@@ -201,12 +202,12 @@ class PagedStore(PooledStore):
         try:
             self._append(row, 0 if sequence.parent else tokens)
         except torch.OutOfMemoryError:  # the device had less than was thought
-            self._give_back(row)
+            self._requeue(row)
             return None
         row.stands = self._bring_back(row, len(found) * self.block)
         return row, max(row.stands, there * self.block)  # states are kept where others' blocks end
 
-    def _own_or_read(self, row: Table, found: list[int]) -> list[int]:
+    def _own_or_read(self, row: PageTable, found: list[int]) -> list[int]:
         """Return the blocks found for a row but for those that it would have to copy.
 
         Beyond its state it reads again, into blocks of its own. It may have a block there that nobody has.
@@ -216,7 +217,7 @@ class PagedStore(PooledStore):
         places = range(self.states.reach(row.keys[: len(found)]), len(found))
         return found[: next((place for place in places if self.blocks.users(found[place])), len(found))]
 
-    def _bring_back(self, row: Table, known: int) -> int:
+    def _bring_back(self, row: PageTable, known: int) -> int:
         """Bring back what a row's sequence had here before, beyond so many first slots; return how many it has then."""
         held = self.host.count(row.sequence) if self.host else 0
         if self.host is None or held <= known:
@@ -225,13 +226,13 @@ class PagedStore(PooledStore):
         back = self.host.bring_back(row.sequence, known, self._slots_of(row.blocks)[known:held])
         return held if back else known
 
-    def _put_aside(self, row: Table) -> None:
+    def _put_aside(self, row: PageTable) -> None:
         """Keep on the host what is known to be a row's own, if its sequence waits to come back."""
         waiting = row.sequence.resumed_as
         if self.host and waiting is not None and row.stands:
             self.host.keep(waiting, self._slots_of(row.blocks)[: row.stands])
 
-    def _being_read(self, row: Table, found: int) -> bool:
+    def _being_read(self, row: PageTable, found: int) -> bool:
         """Return whether more of a prompt's first blocks are being read for another row: it is worth waiting for them.
 
         A state is kept where they end, so that the row can begin there.
@@ -244,21 +245,21 @@ class PagedStore(PooledStore):
                 self.states.keep_after(one.sequence, sum(map(operator.eq, one.keys, wanted)))
         return bool(ahead)
 
-    def _begin(self, row: Row, parent: Row) -> None:
-        assert isinstance(row, Table)
-        assert isinstance(parent, Table)
+    def _begin(self, row: PooledRow, parent: PooledRow) -> None:
+        assert isinstance(row, PageTable)
+        assert isinstance(parent, PageTable)
         row.blocks = parent.blocks[: math.ceil(self._inherited(row, parent) / self.block)]
         for block in row.blocks:
             self.blocks.share(block)
 
-    def _fit(self, rows: list[Row], first: np.ndarray, end: np.ndarray) -> None:
+    def _fit(self, rows: list[PooledRow], first: np.ndarray, end: np.ndarray) -> None:
         for row, begin, stop in zip(rows, first.tolist(), end.tolist(), strict=True):
-            assert isinstance(row, Table)
+            assert isinstance(row, PageTable)
             if begin < stop:
                 self._own_alone(row, begin // self.block, math.ceil(stop / self.block))
                 self._append(row, stop)
 
-    def _own_alone(self, row: Table, first: int, end: int) -> None:
+    def _own_alone(self, row: PageTable, first: int, end: int) -> None:
         """Give a row copies of those of its blocks that others have, too."""
         row.kept = min(row.kept, first)
         written = row.blocks[first:end]
@@ -272,7 +273,7 @@ class PagedStore(PooledStore):
             self.blocks.give_back(row.blocks[place])
             row.blocks[place], self._table_BS = copied, None
 
-    def _append(self, row: Table, slots: int) -> None:
+    def _append(self, row: PageTable, slots: int) -> None:
         """Give a row blocks for so many slots."""
         while len(row.blocks) * self.block < slots:
             row.blocks.append(self._take())
@@ -282,7 +283,8 @@ class PagedStore(PooledStore):
     def _take(self) -> int:
         """Return a block for one row alone.
 
-        Where memory runs out the pool stays as large as it is: what is kept for later prompts is given up, or a sequence gives way.
+        Where memory runs out the pool stays as large as it is: what is kept for later prompts is given up, or a sequence is
+        preempted.
 
         Raises:
             torch.OutOfMemoryError: every block has a user.
@@ -311,20 +313,20 @@ class PagedStore(PooledStore):
         slots: np.ndarray = (np.array(blocks)[:, None] * self.block - self.block + 1 + np.arange(self.block)).ravel()
         return slots
 
-    def _numbers(self, rows: list[Row]) -> np.ndarray:
-        tables = [row.blocks for row in rows if isinstance(row, Table)]
+    def _numbers(self, rows: list[PooledRow]) -> np.ndarray:
+        tables = [row.blocks for row in rows if isinstance(row, PageTable)]
         numbers_BN = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
         for row, blocks in enumerate(tables):
             numbers_BN[row, : len(blocks)] = blocks
         return numbers_BN
 
-    def _table(self, rows: list[Row], numbers_BN: torch.Tensor) -> torch.Tensor:
+    def _table(self, rows: list[PooledRow], numbers_BN: torch.Tensor) -> torch.Tensor:
         firsts_BN1 = (numbers_BN * self.block - self.block + 1)[:, :, None]
         slots_BNK = firsts_BN1 + torch.arange(self.block, device=self.device)
         return slots_BNK.where(firsts_BN1 > 0, FILLER).flatten(1)
 
-    def _give_back(self, row: Row) -> None:
-        assert isinstance(row, Table)
+    def _requeue(self, row: PooledRow) -> None:
+        assert isinstance(row, PageTable)
         self._put_aside(row)
         self._keep(row)
         for block in reversed(row.blocks):  # the last blocks of a prompt are evicted before the first ones
@@ -356,7 +358,7 @@ class PagedStore(PooledStore):
         for row in self._rows.values():
             self._keep(row)
 
-    def _keep(self, row: Table) -> None:
+    def _keep(self, row: PageTable) -> None:
         """Keep the complete blocks of a row's own tokens by their content."""
         full = row.stands // self.block
         if not self._share or full <= row.kept:
@@ -367,19 +369,19 @@ class PagedStore(PooledStore):
             self.blocks.keep(block, key)
         row.kept = min(full, len(row.keys))
 
-    def _shared(self, rows: list[Row]) -> bool:
-        return any(self.blocks.users(block) > 1 for row in rows if isinstance(row, Table) for block in row.blocks)
+    def _shared(self, rows: list[PooledRow]) -> bool:
+        return any(self.blocks.users(block) > 1 for row in rows if isinstance(row, PageTable) for block in row.blocks)
 
-    def _in_place(self, rows: list[Row], extent: int) -> slice | None:
+    def _in_place(self, rows: list[PooledRow], extent: int) -> slice | None:
         row = rows[0]
-        assert isinstance(row, Table)
+        assert isinstance(row, PageTable)
         if len(rows) > 1 or extent > self._width(row) or row.blocks != [*range(row.blocks[0], row.blocks[-1] + 1)]:
             return None
         start = (row.blocks[0] - 1) * self.block + 1
         return slice(start, start + extent)
 
-    def _width(self, row: Row) -> int:
-        assert isinstance(row, Table)
+    def _width(self, row: PooledRow) -> int:
+        assert isinstance(row, PageTable)
         return len(row.blocks) * self.block
 
     def reserved(self) -> int:

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specframe.contracts.cache import Dense, KVShape, KVView, Placement, Written
+from specframe.contracts.cache import DenseView, KVShape, KVView, Placement, Written
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import on_device, on_host
-from specframe_std.kv.slots import FILLER, Slots
+from specframe_std.kv.slot_tables import FILLER, Slots
 
 
 @attrs.define(eq=False)
-class Row:
+class PooledRow:
     """What a store knows of one sequence."""
 
     sequence: Sequence
@@ -33,7 +33,7 @@ class Row:
     """First slots that are known to hold the sequence's own tokens, slot s the token of place s."""
 
 
-class PooledStore(ABC):
+class SharedPoolStore(ABC):
     """Rows gather their slots from the pool into a rectangle, as long as the longest row of the forward, layer by layer."""
 
     slots = None
@@ -42,12 +42,12 @@ class PooledStore(ABC):
 
     def __init__(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> None:
         self.rows, self.capacity, self.device, self.memory = rows, capacity, device, Slots(shapes, device)
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, PooledRow] = {}
         self._batch: list[Sequence] = []
-        self._own: list[Row] = []
+        self._own: list[PooledRow] = []
         """The batch's rows."""
         self._table_BS: torch.Tensor | None = None
-        """The pool's slot for each of the batch's rows' slots, and one column more without any; None: it has to be made."""
+        """The pool's slot for each of the batch's rows' slots, and one column more without any, or None if it has to be made."""
         self._fresh: list[np.ndarray] = []
         """Slots that rows were given since slots were last cleared."""
         self._coming = np.zeros(0, dtype=np.int64)
@@ -62,18 +62,18 @@ class PooledStore(ABC):
     # ---- what pools differ in -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[Row, int] | None:
-        """Return a new row, and how many of the sequence's first tokens it holds; None: there is no room.
+    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[PooledRow, int] | None:
+        """Return a new row, and how many of the sequence's first tokens it holds, or None if there is no room.
 
         Where the sequence ``waits``, None may also say that another is just reading its first tokens.
         """
 
     @abstractmethod
-    def _begin(self, row: Row, parent: Row) -> None:
+    def _begin(self, row: PooledRow, parent: PooledRow) -> None:
         """Give a fork its parent's tokens."""
 
     @abstractmethod
-    def _fit(self, rows: list[Row], first: np.ndarray, end: np.ndarray) -> None:
+    def _fit(self, rows: list[PooledRow], first: np.ndarray, end: np.ndarray) -> None:
         """Give each row slots up to ``end``, of which it alone has those from ``first`` on; forget the table if a row is changed.
 
         Raises:
@@ -81,26 +81,26 @@ class PooledStore(ABC):
         """
 
     @abstractmethod
-    def _numbers(self, rows: list[Row]) -> np.ndarray:
+    def _numbers(self, rows: list[PooledRow]) -> np.ndarray:
         """Return what tells where rows are, whole numbers (B, N)."""
 
     @abstractmethod
-    def _table(self, rows: list[Row], numbers_BN: torch.Tensor) -> torch.Tensor:
+    def _table(self, rows: list[PooledRow], numbers_BN: torch.Tensor) -> torch.Tensor:
         """Return the pool's slot for each slot of rows by these numbers, (B, S); where a row has no slot it is ``FILLER``."""
 
     @abstractmethod
-    def _give_back(self, row: Row) -> None:
+    def _requeue(self, row: PooledRow) -> None:
         """Take a row's slots back."""
 
     @abstractmethod
-    def _width(self, row: Row) -> int:
+    def _width(self, row: PooledRow) -> int:
         """Return the slots that a row has."""
 
-    def _in_place(self, rows: list[Row], extent: int) -> slice | None:
-        """Return the pool's slots that are the first ``extent`` of the only row there is; None: rows have to be gathered."""
+    def _in_place(self, rows: list[PooledRow], extent: int) -> slice | None:
+        """Return the pool's slots that are the first ``extent`` of the only row there is, or None if rows have to be gathered."""
         return None
 
-    def _shared(self, rows: list[Row]) -> bool:
+    def _shared(self, rows: list[PooledRow]) -> bool:
         """Return whether other rows have slots of these rows."""
         return False
 
@@ -125,7 +125,7 @@ class PooledStore(ABC):
     def release(self, sequence: Sequence) -> None:
         """Take the slots of a sequence back."""
         if (row := self._rows.pop(id(sequence), None)) is not None:
-            self._give_back(row)
+            self._requeue(row)
 
     def _sweep(self) -> None:
         """Release the sequences that have ended without a word."""
@@ -148,14 +148,14 @@ class PooledStore(ABC):
             row.begun = True
         self._batch, self._own, self._table_BS = sequences, rows, None
 
-    def _inherited(self, row: Row, parent: Row) -> int:
+    def _inherited(self, row: PooledRow, parent: PooledRow) -> int:
         """Return how many of a parent's slots a fork begins with: its prompt but for the last token, or all where slots are not
         known to be places."""
         return row.tokens - 1 if parent.stands else self._width(parent)
 
     def expect(self, placement: Placement) -> None:
         """Take the slots that the next forward writes and attends to, and give rows those that they lack."""
-        slots_BT, extent = placement.slots_BT, placement.key_order_BS.shape[1]
+        slots_BT, extent = placement.slots_BT, placement.key_index_BS.shape[1]
         written = placement.written() if placement.written else self._seen(slots_BT, extent)
         table_BS = self._fitted(written.first, written.end)
         self._coming = written.stands
@@ -166,7 +166,7 @@ class PooledStore(ABC):
 
     def _attend(self, placement: Placement, table_BS: torch.Tensor) -> None:
         """Take the slots that the next forward attends to."""
-        chosen_BN, extent, last = placement.attended_BS, placement.key_order_BS.shape[1], table_BS.shape[1] - 1
+        chosen_BN, extent, last = placement.attended_BS, placement.key_index_BS.shape[1], table_BS.shape[1] - 1
         self._shape = (len(self._own), extent if chosen_BN is None else chosen_BN.shape[1])
         self._in_one = self._in_place(self._own, extent) if chosen_BN is None else None
         if self._in_one is not None:
@@ -225,7 +225,7 @@ class PooledStore(ABC):
 
     def _view(self, keys_NHD: torch.Tensor, values_NHD: torch.Tensor) -> KVView:
         """Return what is attended to of a layer's slots."""
-        return Dense(self._gathered(keys_NHD), self._gathered(values_NHD))
+        return DenseView(self._gathered(keys_NHD), self._gathered(values_NHD))
 
     def _gathered(self, held_NHD: torch.Tensor) -> torch.Tensor:
         """Return the slots attended to of the keys, or the values, of one layer, (B, H, S, D)."""

@@ -10,7 +10,7 @@ import torch
 
 from specframe.contracts.cache import (
     BoundedStore,
-    Dense,
+    DenseView,
     KVBackend,
     KVShape,
     KVStore,
@@ -71,11 +71,11 @@ class QuantisedStore:
         """Take the slots that the next forward writes and attends to."""
         self.packed.expect(placement)
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
         """Write (B, H, T, D) keys and values, and return all slots attended to as they come back, (B, H, S, D)."""
         quantiser, shape = self._quantiser, self._shapes[layer]
-        view = cast(Dense, self.packed.write(layer, quantiser.pack(keys), quantiser.pack(values)))
-        return Dense(
+        view = cast(DenseView, self.packed.write(layer, quantiser.pack(keys), quantiser.pack(values)))
+        return DenseView(
             quantiser.unpack(view.keys, shape.key_size, keys.dtype),
             quantiser.unpack(view.values, shape.value_size, values.dtype),
         )
@@ -157,7 +157,7 @@ class Quantisable(ABC):
         """Return the backend of a draft's cache.
 
         Args:
-            own: the one that the drafter asks for: this one, or one of its own, which a stranger's keeps as it is.
+            own: the one that the drafter asks for: this one, or one of its own, which a third party's keeps as it is.
         """
         own = unwrap_guards(own)
         if own is self:
@@ -166,7 +166,7 @@ class Quantisable(ABC):
 
 
 def quantiser(name: str, value: Any) -> Quantiser | None:
-    """Return the quantiser that an option names; None: keys and values are kept as they are.
+    """Return the quantiser that an option names, or None if keys and values are kept as they are.
 
     Raises:
         OptionError: it names none.

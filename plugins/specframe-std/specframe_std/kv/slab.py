@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from specframe.caches.slab import SlabStore
 from specframe.contracts.cache import KVShape
+from specframe.kv.slab_store import SlabStore
 from specframe_std.kv.quantised import EXACT, Quantisable
 
 

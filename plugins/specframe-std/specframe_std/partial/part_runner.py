@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.attention import AttentionBackend
 from specframe.contracts.cache import KVShape
-from specframe.forward.runner import ModelRunner
+from specframe.model.runner import ModelRunner
 
 
 class PartRunner(ModelRunner):
@@ -42,5 +42,5 @@ class PartRunner(ModelRunner):
         return self._whole._numbers
 
     def without_masks(self, backend: AttentionBackend) -> str | None:
-        """Return why an attention backend cannot take the place of the whole's masks; None: it can."""
+        """Return why an attention backend cannot take the place of the whole's masks, or None if it can."""
         return self._whole.without_masks(backend)

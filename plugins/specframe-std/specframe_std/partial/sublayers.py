@@ -15,13 +15,13 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.cache import Dense
+from specframe.contracts.cache import DenseView
 from specframe.devices import kinds
 from specframe.errors import ModelError, OptionError, literal
-from specframe.forward.compiled import decoder_layers
-from specframe.forward.model_trials import IN_ORDER, SelfTests
-from specframe.forward.transformers_model import TransformersModel
-from specframe.forward.trial_stores import Reordered
+from specframe.model.check_stores import Reordered
+from specframe.model.compiled import decoder_layers
+from specframe.model.model_checks import IN_ORDER, SelfTests
+from specframe.model.transformers_model import TransformersModel
 from specframe_std.partial.model_copies import before, with_forward, with_module, with_modules
 
 KINDS = ("attn", "mlp")
@@ -128,7 +128,7 @@ class _Seen:
     attends: bool
     """Whether it wrote keys and values."""
     output: Any
-    """Its output with the size of each hidden state in its place, and None in the place of all else."""
+    """Its output with the size of each hidden state in its place, and None in place of all else."""
 
 
 class _Counting(Reordered):
@@ -136,7 +136,7 @@ class _Counting(Reordered):
 
     writes = 0
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
         """Return keys and values (B, H, S, D)."""
         self.writes += 1
         return super().write(layer, keys, values)
@@ -266,7 +266,7 @@ def _hidden(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> torch.Ten
 
 
 def _sizes(output: Any, places: torch.Size) -> Any:
-    """Return a module's output with the size of each of its hidden states in its place, and None in the place of all else."""
+    """Return a module's output with the size of each of its hidden states in its place, and None in place of all else."""
     if isinstance(output, tuple):
         return tuple(_sizes(one, places) for one in output)
     fits = isinstance(output, torch.Tensor) and output.shape[:-1] == places

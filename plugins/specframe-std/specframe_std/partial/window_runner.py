@@ -40,7 +40,7 @@ class WindowRunner(PartRunner):
 
     def narrowed(self, placement: Placement, slots: int | None) -> tuple[Placement, Placement]:
         """Return the placement with the slots of the window, for the store, and that of a rectangle of these slots alone."""
-        extent = placement.key_order_BS.shape[1]
+        extent = placement.key_index_BS.shape[1]
         if not extent and slots is not None:  # recorded for rows of any length, that lie in order
             extent = slots
         if extent <= self._sink + self._recent:
@@ -59,22 +59,22 @@ def narrow(placement: Placement, sink: int, recent: int) -> tuple[Placement, Pla
         sink, recent: tokens seen; the placement has more slots than both together.
     """
     rows, width = placement.slots_BT.shape
-    device, order_BT = placement.order_BT.device, placement.order_BT
-    first_B1 = order_BT.where(order_BT >= 0, order_BT.amax(1, keepdim=True)).amin(1, keepdim=True)
+    device, index_BT = placement.index_BT.device, placement.index_BT
+    first_B1 = index_BT.where(index_BT >= 0, index_BT.amax(1, keepdim=True)).amin(1, keepdim=True)
     last_BN = first_B1 - recent + numbers(1, recent, device)
-    order_BN = torch.cat([numbers(0, sink, device).expand(rows, -1), last_BN.where(last_BN >= sink, -1)], dim=1)
-    order_BN = order_BN.where(order_BN < first_B1, -1)
-    slots_BN = order_BN.clamp(min=0)
+    index_BN = torch.cat([numbers(0, sink, device).expand(rows, -1), last_BN.where(last_BN >= sink, -1)], dim=1)
+    index_BN = index_BN.where(index_BN < first_B1, -1)
+    slots_BN = index_BN.clamp(min=0)
     if not placement.in_order:
-        key_order_BS = placement.key_order_BS
-        by_order_BS = key_order_BS.where(key_order_BS >= 0, key_order_BS.shape[1]).argsort(dim=1)
-        slots_BN = by_order_BS.expand(rows, -1).gather(1, slots_BN)
-    own_BT = placement.slots_BT.where(order_BT >= 0, 0)  # padding's slot may hold what another row has left
+        key_index_BS = placement.key_index_BS
+        by_index_BS = key_index_BS.where(key_index_BS >= 0, key_index_BS.shape[1]).argsort(dim=1)
+        slots_BN = by_index_BS.expand(rows, -1).gather(1, slots_BN)
+    own_BT = placement.slots_BT.where(index_BT >= 0, 0)  # padding's slot may hold what another row has left
     before = sink + recent - 1
     short = attrs.evolve(
         placement,
         slots_BT=numbers(before, before + width, device, rows),
-        key_order_BS=torch.cat([order_BN, order_BT], dim=1),
+        key_index_BS=torch.cat([index_BN, index_BT], dim=1),
         in_order=False,
         written=None,
     )

@@ -121,7 +121,7 @@ class ConfidenceStop:
     rows: dict[tuple[int, int], int]
     """The row of each request in the batch, by its key."""
     own_BK: np.ndarray | None = None
-    """The logits of what stood of each row before, (B, K), a feature; None: it is none."""
+    """The logits of what stood of each row before, (B, K), a feature, or None if it is none."""
     together: float = 0.0
     """The least sum of these probabilities over the rows that go on for the draft to have another step."""
     _drafting: list[int] = attrs.Factory(list)
@@ -141,7 +141,7 @@ class ConfidenceStop:
         return on_B if float((self._stands_B * on_B).sum()) >= self.together else np.zeros_like(on_B)
 
     def evidence(self, report: Progress) -> Evidence | None:
-        """Return what the round tells of the features; None: the rule was not asked. What came after a row's end tells nothing."""
+        """Return what the round says of the features, or None if the rule was not asked. Tokens after a row's end are left out."""
         if not self._features:
             return None
         rows, places_K = self._drafting, np.arange(len(self._features))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.value_checks import number, whole
-from specframe_std.policies.acceptance import LONGEST, Acceptance, survival
+from specframe_std.policies.acceptance_rates import LONGEST, AcceptanceRates, survival
 from specframe_std.policies.levels import Levels
 
 
@@ -33,7 +33,7 @@ class Explicit:
     def draft_trees(self, budget: Budget) -> None:
         """Draft up to as many levels, and nodes, as the budget has."""
         self.maximum, self._levels = budget, Levels(budget)
-        self._acceptance = Acceptance(self._levels)
+        self._acceptance = AcceptanceRates(self._levels)
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""

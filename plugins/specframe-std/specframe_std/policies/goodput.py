@@ -17,10 +17,10 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.errors import OptionError, literal
-from specframe.forward.run import Run
-from specframe.forward.unpadded import fullest
+from specframe.model.padding_free import fullest
+from specframe.model.run import Run
 from specframe.value_checks import whole
-from specframe_std.policies.acceptance import LONGEST, Acceptance, survival
+from specframe_std.policies.acceptance_rates import LONGEST, AcceptanceRates, survival
 from specframe_std.policies.confidence import PRIOR_OF_BOTH, Calibration, ConfidenceStop, logit
 from specframe_std.policies.levels import Levels
 from specframe_std.policies.parting import passes_lost
@@ -40,7 +40,7 @@ plain decoding and drafts are expected to be alike, runs lose up to 4 percent by
 one percent if they do not."""
 UNREAD = 8
 """Rounds without a draft after which a draft model reads prompts no more, as at the start of a run
-(:mod:`specframe_std.drafters.model`)."""
+(:mod:`specframe_std.drafters.draft_model`)."""
 READ = 0.6
 """Seconds of a token that a draft model reads with hundreds of others, as a share of those that its shapes tell by the seconds of
 a token of a draft, which the target computes with few others. Two draft models on a CPU have 0.5 and 0.64."""
@@ -74,7 +74,7 @@ by :data:`OPTIMISM` after every :data:`SETTLED` rounds of one depth: one rejecte
 
 
 @attrs.define
-class Choice:
+class DepthChoice:
     """The depth in use for one batch size."""
 
     depth: int
@@ -91,7 +91,7 @@ class Goodput:
 
     The tokens of all rows are ranked by the probability that they stand, by what stood of all rows and of each. For every depth so
     many of them are taken as pay for the time that they cost, and the depth is chosen with the most expected tokens per second
-    (:mod:`specframe_std.policies.acceptance`, :mod:`specframe_std.policies.round_seconds`). A row none of whose tokens is
+    (:mod:`specframe_std.policies.acceptance_rates`, :mod:`specframe_std.policies.round_seconds`). A row none of whose tokens is
     taken drafts nothing. All of this is decided before any of these tokens is drawn, so that the output's distribution stays the
     target's. An uncertain depth is taken to be a little faster than estimated (the principle of upper confidence bounds: Lai
     and Robbins 1985). The estimates stay for the pipeline's next run.
@@ -115,7 +115,7 @@ class Goodput:
             raise OptionError(f"confidence: expected 'on' or 'off', got {literal(confidence)}")
         self._confident = confidence == "on"
         self.clock: Callable[[], float] | None = None
-        """Tells the time, in seconds; None: the one that :func:`clock_of` returns for the run's device."""
+        """Tells the time, in seconds, or None for the one that :func:`clock_of` returns for the run's device."""
         self._clock: Callable[[], float] = time.perf_counter
         self._stop: ConfidenceStop | None = None
         self._started: float | None = None
@@ -130,9 +130,9 @@ class Goodput:
         """Draft up to as many levels, and nodes, as the budget has; nothing is known of them yet."""
         self.maximum, self._levels = budget, Levels(budget)
         self.calibration = Calibration(budget.depth, PRIOR_OF_BOTH)
-        self._seconds, self._acceptance = RoundSeconds(self._levels), Acceptance(self._levels)
-        self._choices: dict[int, Choice] = {}
-        self._plans: Plans | None = None
+        self._seconds, self._acceptance = RoundSeconds(self._levels), AcceptanceRates(self._levels)
+        self._choices: dict[int, DepthChoice] = {}
+        self._plans: DepthPlans | None = None
         self._curves: dict[int, Curve] = {}
         """The seconds of rounds, by batch size, since a depth was last chosen for it."""
         self._round = self._drafted = self._undrafted = 0
@@ -145,7 +145,7 @@ class Goodput:
     def start(self, run: Run) -> None:
         """Take what the models' shapes tell of a round's cost."""
         self._seconds.prepare(Prior.of(run))
-        self._leaves_out, self._fits = run.runner.leaves_out_filler, {}
+        self._leaves_out, self._fits = run.runner.leaves_out_padding, {}
         self._clock = clock_of(run.runner.device)
         self._new_shapes = lambda: run.new_shapes
         self._drafted, self._undrafted = 0, UNREAD  # a draft model has read nothing of the run
@@ -165,7 +165,7 @@ class Goodput:
         choice.settled += 1
         budget = self._parts(batch, choice.depth) if choice.depth else NOTHING
         self._started = None
-        if batch.beside is None and (choice.depth or choice.settled <= RECENT or choice.left < TIMED):
+        if batch.mixed is None and (choice.depth or choice.settled <= RECENT or choice.left < TIMED):
             self._started, self._known_shapes = self._now(), self._new_shapes()
         return budget
 
@@ -221,33 +221,33 @@ class Goodput:
         """Plan for a batch; before anything was drafted there is no plan."""
         if self._seconds.longest:
             stands_BK = survival(self._acceptance.rates_of(batch.sequences), batch.limits - batch.lengths - 1)
-            self._plans = Plans.best(stands_BK, self._curves[len(batch)], self._fits_of(len(batch)), self._levels)
+            self._plans = DepthPlans.best(stands_BK, self._curves[len(batch)], self._fits_of(len(batch)), self._levels)
 
     def _holds(self, depth: int, rows: int) -> bool:
         """Return whether the plan of a depth still holds: rows have no parts of their own in it, and are as many."""
         return self._plans is None or (len(self._plans.stands_BK) == rows and not self._plans.uneven(depth))
 
     def _paid(self, rows: int, depth: int, computed: int) -> int:
-        """Return the tokens whose time a round took: leaving out filler takes the time of the least filler that is left out."""
+        """Return the tokens whose time a round took: leaving out padding takes the time of the least padding that is left out."""
         if not depth:
             return computed
         places = rows * (int(self._levels.nodes_D[depth]) + 1)
         return computed if computed >= places else min(places, computed + places - int(self._fits_of(rows)[depth]))
 
     def _fits_of(self, rows: int) -> np.ndarray:
-        """Return the most tokens of a block of drafts of which forwards leave out the filler, by depth."""
+        """Return the most tokens of a block of drafts of which forwards leave out the padding, by depth."""
         if rows not in self._fits:
             places_C = (rows * (self._levels.nodes_D + 1)).tolist()
             self._fits[rows] = np.array([fullest(int(places), self._leaves_out) for places in places_C])
         return self._fits[rows]
 
-    def _choose(self, batch: Batch, plans: Plans | None) -> Choice:
+    def _choose(self, batch: Batch, plans: DepthPlans | None) -> DepthChoice:
         """Return the best depth for a batch, or the one in use where another is not better by :data:`MARGIN`."""
         rows = len(batch)
         if self._round < self._plain_first:
-            return Choice(0)
+            return DepthChoice(0)
         if plans is None:
-            return Choice(self._first(rows), TRIAL + min(3, EVIDENCE // rows))
+            return DepthChoice(self._first(rows), TRIAL + min(3, EVIDENCE // rows))
         present = self._choices.get(rows)
         settled = present.settled if present else 0
         hope = OPTIMISM * (1 + settled / SETTLED)
@@ -255,9 +255,9 @@ class Goodput:
         promise_C[max(3, 2 * self._seconds.longest) + 1 :] = 0
         best, usual = int(promise_C.argmax()), self._usual(rows)
         if promise_C[best] >= (1 + MARGIN) * promise_C[usual]:
-            return Choice(best, TRIAL)
+            return DepthChoice(best, TRIAL)
         most = DWELL if usual else min(QUIETEST, max(QUIET, settled // 2))
-        return Choice(usual, min(most, 1 + self._round // EAGER), settled)
+        return DepthChoice(usual, min(most, 1 + self._round // EAGER), settled)
 
     def _first(self, rows: int) -> int:
         """Return the depth that is tried first."""
@@ -296,15 +296,15 @@ class Goodput:
         tokens = float(missed_B.sum()) / room + waiting * float(prompts_B.mean()) / (room + waiting * new)
         return tokens * READ * prior.read / prior.each * self._curves[len(batch)].token / len(batch)
 
-    def _promise(self, plans: Plans, hope: float, beside: float = 0.0) -> np.ndarray:
+    def _promise(self, plans: DepthPlans, hope: float, mixed: float = 0.0) -> np.ndarray:
         """Return the tokens per second of each plan, (C,), if it is faster than estimated by so many standard deviations.
 
-        ``beside``: the seconds that drafts take beside their rounds, for each token gained.
+        ``mixed``: the seconds that drafts take beside their rounds, for each token gained.
         """
         sure_K, hoped_K = self._acceptance.rates().cumprod(), self._acceptance.rates(hope).cumprod()
         more_C = np.concatenate([[1.0], (1 + hoped_K.cumsum()) / (1 + sure_K.cumsum())])
         seconds_C = np.maximum(plans.seconds_C - hope * plans.deviations_C, 0.3 * plans.seconds_C)
-        return plans.gains_C * more_C / (seconds_C + beside * plans.gains_C * (plans.depths_C > 0))
+        return plans.gains_C * more_C / (seconds_C + mixed * plans.gains_C * (plans.depths_C > 0))
 
     def _usual(self, rows: int) -> int:
         """Return the depth in use for so many rows, or for the nearest number of rows."""
@@ -315,7 +315,7 @@ NOTHING = Budget(0)
 
 
 @attrs.frozen(eq=False, slots=False)
-class Plans:
+class DepthPlans:
     """For every depth from 0 on, the tokens of the batch that are best drafted; of trees, the levels."""
 
     levels: Levels
@@ -324,28 +324,28 @@ class Plans:
     least_C: np.ndarray
     """The least probability of a plan's tokens; it has all that are as likely and within its depth."""
     tokens_C: np.ndarray
-    """Nodes of the drafts whose time the target takes, for each row; fewer than those of the depth where filler is left out."""
+    """Nodes of the drafts whose time the target takes, for each row; fewer than those of the depth where padding is left out."""
     gains_C: np.ndarray
     """Tokens that all rows gain, expected."""
     curve: Curve
     """Tells the seconds of rounds."""
 
     @classmethod
-    def best(cls, stands_BK: np.ndarray, curve: Curve, fits_C: np.ndarray, levels: Levels) -> Plans:
+    def best(cls, stands_BK: np.ndarray, curve: Curve, fits_C: np.ndarray, levels: Levels) -> DepthPlans:
         """Return the plans with the most expected tokens per second.
 
         Args:
             stands_BK: the probability of each row's tokens to stand.
             curve: tells the seconds of rounds.
-            fits_C: the most tokens, of so many rows that draft up to a depth, with which filler is left out.
+            fits_C: the most tokens, of so many rows that draft up to a depth, with which padding is left out.
             levels: of the drafts.
         """
         rows, places = stands_BK.shape
         worth_KB = np.ascontiguousarray(stands_BK.T)
-        order_N = np.argsort(
+        index_N = np.argsort(
             -worth_KB, axis=None, kind="stable"
         )  # among equals the earlier place: parents are always in
-        worth_N, depth_N = worth_KB.ravel()[order_N], order_N // rows + 1
+        worth_N, depth_N = worth_KB.ravel()[index_N], index_N // rows + 1
         depths_C = np.arange(places + 1)
         depths_C1 = depths_C[:, None]
         within_CN = (depth_N <= depths_C1) & (worth_N > 0)
@@ -353,7 +353,7 @@ class Plans:
         real_CN = rows + levels.width * within_CN.cumsum(1)
         fits_C1 = fits_C[:, None]
         places_C1 = rows * (levels.nodes_D[:, None] + 1)
-        # leaving out filler takes as long as the least filler that is left out
+        # leaving out padding takes as long as the least padding that is left out
         paid_CN = np.where(real_CN <= fits_C1, real_CN + places_C1 - fits_C1, places_C1)
         tokens_CN = paid_CN / rows - 1
         rates_CN = gains_CN / curve.seconds(depths_C1, tokens_CN) * within_CN
@@ -381,7 +381,7 @@ class Plans:
     def least(self, depth: int) -> tuple[float, float]:
         """Return the probability from which on a token of a plan pays for its seconds, and the sum of those of a step that pays.
 
-        Where filler is computed anyway a token costs nothing beside those of other rows, and a step as much as one of all rows.
+        Where padding is computed anyway a token costs nothing beside those of other rows, and a step as much as one of all rows.
         """
         rate = float(self.gains_C[depth]) / float(self.seconds_C[depth])
         if self.uneven(depth):

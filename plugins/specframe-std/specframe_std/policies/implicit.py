@@ -7,9 +7,9 @@ import numpy as np
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.value_checks import number, whole
-from specframe_std.policies.acceptance import LONGEST
+from specframe_std.policies.acceptance_rates import LONGEST
 from specframe_std.policies.confidence import Calibration, ConfidenceStop
 
 

@@ -18,7 +18,7 @@ from specframe_std.policies.levels import Levels
 from specframe_std.policies.pace import APART, Pace
 
 if TYPE_CHECKING:
-    from specframe.forward.run import Run
+    from specframe.model.run import Run
 
 NOISE = 0.13
 """Standard deviation of one round's seconds, as a share of them: of rounds of 40 to 130 ms on a CPU 0.04 to 0.06 where nothing else
@@ -72,7 +72,7 @@ class Prior:
     step: float = TOKEN
     """Seconds of one step of a draft, as a share of a plain round's."""
     each: float | None = None
-    """Seconds of each token that the target computes, as a share of its pass over the weights; None: nothing is known."""
+    """Seconds of each token that the target computes, as a share of its pass over the weights, or None if nothing is known."""
     read: float = 0.0
     """Seconds of each token that a draft model reads to catch up, as a share of that pass; 0 where there is no draft model."""
 

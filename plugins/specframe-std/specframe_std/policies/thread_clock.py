@@ -18,7 +18,7 @@ except ImportError:  # Windows has no such module
     resource = None  # type: ignore[assignment]
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     """The counts of the thread that reads them."""
 
     wall: float
@@ -40,10 +40,10 @@ def tells_waits() -> bool:
     return reading().waits > before
 
 
-def reading() -> Reading:
+def reading() -> ClockReading:
     """Return the present counts; it takes 3 microseconds."""
     waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-    return Reading(time.perf_counter(), time.thread_time(), waits, threading.get_ident())
+    return ClockReading(time.perf_counter(), time.thread_time(), waits, threading.get_ident())
 
 
 class ThreadClock:
@@ -56,7 +56,7 @@ class ThreadClock:
         read: returns the present counts.
     """
 
-    def __init__(self, read: Callable[[], Reading] = reading) -> None:
+    def __init__(self, read: Callable[[], ClockReading] = reading) -> None:
         self._read, self._last, self._seconds = read, read(), 0.0
 
     def __call__(self) -> float:

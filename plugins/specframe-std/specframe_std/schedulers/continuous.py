@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specframe.contracts.round import Batch, Sequence, State
+from specframe.contracts.round import Batch, Sequence, SequenceState
 from specframe.engine.pool import Pool
 from specframe.errors import OptionError, literal
 from specframe.value_checks import number, whole
@@ -18,7 +18,7 @@ class Continuous:
     Where more prompts wait than rows are free, so many rows are filled at once that reading their prompts together saves more than
     the rows lose that stay empty for it (:class:`Refill`).
 
-    A prompt longer than a piece is read in pieces, a round of the others between two of them, so that nobody waits for long. With
+    A prompt longer than a piece is read in chunks, a round of the others between two of them, so that nobody waits for long. With
     ``mixed=on`` all of a prompt but its last token is read in the rounds of the others, a piece in each.
 
     Options:
@@ -50,7 +50,7 @@ class Continuous:
         if passed_over and not self._mixed:
             return pool.batch(decoding)
         reading = self._reading(pool) or self._admitted(pool, bool(decoding))
-        if self._mixed and decoding and any(sequence.unread > 1 for sequence in reading):
+        if self._mixed and decoding and any(sequence.uncached > 1 for sequence in reading):
             most = PLACES // (len(decoding) + len(reading))
             return pool.batch(decoding, max(1, min(self._piece, most)), reading)
         if reading and not passed_over:
@@ -69,5 +69,7 @@ class Continuous:
     def _reading(self, pool: Pool) -> list[Sequence]:
         """Return the sequences whose prompts are to be read: forks start from others' rows."""
         return [
-            one for one in pool.live if one.state is State.READING or (one.state is State.WAITING and not one.parent)
+            one
+            for one in pool.live
+            if one.state is SequenceState.READING or (one.state is SequenceState.WAITING and not one.parent)
         ]

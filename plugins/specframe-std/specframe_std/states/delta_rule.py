@@ -16,7 +16,7 @@ import torch
 
 from specframe.contracts.states import Inputs, LayerState
 from specframe_std.states.mixers import MixerKind
-from specframe_std.states.recurrence import Steps, Take
+from specframe_std.states.recurrence import RecurrenceSteps, Take
 from specframe_std.states.scans import by_head, linear_scan, state_after
 
 EPSILON = 1e-6
@@ -45,7 +45,7 @@ class DeltaRule(MixerKind):
     ) -> tuple[torch.Tensor, Inputs, torch.Tensor | Callable[[], torch.Tensor]]:
         """Return the outputs, keys, what they add and the decays of each token, and the states after the last one.
 
-        Of a long chain the values and strengths are noted in the place of what they add, which the mixer's own scan does not tell.
+        Of a long chain the values and strengths are noted in place of what they add, which the mixer's own scan does not tell.
         """
         units = unit if use_qk_l2norm_in_kernel else torch.Tensor.float
         beta = beta * state.real_BT[..., None]  # padding adds nothing
@@ -102,14 +102,14 @@ class DeltaRule(MixerKind):
         beta: torch.Tensor,
         use_qk_l2norm_in_kernel: bool = False,
         **_: Any,
-    ) -> Steps:
+    ) -> RecurrenceSteps:
         """Return the scan token by token: keys, values, gates and strengths are taken in, and queries read."""
         units, shared = unit if use_qk_l2norm_in_kernel else torch.Tensor.float, value.shape[2] // key.shape[2]
         query, key = (units(one).repeat_interleave(shared, dim=2) for one in (query, key))
         gate = (g if g.ndim == 4 else g[..., None]).float().exp()
         inputs = key, value.float(), gate, beta.float()[..., None]
         queries = query * query.shape[-1] ** -0.5
-        return Steps(taken, inputs, read, queries, lambda outputs: outputs.to(value.dtype))
+        return RecurrenceSteps(taken, inputs, read, queries, lambda outputs: outputs.to(value.dtype))
 
     def take(self, layer: Any, scan: int) -> Take:
         """Return the delta rule of one token."""

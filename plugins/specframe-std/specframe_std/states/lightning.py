@@ -12,7 +12,7 @@ import torch
 
 from specframe.contracts.states import Inputs, LayerState, Parts, StateKind, StateShape
 from specframe_std.states import mixers, recurrence
-from specframe_std.states.recurrence import Steps
+from specframe_std.states.recurrence import RecurrenceSteps
 from specframe_std.states.scans import linear_scan, state_after
 
 WIDEST = 64
@@ -84,7 +84,7 @@ class SteppedLightning(Lightning):
         self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, state: LayerState
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs (B, T, H, K) and the states after the last token."""
-        steps = Steps(taken_by(layer), (key, value), read, query, lambda outputs: outputs.to(value.dtype))
+        steps = RecurrenceSteps(taken_by(layer), (key, value), read, query, lambda outputs: outputs.to(value.dtype))
         outputs, after = recurrence.scanned(steps, state.before[0], state.real_BT, state.parents_BT)
         return steps.outcome(outputs), after
 
@@ -127,7 +127,7 @@ def scanned(
         value: (B, T, H, K).
         before_BHKK: the states before.
         real_BT: which tokens count.
-        sees_BTT: which places see which; None: a chain.
+        sees_BTT: which places see which, or None for a chain.
     """
     decay_BHT1 = -layer.slope_rate * real_BT[:, None, :, None]
     given = query, key * real_BT[..., None, None], value

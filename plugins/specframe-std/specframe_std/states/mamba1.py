@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.states import Inputs, LayerState
 from specframe_std.states.mixers import MixerKind
-from specframe_std.states.recurrence import Steps, Take
+from specframe_std.states.recurrence import RecurrenceSteps, Take
 
 
 class Mamba1(MixerKind):
@@ -76,14 +76,14 @@ class Mamba1(MixerKind):
         delta_bias: torch.Tensor | None = None,
         delta_softplus: bool = False,
         **_: Any,
-    ) -> Steps:
+    ) -> RecurrenceSteps:
         """Return the scan token by token: inputs, steps and B are taken in, and C reads."""
         inputs = hidden_states.mT, steps_of(dt, delta_bias, delta_softplus).mT, B.mT
 
         def outcome(outputs_BTC: torch.Tensor) -> torch.Tensor:
             return gated(outputs_BTC.to(hidden_states.dtype).mT, hidden_states, D, z)
 
-        return Steps(functools.partial(taken, A), inputs, read, C.mT, outcome)
+        return RecurrenceSteps(functools.partial(taken, A), inputs, read, C.mT, outcome)
 
     def take(self, layer: Any, scan: int) -> Take:
         """Return the recurrence of one token."""

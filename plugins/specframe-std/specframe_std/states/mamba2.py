@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.states import Inputs, LayerState
 from specframe_std.states.mixers import MixerKind
-from specframe_std.states.recurrence import Steps, Take
+from specframe_std.states.recurrence import RecurrenceSteps, Take
 from specframe_std.states.scans import by_head, linear_scan, state_after
 
 WIDEST = 64
@@ -91,7 +91,7 @@ class Mamba2(MixerKind):
         dt_softplus: bool = False,
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **_: Any,
-    ) -> Steps:
+    ) -> RecurrenceSteps:
         """Return the scan token by token: B, what it adds and its decay are taken in, and C reads."""
         dt_BTH = steps_of(state, dt, dt_bias, dt_softplus, dt_limit).float()
         inputs_BTHP = hidden_states.float()
@@ -101,7 +101,7 @@ class Mamba2(MixerKind):
         def outcome(outputs_BTHP: torch.Tensor) -> torch.Tensor:
             return outputs_BTHP if D is None else outputs_BTHP + D[:, None] * inputs_BTHP
 
-        return Steps(taken, inputs, read, queries, outcome)
+        return RecurrenceSteps(taken, inputs, read, queries, outcome)
 
     def take(self, layer: Any, scan: int) -> Take:
         """Return the recurrence of one token."""

@@ -22,7 +22,7 @@ from transformers.activations import ACT2FN
 
 from specframe.contracts.states import Inputs, LayerState, Parts, StateKind, StateShape
 from specframe.errors import ModelError
-from specframe_std.states.recurrence import Steps, Take, last, one_by_one, scanned
+from specframe_std.states.recurrence import RecurrenceSteps, Take, last, one_by_one, scanned
 from specframe_std.states.windows import adjoining, along_paths, slid, summed_taps
 
 CONVOLVE = "causal_conv1d_fn"
@@ -52,7 +52,7 @@ class MixerCall:
         self._after: list[torch.Tensor | Callable[[], torch.Tensor]] = []
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Call the mixer in the place of its own ``forward``."""
+        """Call the mixer in place of its own ``forward``."""
         function, parameters = rebound(own_forward(self._layer), self._kind.scan)
         arguments = dict(zip(parameters, given, strict=False)) | named
         for name in parameters:
@@ -206,7 +206,7 @@ class MixerKind:
         """Return the states of a mixer's scan of this number after the tokens that stand."""
         raise NotImplementedError
 
-    def steps(self, layer: Any, state: LayerState, *given: Any, **named: Any) -> Steps:
+    def steps(self, layer: Any, state: LayerState, *given: Any, **named: Any) -> RecurrenceSteps:
         """Return what a scan does token by token; the arguments are those of :meth:`run`."""
         raise NotImplementedError
 

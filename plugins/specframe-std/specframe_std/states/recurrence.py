@@ -21,7 +21,7 @@ Take = Callable[..., torch.Tensor]
 
 
 @attrs.frozen(eq=False)
-class Steps:
+class RecurrenceSteps:
     """What a scan does, token by token."""
 
     take: Take
@@ -36,7 +36,7 @@ class Steps:
 
 
 def scanned(
-    steps: Steps, before_BX: torch.Tensor, real_BT: torch.Tensor, parents_BT: torch.Tensor | None
+    steps: RecurrenceSteps, before_BX: torch.Tensor, real_BT: torch.Tensor, parents_BT: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs (B, T, ...), and the states after the last token."""
     outputs, after_BX = list[torch.Tensor](), before_BX
@@ -60,7 +60,7 @@ def one_by_one(
         before_BX: the states before the block.
         inputs: what the states take in of each token.
         real_BT: which tokens they take in.
-        parents_BT: the token that each token follows, -1: the one before the block; None: the one before it.
+        parents_BT: the token that each token follows, -1: the one before the block, or None for the one before it.
     """
     rows, width = real_BT.shape
     last_BX, rows_B = before_BX, torch.arange(rows, device=real_BT.device)

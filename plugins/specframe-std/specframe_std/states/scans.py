@@ -55,7 +55,7 @@ def linear_scan(
         value_BHTV: the tokens' values.
         decay_BHTD: logarithms of the decays, at most 0: one per head (D is 1), or one per entry of the key (D is K).
         state_BHKV: the states before the block.
-        sees_BTT: which places see which, (1 or B, T, T), for a tree; None: a chain.
+        sees_BTT: which places see which, (1 or B, T, T), for a tree, or None for a chain.
         beta_BHT1: the strength of the delta rule, which adds what a value differs by from what the state has for its key; None:
             values are added as they are.
     """
@@ -86,7 +86,7 @@ def state_after(
         added_BHTV: what they add, as :func:`linear_scan` returns it.
         decay_BHTD: logarithms of the decays.
         state_BHKV: the states before the block.
-        stands_BT: which tokens are taken in, the first ones of each row; None: all.
+        stands_BT: which tokens are taken in, the first ones of each row, or None for all.
     """
     if stands_BT is not None:
         stands_B1T1 = stands_BT[:, None, :, None]

@@ -1,6 +1,6 @@
 """Short convolutions, whose window is all that is kept of a row's tokens.
 
-LFM2 and its successors have one in the place of attention. Inkling has four in each layer, which attends as well: of keys, of
+LFM2 and its successors have one in place of attention. Inkling has four in each layer, which attends as well: of keys, of
 values, and of what attention and the MLP add. Inkling 2 has them as well, and in some layers others for keys and values
 (:mod:`specframe_std.states.dynamic_conv`).
 """

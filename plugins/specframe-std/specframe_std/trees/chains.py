@@ -15,7 +15,7 @@ from specframe.contracts.round import Batch
 class GrowingChain:
     """The tokens of a chain as far as they are chosen, the logits that they were drawn by, and the rows that go on.
 
-    A row that its budget's stopping rule has ended holds filler from there on.
+    A row that its budget's stopping rule has ended holds padding from there on.
 
     Args:
         batch: the rows.

@@ -49,7 +49,7 @@ class Children:
     scores_BFC: torch.Tensor
     """The logarithm of the probability that each is right, as far as the drafter knows."""
     logits_BFCV: torch.Tensor | None = None
-    """The logits that each was drawn by, (B, F, 1, V) where they are the same for all children; None: they were not drawn."""
+    """The logits that each was drawn by, (B, F, 1, V) where they are the same for all children, or None if they were not drawn."""
 
 
 @attrs.frozen(eq=False)
@@ -113,15 +113,15 @@ def best_first(grown: Grown, worth_BN: torch.Tensor, budget: Budget) -> Grown:
     depths_B1, nodes_B1 = on_device([budget.depths_B, budget.nodes_B], device)[..., None]
     worth_BN = worth_BN.where(paths.depths(draft) <= depths_B1, float("-inf"))
     rank_BN = by_score(worth_BN).argsort(1)
-    order_BN = (rank_BN >= nodes_B1).long().sort(dim=1, stable=True).indices
-    place_BN = order_BN.argsort(1)
-    parents_BN = parents_BN.gather(1, order_BN)
+    index_BN = (rank_BN >= nodes_B1).long().sort(dim=1, stable=True).indices
+    place_BN = index_BN.argsort(1)
+    parents_BN = parents_BN.gather(1, index_BN)
     parents_BN = place_BN.gather(1, parents_BN.clamp(min=0)).where(parents_BN >= 0, parents_BN)
     logits_BNV = draft.logits_BNV
     if logits_BNV is not None:
-        logits_BNV = logits_BNV.gather(1, order_BN[..., None].expand_as(logits_BNV))
-    tokens_BN = draft.tokens_BN.gather(1, order_BN)
-    return Grown(Draft(tokens_BN, logits_BNV, parents_BN, depth=draft.depth), grown.fed_BN.gather(1, order_BN))
+        logits_BNV = logits_BNV.gather(1, index_BN[..., None].expand_as(logits_BNV))
+    tokens_BN = draft.tokens_BN.gather(1, index_BN)
+    return Grown(Draft(tokens_BN, logits_BNV, parents_BN, depth=draft.depth), grown.fed_BN.gather(1, index_BN))
 
 
 def dynamic(budget: Budget, top: int, logits_B1V: torch.Tensor, run: Run, choose: Choose) -> Grown:

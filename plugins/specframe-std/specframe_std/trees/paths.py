@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from specframe.contracts.drafts import Block, Draft, Verdict
+from specframe.contracts.drafts import Acceptance, Block, Draft
 
 
-def walk(draft: Draft, choice: Callable[[int, torch.Tensor], torch.Tensor]) -> Verdict:
+def walk(draft: Draft, choice: Callable[[int, torch.Tensor], torch.Tensor]) -> Acceptance:
     """Go from the row's last token to the child that is the target's choice, as long as there is one.
 
     Args:
@@ -34,7 +34,7 @@ def walk(draft: Draft, choice: Callable[[int, torch.Tensor], torch.Tensor]) -> V
         path.append(node_B1)
         accepted_B1 = accepted_B1 + stands_B1
     tokens.append(choice(draft.depth, place_B1))
-    return Verdict(accepted_B1[:, 0], torch.cat(tokens, dim=1), torch.cat(path, dim=1))
+    return Acceptance(accepted_B1[:, 0], torch.cat(tokens, dim=1), torch.cat(path, dim=1))
 
 
 def deepest(draft: Draft, stands_BN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.drafts import Block, Draft, Scores
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.model.run import Run
 
 
 class ChainVerifier:
@@ -31,4 +31,4 @@ class ChainVerifier:
         parents_BT = None if parents_BN is None else F.pad(parents_BN + 1, (1, 0), value=-1)
         counts = None if draft.counts is None else 1 + draft.counts
         block = Block(ids_BT, -1, parents_BT, counts=counts)
-        return self._target.feed(batch, block, keep=draft.nodes + 1, beside=batch.beside)
+        return self._target.feed(batch, block, keep=draft.nodes + 1, mixed=batch.mixed)

@@ -11,20 +11,20 @@ strategy equals the reference decoder's tokens, for ragged batches, in any order
 
 from __future__ import annotations
 
-from specframe_testing.conformance.acceptance import AcceptanceRuleSuite
+from specframe_testing.conformance.acceptance_suite import AcceptanceRuleSuite
 from specframe_testing.conformance.alignment import AlignmentSuite
-from specframe_testing.conformance.attention import AttentionBackendSuite
+from specframe_testing.conformance.attention_suite import AttentionBackendSuite
 from specframe_testing.conformance.constraint import ConstraintSuite
-from specframe_testing.conformance.decoding import DecodingSuite
-from specframe_testing.conformance.drafter import DrafterSuite
-from specframe_testing.conformance.executor import ExecutorSuite
+from specframe_testing.conformance.decoding_suite import DecodingSuite
+from specframe_testing.conformance.drafter_suite import DrafterSuite
+from specframe_testing.conformance.executor_suite import ExecutorSuite
 from specframe_testing.conformance.kv import KVBackendSuite
-from specframe_testing.conformance.model import ModelSuite
+from specframe_testing.conformance.model_suite import ModelSuite
 from specframe_testing.conformance.policy import DraftLengthPolicySuite
 from specframe_testing.conformance.scheduler import SchedulerSuite
-from specframe_testing.conformance.states import StateKindSuite, StateStoreSuite
+from specframe_testing.conformance.state_suites import StateKindSuite, StateStoreSuite
 from specframe_testing.conformance.stops import StopSuite
-from specframe_testing.conformance.trees import TreeDrafterSuite
+from specframe_testing.conformance.tree_suite import TreeDrafterSuite
 from specframe_testing.conformance.verifier import VerifierSuite
 
 __all__ = [

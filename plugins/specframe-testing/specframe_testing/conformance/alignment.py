@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from specframe.forward.attention import choice
+from specframe.model.attention import choice
 from specframe.plugins.compose import able
 from specframe.plugins.registry import registry
 from specframe_testing import fakes, harness, standard
-from specframe_testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
+from specframe_testing.conformance.decoding_suite import DecodingSuite, fake_pair, real_pair, usual_requests
 from specframe_testing.conformance.stops import StopSuite
 
 BY_ROW = {0: 3, 1: 0, 2: 2, 3: 1, 4: 3}
@@ -107,7 +107,7 @@ class AlignmentSuite(DecodingSuite, StopSuite):
 
     @pytest.mark.parametrize("architecture", ["gemma3", "gpt2"])
     def test_trees_of_real_models(self, architecture: str) -> None:
-        """Windows and learned positions go by a node's depth, not by its slot."""
+        """Windows and learned positions depend on a node's depth, not by its slot."""
         target, _ = real_pair(architecture)
         asked = usual_requests(target, new=6)
         drafter = self.tree_drafter(target, asked, BY_ROW)

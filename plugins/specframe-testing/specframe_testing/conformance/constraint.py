@@ -15,9 +15,9 @@ from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 from specframe_testing import fakes, harness, standard, suite_device
-from specframe_testing.conformance.base import Suite
-from specframe_testing.conformance.decoding import LENGTHS, fake_pair
-from specframe_testing.constraints import OneByOne
+from specframe_testing.conformance.decoding_suite import LENGTHS, fake_pair
+from specframe_testing.conformance.role_suite import Suite
+from specframe_testing.constraint_fakes import OneByOne
 
 NEW = 12
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from specframe.contracts.cache import KVShape, Paged, Placement, rounding
+from specframe.contracts.cache import KVShape, PagedView, Placement, rounding
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence as LiveSequence
-from specframe.contracts.round import State
-from specframe.forward.cache_views import gather_slots
+from specframe.contracts.round import SequenceState
+from specframe.model.cache_views import gather_slots
 from specframe.plugins.registry import registry
 from specframe_testing import harness
-from specframe_testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
+from specframe_testing.conformance.decoding_suite import DecodingSuite, fake_pair, usual_requests
 
 SHAPES = [
     KVShape(2, 3, 4, torch.float32),
@@ -62,9 +62,9 @@ class Bookkeeper:
         for sequence, places, row in zip(self.batch, slots, stamps, strict=True):
             self.held[id(sequence)].update(zip(places.tolist(), row.tolist(), strict=True))
         slots_BT = torch.from_numpy(slots).to(harness.device())
-        order_BS = torch.arange(extent, device=harness.device())[None]
+        index_BS = torch.arange(extent, device=harness.device())[None]
         chosen_BN = None if chosen is None else torch.from_numpy(chosen).to(harness.device())
-        places = Placement(slots_BT, slots_BT, slots_BT, order_BS, attended_BS=chosen_BN, first_row=first_row)
+        places = Placement(slots_BT, slots_BT, slots_BT, index_BS, attended_BS=chosen_BN, first_row=first_row)
         self.store.expect(places)
         for layer, shape in enumerate(SHAPES):
             view = self.store.write(
@@ -72,7 +72,7 @@ class Bookkeeper:
                 stamped(stamps, layer, shape.heads, shape.key_size, 0),
                 stamped(stamps, layer, shape.heads, shape.value_size, 1),
             )
-            assert ("paged" if isinstance(view, Paged) else "dense") in self.offers
+            assert ("paged" if isinstance(view, PagedView) else "dense") in self.offers
             handed = np.arange(extent)[None].repeat(len(slots), 0) if chosen is None else chosen
             held = gather_slots(view, handed.shape[1])
             self._check(held.keys, layer, shape.heads, shape.key_size, 0, handed)
@@ -204,8 +204,8 @@ class KVBackendSuite(DecodingSuite):
         everyone = sequences_of(3)
         decoding, joining = everyone[:2], everyone[2:]
         for sequence in decoding:
-            sequence.state = State.DECODING
-        joining[0].state = State.READING
+            sequence.state = SequenceState.DECODING
+        joining[0].state = SequenceState.READING
         book = Bookkeeper(self.object(), 3)
         for batch in (decoding, joining):
             book.arrange(batch)
@@ -231,7 +231,9 @@ class KVBackendSuite(DecodingSuite):
     def third_joins(self) -> tuple[Bookkeeper, list[LiveSequence]]:
         """Return a store with three sequences of six slots each, of which two decode and the third, which is the batch, reads."""
         everyone = sequences_of(3)
-        for sequence, state in zip(everyone, (State.DECODING, State.DECODING, State.READING), strict=True):
+        for sequence, state in zip(
+            everyone, (SequenceState.DECODING, SequenceState.DECODING, SequenceState.READING), strict=True
+        ):
             sequence.state = state
         book = Bookkeeper(self.object(), 3)
         for batch in (everyone[:2], everyone[2:]):

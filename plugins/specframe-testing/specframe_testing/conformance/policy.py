@@ -7,11 +7,11 @@ from typing import Any
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.model.run import Run
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 from specframe_testing import fakes, harness
-from specframe_testing.conformance.decoding import RIGHT, DecodingSuite, fake_pair, usual_requests
+from specframe_testing.conformance.decoding_suite import RIGHT, DecodingSuite, fake_pair, usual_requests
 
 
 class Recorder:

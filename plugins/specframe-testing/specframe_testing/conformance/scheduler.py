@@ -10,11 +10,11 @@ import attrs
 import pytest
 import torch
 
-from specframe.contracts.drafts import Draft, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Transfer
 from specframe.contracts.round import Batch
 from specframe.engine.pool import Pool
 from specframe_testing import harness, standard
-from specframe_testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
+from specframe_testing.conformance.decoding_suite import DecodingSuite, fake_pair, usual_requests
 
 DRAFT_LENGTH = 4
 Gains = Callable[[int, int], int]
@@ -52,7 +52,7 @@ def simulate(
 
 def look(pool: Pool, batch: Batch) -> Seen:
     """Check one batch and record it."""
-    sequences = [*batch.sequences, *(batch.beside.sequences if batch.beside else [])]
+    sequences = [*batch.sequences, *(batch.mixed.sequences if batch.mixed else [])]
     assert batch.sequences, "an empty batch"
     assert len({id(sequence) for sequence in sequences}) == len(sequences), "a sequence twice in a batch"
     assert not any(sequence.finished for sequence in sequences), "a finished sequence in a batch"
@@ -71,8 +71,8 @@ def advance(pool: Pool, batch: Batch, gains: Gains) -> None:
         for sequence, length in zip(batch.sequences, batch.lengths, strict=True)
     ]
     tokens_BT = torch.ones(len(batch), count + 1, dtype=torch.long, device=harness.device())
-    verdict = Verdict(torch.tensor(gained, device=harness.device()), tokens_BT)
-    pool.advance(batch, Transfer(Draft(tokens_BT[:, :count]), verdict))
+    acceptance = Acceptance(torch.tensor(gained, device=harness.device()), tokens_BT)
+    pool.advance(batch, Transfer(Draft(tokens_BT[:, :count]), acceptance))
 
 
 def workload(count: int, seed: int) -> tuple[list[int], list[int], Gains]:
@@ -88,7 +88,7 @@ class SchedulerSuite(DecodingSuite):
 
     role = "scheduler"
     reads_beside = False
-    """Whether the scheduler has pieces of prompts read beside rows that decode."""
+    """Whether the scheduler has prefill chunks read beside rows that decode."""
 
     def max_wait(self, batch_size: int) -> int:
         """Return the most rounds that a live sequence may wait; override it with the scheduler's own bound."""

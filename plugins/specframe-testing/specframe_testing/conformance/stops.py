@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria
 from specframe.contracts.requests import Request, Result, StopCheck
 from specframe.text.stopping import Criteria, StopStrings
 from specframe_testing import fakes, harness
-from specframe_testing.conformance.base import Suite
+from specframe_testing.conformance.role_suite import Suite
 
 BLOCK = 4
 """Draft tokens of a round. Place 0 of a continuation is the token the prompt's round gives; then come blocks of 5."""

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import Draft, Transfer, Verdict
+from specframe.contracts.drafts import Acceptance, Draft, Transfer
 from specframe.contracts.round import Batch
 from specframe.engine.error_words import strategy_name
 from specframe_testing import fakes, harness, standard, zoo
-from specframe_testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
+from specframe_testing.conformance.decoding_suite import DecodingSuite, fake_pair, real_pair, usual_requests
 
 
 class VerifierSuite(DecodingSuite):
@@ -32,7 +32,7 @@ class VerifierSuite(DecodingSuite):
         named = strategy_name(self.role, verifier)
         assert not logits_B1V.isnan().any(), f"{named}: score() must return logits that are numbers, got NaN"
         compare(logits_B1V.cpu(), whole(target, batch, batch.tokens_BS[:, :0]))
-        first = Verdict(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))
+        first = Acceptance(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))
         pool.advance(batch, Transfer(Draft(batch.tokens_BS[:, :0]), first))
 
         batch = pool.batch(pool.live)
@@ -85,7 +85,7 @@ class VerifierSuite(DecodingSuite):
             assert round.target == [(round.rows, round.report.draft.depth + 1)]
 
     def test_prompts_in_pieces(self) -> None:
-        """A prompt that is read in pieces gives what it gives when it is read at once."""
+        """A prompt that is read in chunks gives what it gives when it is read at once."""
         target, draft = fake_pair()
         asked = harness.requests(harness.random_prompts([5, 1, 30, 22], target.config.vocab_size), [20, 2, 9, 9])
         options = {"schedule": standard.READING_IN_PIECES, "batch_size": 2}
@@ -103,7 +103,7 @@ def begin(verifier: Any, pool: Any) -> None:
     batch = pool.batch(pool.admit(3))
     nothing = Draft(batch.tokens_BS[:, :0])
     logits_B1V = verifier.score(batch, nothing).logits_BTV
-    pool.advance(batch, Transfer(nothing, Verdict(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))))
+    pool.advance(batch, Transfer(nothing, Acceptance(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))))
 
 
 @torch.inference_mode()

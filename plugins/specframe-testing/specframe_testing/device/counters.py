@@ -20,11 +20,11 @@ WAIT, COPY, ALLOCATION = "wait", "copy", "allocation"
 
 
 @attrs.frozen(order=True)
-class Event:
+class CounterEvent:
     """One thing that happened."""
 
     kind: str
-    """"wait": the host waits for the device. "copy": from the host to the device. "allocation": of device memory."""
+    """"wait": the host synchronises for the device. "copy": from the host to the device. "allocation": of device memory."""
     what: str
     """The operation, in words."""
     place: str
@@ -34,12 +34,12 @@ class Event:
         return f"{self.kind} ({self.what}) at {self.place}"
 
 
-class Ledger:
+class EventLog:
     """Counts since the program began, and the events inside :meth:`watched` blocks."""
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
-        self._watching: list[tuple[tuple[str, ...], Counter[Event]]] = []
+        self._watching: list[tuple[tuple[str, ...], Counter[CounterEvent]]] = []
         self._refused: list[tuple[frozenset[str], str]] = []
 
     def note(self, kind: str, what: str) -> None:
@@ -51,16 +51,16 @@ class Ledger:
         self.totals[kind] += 1
         for refused, where in self._refused:
             if kind in refused:
-                raise RuntimeError(f"{Event(kind, what, place())}: not permitted {where}")
+                raise RuntimeError(f"{CounterEvent(kind, what, place())}: not permitted {where}")
         if watching := [counts for kinds, counts in self._watching if kind in kinds]:
-            event = Event(kind, what, place())
+            event = CounterEvent(kind, what, place())
             for counts in watching:
                 counts[event] += 1
 
     @contextlib.contextmanager
-    def watched(self, *kinds: str) -> Iterator[Counter[Event]]:
+    def watched(self, *kinds: str) -> Iterator[Counter[CounterEvent]]:
         """Hand out a counter of the events inside the block: of these kinds, or of all if none is named."""
-        counts: Counter[Event] = Counter()
+        counts: Counter[CounterEvent] = Counter()
         self._watching.append((kinds or (WAIT, COPY, ALLOCATION), counts))
         try:
             yield counts
@@ -86,7 +86,7 @@ class Ledger:
             self._refused = around
 
 
-COUNTERS = Ledger()
+COUNTERS = EventLog()
 """The one of this program."""
 
 
@@ -99,6 +99,6 @@ def place() -> str:
     return f"{name}:{frame.f_lineno}"
 
 
-def count(events: Counter[Event], kind: str) -> int:
+def count(events: Counter[CounterEvent], kind: str) -> int:
     """Return the number of events of a kind."""
     return sum(number for event, number in events.items() if event.kind == kind)

@@ -10,11 +10,11 @@ import torch
 from torch.nn.attention import varlen
 from torch.utils import backend_registration
 
-from specframe.devices.kinds import Cuda, Kind, Traffic
-from specframe_testing.device import indexed, masked, packed
+from specframe.devices.kinds import Cuda, DeviceKind, DeviceTraffic
+from specframe_testing.device import indexed, masked, varlen_kernels
+from specframe_testing.device.captured_graphs import SimRecording
 from specframe_testing.device.counters import COPY, COUNTERS, WAIT
-from specframe_testing.device.memory import MEMORY
-from specframe_testing.device.recording import SimRecording
+from specframe_testing.device.device_memory import MEMORY
 from specframe_testing.device.tensor import KERNELS, PARTS, SimTensor, aten, page_locked
 
 FACTORIES = (
@@ -28,7 +28,7 @@ FACTORIES = (
     "linspace",
     "randperm",
 )
-"""Operators that make tensors; all others go by the first two. The rest would make an empty tensor and then resize it."""
+"""Operators that make tensors; all others depend on the first two. The rest would make an empty tensor and then resize it."""
 
 COUNT = 2
 """Devices: ``sim:0`` and ``sim:1``."""
@@ -73,7 +73,7 @@ class SimEvent:
         return (end_event._seconds - self._seconds) * 1000
 
 
-class Simulated(Kind):
+class Simulated(DeviceKind):
     """The simulated device: everything that CUDA has but a compiler."""
 
     called = "sim"
@@ -102,9 +102,9 @@ class Simulated(Kind):
         """Change torch's settings as on CUDA."""
         return Cuda().any_shape()
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> DeviceTraffic:
         """Return what has been counted."""
-        return Traffic(COUNTERS.totals[WAIT], COUNTERS.totals[COPY])
+        return DeviceTraffic(COUNTERS.totals[WAIT], COUNTERS.totals[COPY])
 
     def watch_memory(self, device: torch.device) -> None:
         """Begin to look for the most memory in use."""
@@ -134,7 +134,7 @@ def register() -> Simulated:
         operator = getattr(getattr(aten, name.partition(".")[0]), name.partition(".")[2] or "default")
         LIBRARY.impl(name, on_sim(operator), "PrivateUse1")
     KERNELS[aten.histc.default] = lambda counted, *bounds: aten.histc(counted.float(), *bounds).to(counted.dtype)
-    KERNELS[aten._flash_attention_forward.default] = packed.flash
+    KERNELS[aten._flash_attention_forward.default] = varlen_kernels.flash
     KERNELS[aten.scaled_dot_product_attention.default] = masked.attention
     KERNELS[aten.index_copy_.default] = indexed.index_copy
     KERNELS[aten.index_put_.default] = indexed.index_put

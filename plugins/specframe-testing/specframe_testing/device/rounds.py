@@ -10,7 +10,7 @@ import attrs
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
-from specframe_testing.device.counters import COPY, COUNTERS, WAIT, Event, count
+from specframe_testing.device.counters import COPY, COUNTERS, WAIT, CounterEvent, count
 
 
 @attrs.frozen
@@ -18,7 +18,7 @@ class Traffic:
     """What happened from the end of one round to the end of the next."""
 
     report: RoundReport
-    events: Counter[Event]
+    events: Counter[CounterEvent]
     steady: bool
     """Whether it decoded the rows of the round before, none of which had ended."""
 
@@ -40,7 +40,7 @@ class Traffic:
 class Rounds(Observer):
     """An observer that keeps the traffic of every round."""
 
-    def __init__(self, events: Counter[Event]) -> None:
+    def __init__(self, events: Counter[CounterEvent]) -> None:
         self._events = events
         self.rounds: list[Traffic] = []
 

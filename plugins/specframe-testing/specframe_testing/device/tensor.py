@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from specframe_testing.device.captured_graphs import tape
 from specframe_testing.device.counters import ALLOCATION, COPY, COUNTERS, WAIT
-from specframe_testing.device.memory import Block
-from specframe_testing.device.operators import Rules, aten, rules
-from specframe_testing.device.recording import tape
+from specframe_testing.device.device_memory import MemoryBlock
+from specframe_testing.device.device_operators import Rules, aten, rules
 
 KERNELS: dict[Any, Callable[..., Any]] = {}
 """Kernels that the CPU does not have, or has in another way, by operator: called with tensors of the CPU."""
@@ -31,11 +31,11 @@ class SimTensor(torch.Tensor):
 
     cell: torch.Tensor
     """The values, on the CPU."""
-    block: Block
+    block: MemoryBlock
     """The memory it looks at."""
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor, index: int, block: Block | None = None) -> SimTensor:
+    def __new__(cls, inner: torch.Tensor, index: int, block: MemoryBlock | None = None) -> SimTensor:
         """Wrap a tensor of the CPU; ``block`` None: it is an allocation of its own."""
         with outside_inference():  # an inference tensor could have no views with a history of writes
             made = torch.Tensor._make_wrapper_subclass(
@@ -80,10 +80,10 @@ def outside_inference() -> contextlib.AbstractContextManager[Any]:
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
-def allocated(index: int, inner: torch.Tensor) -> Block:
+def allocated(index: int, inner: torch.Tensor) -> MemoryBlock:
     """Return a new allocation for a tensor."""
     COUNTERS.note(ALLOCATION, "tensor")
-    return Block(index, inner.numel() * inner.itemsize)
+    return MemoryBlock(index, inner.numel() * inner.itemsize)
 
 
 class Operands:
@@ -96,7 +96,7 @@ class Operands:
         self.kwargs = {name: self._inner(value) for name, value in kwargs.items()}
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[MemoryBlock]:
         """The memory of those of the device."""
         return [one.block for one in self.sims]
 

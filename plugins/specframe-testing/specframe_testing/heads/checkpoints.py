@@ -276,7 +276,7 @@ def planted_eagle3(
         folder: where to.
         target: a :func:`planted_target`.
         read: the number of the hidden state that it was made for, the second of the three that it is fed.
-        ids: the layer ids that the file has; None: none.
+        ids: the layer ids that the file has, or None for none.
         layout: "speculators", "authors", or "sglang": the authors' with ids, which are one less than hidden states' numbers.
         slips: of so many tokens it continues one wrongly, with the right token as its second choice; 0: none.
     """

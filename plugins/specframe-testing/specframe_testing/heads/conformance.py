@@ -22,9 +22,9 @@ from specframe.plugins.compose import strategy
 from specframe.plugins.entries import Entry
 from specframe.plugins.registry import registry
 from specframe_testing import fakes, harness, standard, zoo
-from specframe_testing.conformance import DrafterSuite, decoding, drafter, stops, trees
+from specframe_testing.conformance import DrafterSuite, decoding_suite, drafter_suite, stops, tree_suite
 from specframe_testing.heads import checkpoints
-from specframe_testing.heads.scripted import Seen, scripted
+from specframe_testing.heads.scripted import ScriptedCalls, scripted
 
 LAYERS = 2
 """Layers of the planted targets."""
@@ -35,15 +35,15 @@ Save = Callable[[Path, PreTrainedModel], Any]
 
 @functools.cache
 def planted(vocabulary: int = 61, eos: int = 0, context: int = 64) -> PreTrainedModel:
-    """Return a target in the place of a fake one."""
+    """Return a target in place of a fake one."""
     target = checkpoints.planted_target(LAYERS, vocabulary)
     target.config.eos_token_id, target.config.max_position_embeddings = eos, context
     return target
 
 
 def replace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put planted models in the places of fake ones."""
-    for module in (decoding, drafter, trees):
+    """Put planted models in place of fake ones."""
+    for module in (decoding_suite, drafter_suite, tree_suite):
         monkeypatch.setattr(module, "fake_pair", lambda: (planted(), None))
         monkeypatch.setattr(module, "real_pair", lambda name: (zoo.build(name), None), raising=False)
     monkeypatch.setattr(stops, "stop_target", lambda: planted(509))
@@ -64,16 +64,16 @@ class HeadSuite(DrafterSuite):
     save: ClassVar[Save]
     """Saves a head, best one that is right in part."""
     reduced: ClassVar[Save | None] = None
-    """Saves a head with a vocabulary of its own, in a file with ``d2t`` and ``t2d``; None: the format has none."""
+    """Saves a head with a vocabulary of its own, in a file with ``d2t`` and ``t2d``, or None if the format has none."""
     right: ClassVar[Callable[[Path], PreTrainedModel] | None] = None
     """Saves a head that is right because of the hidden states that its file names, and returns its target, none of whose hidden
-    states tells what another tells; None: there is none."""
+    states tells what another tells, or None if there is none."""
     options: ClassVar[str] = ""
     """Options after the checkpoint, as in ",tree=dynamic"."""
     chain: ClassVar[str] = ""
     """Options for a chain, where that is not the default."""
     block: ClassVar[int | None] = None
-    """Tokens of the block that every draft begins, however short it is; None: a draft's own are fed."""
+    """Tokens of the block that every draft begins, however short it is, or None if a draft's own are fed."""
     architectures = ("qwen3",)
 
     def registered(self) -> list[Entry]:
@@ -82,7 +82,7 @@ class HeadSuite(DrafterSuite):
 
     @pytest.fixture(autouse=True)
     def models(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put planted models in the places of fake ones."""
+        """Put planted models in place of fake ones."""
         replace(monkeypatch)
 
     def pipeline(self, target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipeline:
@@ -101,12 +101,12 @@ class HeadSuite(DrafterSuite):
         target = zoo.build("qwen3")
         type(self).save(tmp_path, target)
         asked = harness.requests(harness.random_prompts([5, 1, 9], zoo.VOCABULARY), 12)
-        rounds: list[Seen] = []
+        rounds: list[ScriptedCalls] = []
         made = scripted(self.opened(tmp_path), rounds, harness.truth(target, asked), lambda place: place % 3 > 0)
         harness.check(harness.pipeline(target, made, batch_size=3, draft_length=3), asked)
         whole = [one for one in rounds if not one.drafted and one.count == 3]  # a block's logits depend on its length
         assert len(whole) >= 6, "hardly anything was drafted"
-        anew: list[Seen] = []
+        anew: list[ScriptedCalls] = []
         pipe = harness.pipeline(target, scripted(self.opened(tmp_path), anew), batch_size=1, draft_length=3)
         for one in whole:
             anew.clear()

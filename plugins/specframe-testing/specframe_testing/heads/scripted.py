@@ -20,7 +20,7 @@ from specframe.contracts.round import Batch
 
 
 @attrs.frozen(eq=False)
-class Seen:
+class ScriptedCalls:
     """Logits that a head gave for one place of one row's draft."""
 
     ids: list[int]
@@ -34,7 +34,10 @@ class Seen:
 
 
 def scripted(
-    made: HeadDrafter, seen: list[Seen], truth: Sequence[Sequence[int]] = (), right: Callable[[int], bool] | None = None
+    made: HeadDrafter,
+    seen: list[ScriptedCalls],
+    truth: Sequence[Sequence[int]] = (),
+    right: Callable[[int], bool] | None = None,
 ) -> Any:
     """Return a drafter with right tokens of the target in some places and wrong ones elsewhere.
 
@@ -42,7 +45,7 @@ def scripted(
         made: the drafter.
         seen: takes the logits of every place.
         truth: the target's continuation of each request, by index.
-        right: whether the token at the n-th place after a prompt is right; None: the drafter's own tokens are left.
+        right: whether the token at the n-th place after a prompt is right, or None if the drafter's own tokens are left.
     """
     (
         usual,
@@ -61,7 +64,7 @@ def scripted(
             length = int(batch.lengths[row])
             place = length - len(sequence.request.prompt_ids) + offset
             ids = batch.tokens[row, :length].tolist()
-            seen.append(Seen(ids, drafted_BK[row].tolist(), 0, logits_B1V[row, 0].clone()))
+            seen.append(ScriptedCalls(ids, drafted_BK[row].tolist(), 0, logits_B1V[row, 0].clone()))
             if right is None:
                 continue
             own = [*truth[sequence.request.index], *[0] * 16]
@@ -84,7 +87,7 @@ def steered(
 ) -> Any:
     """Return a drafter one path of whose drafts has the target's tokens, as far as places are to be right.
 
-    The path goes by the first child of a node and by the last in turn, so that it lies in unlike places of a tree.
+    The path depends on the first child of a node and by the last in turn, so that it lies in unlike places of a tree.
 
     Args:
         made: the drafter.

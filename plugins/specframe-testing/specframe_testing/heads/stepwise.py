@@ -9,17 +9,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from specframe_heads.backbone import FAMILIES, configured
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.stepwise import writing
 from specframe_heads.stepwise.clover import Clover, Clover2
-from specframe_heads.stepwise.head import StepHead
 from specframe_heads.stepwise.hydra import Hydra
-from specframe_heads.stepwise.layers import Layers, sizes
+from specframe_heads.stepwise.layers import HeadLayers, sizes
 from specframe_heads.stepwise.medusa import Medusa
+from specframe_heads.stepwise.step_head import StepHead
 from specframe_heads.stepwise.steps import Steps
 from specframe_heads.target import Target
-from specframe_heads.training.continuations import Text
+from specframe_heads.training.continuations import ContinuationText
 from specframe_heads.training.training_batches import Lesson, Reader
-from specframe_heads.vocabulary import DraftVocabulary
 from transformers import PreTrainedModel
 
 from specframe.reference import reference_decode
@@ -42,7 +42,7 @@ def overfitted(
         steps: of training; many of them make a head that is always right on these texts.
     """
     head, number = new(kind, Target(model)), numbers(kind, Target(model))
-    texts = [Text([*one, *reference_decode(model, list(one), tokens)], len(one)) for one in prompts]
+    texts = [ContinuationText([*one, *reference_decode(model, list(one), tokens)], len(one)) for one in prompts]
     lesson = Reader(model, [number]).read(texts)
     fit(head, lesson, number, steps)
     write(folder, kind, head, Target(model))
@@ -76,10 +76,10 @@ def heads(target: Target) -> int:
     return int(sizes(target)["num_attention_heads"])
 
 
-def layers(target: Target, count: int, norm: bool, enter: bool = False) -> Layers:
+def layers(target: Target, count: int, norm: bool, enter: bool = False) -> HeadLayers:
     """Return layers with random weights."""
     config = configured("the head", sizes(target) | {"num_hidden_layers": count})
-    made = Layers(config, norm, enter)
+    made = HeadLayers(config, norm, enter)
     made.rotary_emb = FAMILIES["llama"].rotary(config=config)
     made.embed_tokens.weight = torch.nn.Parameter(target.model.get_output_embeddings().weight.detach(), False)
     return made

@@ -31,7 +31,7 @@ class Branch:
         self.children: dict[int, Child] = {}
         """By the first token of their edges, in the order in which they came."""
         self.top: int | None = None
-        """The first token of the most frequent one; None: it is to be found out."""
+        """The first token of the most frequent one, or None if it is to be found out."""
 
 
 Child = Union["Branch", int]
@@ -76,7 +76,7 @@ def better(score: float, match: int, beyond: float, best: Speculation | None) ->
 
 
 class Places(dict[int, Point | None]):
-    """The places of a context's last tokens by their number, each looked for once; None: they do not occur."""
+    """The places of a context's last tokens by their number, each looked for once, or None if they do not occur."""
 
     __slots__ = ("context", "corpus")
 
@@ -251,7 +251,7 @@ class Corpus:
         return most
 
     def walk(self, context: array[int], match: int) -> Point | None:
-        """Return the place of the last ``match`` tokens; None: they do not occur.
+        """Return the place of the last ``match`` tokens, or None if they do not occur.
 
         Edges are told by their first tokens alone. All tokens are compared at the end, with those of one occurrence (PATRICIA,
         Morrison 1968).
@@ -293,7 +293,7 @@ class Corpus:
             yield self.count((below, 0, 0)), token, (below, 1, above + inside)
 
     def _along(self, point: Point) -> tuple[int, int, Point] | None:
-        """Return the only child of a point inside of an edge; None: the response, or the tree, ends there."""
+        """Return the only child of a point inside of an edge, or None for the response, or the tree, ends there."""
         child, inside, above = point
         start = child if isinstance(child, int) else child.start
         token = self._tokens[start + inside - self._base]

@@ -24,7 +24,7 @@ PACKAGE = "arctic-inference"
 """The distribution with the trees of the method's authors."""
 
 
-class Engine(Protocol):
+class SuffixEngine(Protocol):
     """Looks rows up in their own texts and in earlier responses."""
 
     def find(self, batch: Batch, rows: list[int], most: list[Most]) -> list[Speculation]:

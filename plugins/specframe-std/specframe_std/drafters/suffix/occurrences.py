@@ -10,7 +10,7 @@ import functools
 import attrs
 import numpy as np
 
-from specframe_std.drafters.suffix.layout import Layout
+from specframe_std.drafters.suffix.array_layout import ArrayLayout
 
 ONE_BY_ONE = 3
 """Tokens before the last that are compared one after the other: few occurrences match in more, and these are compared at once."""
@@ -25,7 +25,7 @@ ZERO = np.zeros(1, np.int64)
 class Occurrences:
     """The places before rows' last tokens that have the same token, in the order of rows and places."""
 
-    layout: Layout
+    layout: ArrayLayout
     rows_C: np.ndarray
     found_C: np.ndarray
     """The places among the tokens of all rows."""
@@ -62,7 +62,7 @@ def run_starts(values_X: np.ndarray) -> np.ndarray:
 
 def occurrences(tokens_RS: np.ndarray, lengths_R: np.ndarray, most: int) -> Occurrences:
     """Return the places of each row's last token before its end, with match lengths up to ``most``."""
-    layout = Layout.of(tokens_RS, lengths_R, most)
+    layout = ArrayLayout.of(tokens_RS, lengths_R, most)
     tokens_X, ends_R = layout.tokens_X, layout.ends_R
     found_C = np.flatnonzero(layout.table_RS == tokens_X[ends_R][:, None])
     rows_C = found_C // layout.stride
@@ -79,7 +79,7 @@ def occurrences(tokens_RS: np.ndarray, lengths_R: np.ndarray, most: int) -> Occu
     return Occurrences(layout, rows_C, found_C, matches_C)
 
 
-def _matches(layout: Layout, found_X: np.ndarray, rows_X: np.ndarray, most: int) -> np.ndarray:
+def _matches(layout: ArrayLayout, found_X: np.ndarray, rows_X: np.ndarray, most: int) -> np.ndarray:
     """Return the match lengths of places that match in more than :data:`ONE_BY_ONE` tokens, up to ``most``.
 
     A row that says the same over and over has many such places, all of them whole periods before its end: one in between would
@@ -96,7 +96,7 @@ def _matches(layout: Layout, found_X: np.ndarray, rows_X: np.ndarray, most: int)
     return np.minimum(matches_X, most)
 
 
-def _first_periods(layout: Layout, found_X: np.ndarray, rows_X: np.ndarray) -> np.ndarray:
+def _first_periods(layout: ArrayLayout, found_X: np.ndarray, rows_X: np.ndarray) -> np.ndarray:
     """Return the place where the first period begins of what each row says over and over; of other rows a place after its end.
 
     The period is the distance from the last place to the row's end. Rows are asked about whose last three places are so far from

@@ -11,7 +11,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from specframe_std.drafters.suffix.layout import Layout
+from specframe_std.drafters.suffix.array_layout import ArrayLayout
 from specframe_std.drafters.suffix.occurrences import Occurrences
 from specframe_std.drafters.suffix.speculation import Speculation, single
 
@@ -23,7 +23,7 @@ FEW = 100
 class Trials:
     """The occurrences of texts that rows end with, one text after the other."""
 
-    layout: Layout
+    layout: ArrayLayout
     trials_E: np.ndarray
     found_E: np.ndarray
     """The place of each occurrence among the tokens."""

@@ -24,7 +24,7 @@ from specframe.observe.watch import Watch
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe_std.executors.workers import messages as m
-from specframe_std.executors.workers.jobs import Job, Queue, report_of, report_of_failure
+from specframe_std.executors.workers.jobs import Job, JobQueue, report_of, report_of_failure
 from specframe_std.executors.workers.processes import WorkerProcess, WorkerProcesses
 
 MOST_DEATHS = 3
@@ -85,7 +85,7 @@ class DispatchingEngine:
         self._jobs: dict[int, Job] = {}
         self._keys: dict[tuple[int, int], int] = {}
         """The ticket of each unfinished request, by its key."""
-        self._queue = Queue()
+        self._queue = JobQueue()
         self._tickets, self._numbers = itertools.count(), itertools.count(1)
         self._room = 0
         self._late: BaseException | None = None
@@ -144,7 +144,7 @@ class DispatchingEngine:
         return job.sequence
 
     def step(self) -> RoundReport | None:
-        """Dispatch what has arrived, wait for a worker, and report its round; None: nothing new has come.
+        """Dispatch what has arrived, wait for a worker, and report its round, or None if nothing new has come.
 
         Raises:
             SpecframeError: what a worker raises where no request is at fault, as one process would.
@@ -210,7 +210,7 @@ class DispatchingEngine:
         return self._handled(next(worker for worker in self._workers if worker.process is heard[0]), heard[1])
 
     def _patience(self) -> float | None:
-        """Seconds to wait for a worker: until the next request arrives; None: as long as it takes."""
+        """Seconds to wait for a worker: until the next request arrives, or None for as long as it takes."""
         following = self._queue.following
         left = math.inf if following is None else following - self._clock.now
         return left if 0 < left < math.inf else None
@@ -238,7 +238,7 @@ class DispatchingEngine:
         return None
 
     def _next_request(self) -> tuple[Assignment, Job] | None:
-        """Take the next request out of the queue, with the worker that is to have it; None: none may be given now."""
+        """Take the next request out of the queue, with the worker that is to have it, or None for none may be given now."""
         workers = sorted(
             (worker for worker in self._workers if worker.ready and not worker.reserved),
             key=lambda worker: len(worker.jobs),
@@ -310,7 +310,7 @@ class DispatchingEngine:
         return None
 
     def _replaced(self, worker: Assignment) -> RoundReport | None:
-        """Have another worker in the place of one that has died, and its requests decoded again.
+        """Have another worker in place of one that has died, and its requests decoded again.
 
         A worker that died before it was ready had begun no request, so none is blamed.
         """

@@ -82,7 +82,7 @@ class Workers:
         if self._processes:
             self._processes.dismiss()
 
-    def agree(self, value: Value) -> Value:
+    def broadcast(self, value: Value) -> Value:
         """Return the value itself: every row is decoded by one process."""
         return value
 

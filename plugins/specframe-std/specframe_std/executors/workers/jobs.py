@@ -9,7 +9,7 @@ import numpy as np
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Sequence, State
+from specframe.contracts.round import Sequence, SequenceState
 from specframe_std.executors.workers.messages import Ended, Round
 
 
@@ -54,7 +54,7 @@ class Job:
         return self.sequence
 
 
-class Queue:
+class JobQueue:
     """Requests that no worker has, by their arrival."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Queue:
 
     @property
     def following(self) -> float | None:
-        """When the next request arrives; None: there is none."""
+        """When the next request arrives, or None if there is none."""
         return self._coming[0][0] if self._coming else None
 
     def arrived(self, now: float) -> Job | None:
@@ -111,7 +111,7 @@ def report_of(told: Round, jobs: dict[int, Job], number: int) -> RoundReport | N
         if ticket in ended:
             finished.append(job.end(ended[ticket]))
         elif ids:
-            job.sequence.state = State.DECODING
+            job.sequence.state = SequenceState.DECODING
         if ids or ticket in ended:
             rows.append(row)
             tokens.append(ids)

@@ -33,7 +33,7 @@ class Open:
     run: int
     """Number of the run. Every message that comes back has it."""
     recipe: bytes | None
-    """The pickled recipe; None: the one that the worker has made its models and strategies of."""
+    """The pickled recipe, or None for the one that the worker has made its models and strategies of."""
     batch_size: int
     seed: int
     kind: str
@@ -179,7 +179,7 @@ class _Packer(pickle.Pickler):
         self._tokenizer = tokenizer
 
     def persistent_id(self, one: Any) -> Any:
-        """Return what stands for an object; None: the object itself."""
+        """Return what stands for an object, or None for the object itself."""
         if one is self._tokenizer and one is not None:
             return "tokenizer", None
         return ("tensor", pickle.dumps(one.detach().cpu())) if isinstance(one, torch.Tensor) else None

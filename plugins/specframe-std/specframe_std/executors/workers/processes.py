@@ -18,7 +18,7 @@ import attrs
 
 from specframe.engine.parts import Parts
 from specframe.errors import ModelError
-from specframe.forward.model_state import ModelState
+from specframe.model.model_state import ModelState
 from specframe.models.pairs import is_module
 from specframe_std.executors.workers import messages as m
 from specframe_std.executors.workers.worker import main
@@ -127,7 +127,7 @@ class WorkerProcesses:
         """Return the next message of this run and its worker; the message is None where the worker has died.
 
         Args:
-            timeout: seconds to wait at most; None: until there is one.
+            timeout: seconds to wait at most, or None if until there is one.
 
         Returns:
             None: the time is up.
@@ -149,7 +149,7 @@ class WorkerProcesses:
                 return process, message
 
     def replace(self, process: WorkerProcess) -> WorkerProcess:
-        """Begin a process in the place of one that has died, and return its worker.
+        """Begin a process in place of one that has died, and return its worker.
 
         Raises:
             ModelError: processes in this place end before they have their models.

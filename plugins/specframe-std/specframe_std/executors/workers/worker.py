@@ -17,11 +17,11 @@ from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.devices import kinds
-from specframe.engine.engine import Engine
+from specframe.engine.local_engine import LocalEngine
 from specframe.engine.parts import Parts, parts_of
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.models.pairs import is_module
-from specframe.observe.counts import Filler
+from specframe.observe.counts import PaddingCounts
 from specframe.observe.logprobs import Logprobs
 from specframe.observe.stopwatch import Stopwatch
 from specframe.plugins.recipe import Recipe
@@ -47,7 +47,7 @@ def main(pipe: Connection, number: int, count: int) -> None:
     Worker(pipe, number).run()
 
 
-class Forwards(Filler):
+class ForwardCounts(PaddingCounts):
     """Notes forward passes, and the tokens they compute, until they are taken."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Worker:
     def __init__(self, pipe: Connection, number: int) -> None:
         self._pipe, self._number = pipe, number
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._engine: Engine | None = None
+        self._engine: LocalEngine | None = None
         self._parts: Parts | None = None
         self._run = 0
         warnings.showwarning = self._warn
@@ -92,7 +92,7 @@ class Worker:
                 self._take(self._inbox.get())
             self._step(self._engine)
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return the value itself: a worker is alone with its rows."""
         return value
 
@@ -156,9 +156,9 @@ class Worker:
         """Open an engine without requests."""
         assert self._parts is not None
         device = self._parts.runner.device
-        self._clock, self._logprobs, self._forwards = Stopwatch(device), Logprobs(), Forwards()
+        self._clock, self._logprobs, self._forwards = Stopwatch(device), Logprobs(), ForwardCounts()
         watching = [self._clock, self._logprobs, self._forwards]
-        self._engine = Engine(self._recipe, self._parts, watching, self._clock, self, installed=False)
+        self._engine = LocalEngine(self._recipe, self._parts, watching, self._clock, self, installed=False)
         self._unpacking = m.Unpacking(self._parts.tokenizer, device)
         self._requests: dict[int, Request] = {}
         self._tickets: dict[int, int] = {}
@@ -183,7 +183,7 @@ class Worker:
     def _forget(self, ticket: int) -> None:
         del self._tickets[id(self._requests.pop(ticket))]
 
-    def _step(self, engine: Engine) -> None:
+    def _step(self, engine: LocalEngine) -> None:
         """Decode a round and tell of it; an error that is not specframe's own is laid to the requests."""
         try:
             progress = engine.step()
@@ -199,7 +199,7 @@ class Worker:
             if progress is not None:
                 self._send(self._round(engine, progress))
 
-    def _round(self, engine: Engine, progress: Progress) -> m.Round:
+    def _round(self, engine: LocalEngine, progress: Progress) -> m.Round:
         tickets = [self._tickets[id(sequence.request)] for sequence in progress.sequences]
         ended = [self._ended(sequence) for sequence in progress.finished]
         return m.Round(

@@ -1,0 +1,39 @@
+"""The kinds of heads that can be trained."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from specframe.errors import OptionError
+from specframe_heads.training.learner import Learner
+
+LEARNERS: Mapping[str, str] = {
+    "clover2": "specframe_heads.training.clover2:Clover2Learner",
+    "dflash": "specframe_heads.training.dflash:DFlashLearner",
+    "eagle3": "specframe_heads.training.eagle3:Eagle3Learner",
+    "medusa": "specframe_heads.training.medusa_training:MedusaLearner",
+}
+"""Where the learner of each kind is."""
+
+
+OPTIONS = {"ids": "--vocabulary", "layers": "--layers"}
+"""Options that some kinds have, by the learner's name for them."""
+
+
+def require(kind: str, options: Iterable[str]) -> None:
+    """Raise :class:`OptionError` for an option that a kind's format has no place for."""
+    for given in set(options) - inspect.signature(_class(kind)).parameters.keys():
+        raise OptionError(f"{OPTIONS[given]}: expected a kind that has it, got {kind}")
+
+
+def learner(kind: str, **options: Any) -> Learner:
+    """Return a new learner of a kind."""
+    return _class(kind)(**options)
+
+
+def _class(kind: str) -> type[Learner]:
+    module, _, name = LEARNERS[kind].partition(":")
+    return getattr(importlib.import_module(module), name)

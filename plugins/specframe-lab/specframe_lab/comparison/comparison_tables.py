@@ -1,0 +1,293 @@
+"""All figures of a comparison, with their titles, units and definitions."""
+
+from __future__ import annotations
+
+from specframe_lab.comparison import comparison_figures as f
+from specframe_lab.comparison.comparison_figures import SPREAD, Rows, Table
+from specframe_lab.comparison.comparison_results import Comparison
+from specframe_lab.comparison.summary import clock_unit
+from specframe_lab.serving.objectives import objectives
+from specframe_lab.serving.serving_figures import RATES, rates
+
+
+def named(rows: Rows) -> str:
+    """Return the schemes of a figure in words."""
+    *others, last = dict.fromkeys(row[0] for row in rows) or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def tables(comparison: Comparison) -> dict[str, Table]:
+    """Return every figure of a comparison by its name."""
+    return {table.name: table for part in (speed, time, serving, drafts, rest) for table in part(comparison)}
+
+
+def speed(comparison: Comparison) -> list[Table]:
+    """Return throughput, speed-up, the price of bitwise equality and break-even."""
+    ups = f.speed_up(comparison)
+    return [
+        Table(
+            "speed_up",
+            "Speed-up over plain decoding",
+            "times plain decoding",
+            "Tokens per second over those of plain decoding at the same batch size in the same repeat.",
+            SPREAD,
+            ups,
+        ),
+        Table(
+            "throughput",
+            "Throughput",
+            "tokens/s",
+            "Generated tokens of all sequences over the time of all rounds, reading of prompts included.",
+            SPREAD,
+            f.by_cell(comparison, f.figure("tokens_per_second")),
+        ),
+        Table(
+            "bitwise_price",
+            "Price of bitwise equality",
+            "times the time",
+            "Tokens per second of the same scheme without bitwise, at the same batch size in the same repeat, over those with it.",
+            SPREAD,
+            f.bitwise_price(comparison),
+        ),
+        Table(
+            "break_even",
+            "Break-even batch size",
+            "rows",
+            "The largest batch size at which the interval of the speed-up lies above 1, and the next at which it lies below.",
+            ("scheme", "faster_up_to", "slower_from", "in_words"),
+            f.break_even(ups),
+        ),
+        Table(
+            "side_by_side",
+            "Side by side",
+            "times as fast",
+            "Tokens per second of the fastest lossless scheme over those of each other at the same batch size in the same repeat.",
+            f.SIDE_BY_SIDE,
+            f.side_by_side(comparison),
+        ),
+    ]
+
+
+def time(comparison: Comparison) -> list[Table]:
+    """Return where the time goes, and how long sequences take."""
+    return [
+        Table(
+            "stage_shares",
+            "Where the time goes",
+            "share of the time",
+            "Seconds of each stage over the seconds of all stages, all repeats together.",
+            ("scheme", "batch_size", "stage", "share", "seconds_per_run"),
+            f.stage_shares(comparison),
+        ),
+        Table(
+            "realign_share",
+            "Realign share",
+            "share of the time",
+            "Share of the time spent moving what is cached, stage align.",
+            SPREAD,
+            f.shares(comparison, "realign_share", speculating=True),
+            "No scheme spent time on moving rows.",
+        ),
+        Table(
+            "latency",
+            "Latency of a sequence",
+            clock_unit(comparison),
+            f"{unit(comparison).capitalize()} from a sequence's arrival to its end: percentiles over sequences, each the "
+            "median over repeats. Longest wait: the most rounds that a sequence was passed over.",
+            ("scheme", "batch_size", *(f"p{p}" for p in f.PERCENTILES), "longest_wait", "sequences"),
+            f.latency(comparison),
+        ),
+    ]
+
+
+def serving(comparison: Comparison) -> list[Table]:
+    """Return the figures of requests, as a client of a server sees them; goodput where there are objectives."""
+    slo = comparison.about.get("slo")
+    wanted, seconds = objectives(slo) if slo else None, unit(comparison)
+    return [
+        Table(
+            "serving",
+            "Requests",
+            seconds,
+            f"In {seconds}, from the sending of a request on, which with --max-concurrency may be later than its arrival. ttft: "
+            "to the first token. tpot: per token after the first. itl: between two chunks of a request, those of all requests "
+            "together; the tokens of one round are one chunk. e2el: to the end. Percentiles are medians over repeats.",
+            ("scheme", "batch_size", "figure", "mean", *(f"p{p}" for p in f.PERCENTILES), "values"),
+            f.serving(comparison),
+        ),
+        Table(
+            "request_rates",
+            "Requests per second",
+            "requests/s",
+            f"Of all requests together, over the {seconds} from the start to the last one's end: medians over repeats.",
+            ("scheme", "batch_size", *RATES),
+            f.request_rates(comparison, wanted),
+        ),
+        Table(
+            "request_goodput",
+            "Goodput",
+            "good requests/s",
+            f"Requests per second that keep all objectives: {slo} (milliseconds).",
+            SPREAD,
+            f.by_cell(comparison, lambda line: rates(line.get("requests", ()), wanted)["request_goodput"])
+            if wanted
+            else [],
+        ),
+    ]
+
+
+def unit(comparison: Comparison) -> str:
+    """Return the unit of the clock that requests are timed with."""
+    return "seconds" if clock_unit(comparison) == "s" else "passes of the target"
+
+
+def drafts(comparison: Comparison) -> list[Table]:
+    """Return the outcomes of draft tokens."""
+    return [
+        Table(
+            "acceptance_length",
+            "Tokens per round",
+            "tokens",
+            "Mean acceptance length: 1 + accepted draft tokens per round of a sequence, the bonus token included.",
+            SPREAD,
+            f.by_cell(comparison, f.figure("mean_acceptance_length"), speculating=True),
+        ),
+        Table(
+            "acceptance_by_category",
+            "Tokens per round by category",
+            "tokens",
+            "Mean acceptance length of the prompts of each category, and of each turn of chats. Micro: every round weighs alike. "
+            "Macro: every category does.",
+            f.BY_CATEGORY,
+            f.by_category(comparison),
+        ),
+        Table(
+            "draft_acceptance_rate",
+            "Accepted tokens per verified node",
+            "share of nodes",
+            "Accepted draft tokens over the draft tokens that the target has scored: those of chains, and all nodes of trees.",
+            SPREAD,
+            f.shares(comparison, "draft_acceptance_rate", speculating=True),
+        ),
+        Table(
+            "calibration",
+            "Calibration of confidence",
+            "share of tokens",
+            "Draft tokens by the probability with which the policy expected them to stand, those before them standing: its mean "
+            "over the tokens of a tenth, and the share of them that stood. All repeats together, warm-up runs included.",
+            ("scheme", "batch_size", "predicted", "stood", "tokens"),
+            f.calibration(comparison),
+        ),
+        Table(
+            "acceptance_by_position",
+            "Acceptance by position",
+            "share of drafts",
+            "Of the drafts that reach a position before their sequence's limit, the share whose token there stood. "
+            "Schemes less than half a percentage point apart share a line, all batch sizes together.",
+            ("scheme", "batch_size", "position", "drafted", "accepted", "rate"),
+            f.by_position(comparison),
+        ),
+        Table(
+            "acceptance_by_branch",
+            "Acceptance by branch",
+            "share of paths",
+            "Of the accepted paths of trees that reach a branch of a depth, the share in which its node stood; branch 1 is a "
+            "node's first child. The bars of a depth add up to the acceptance at that depth, all batch sizes together.",
+            ("scheme", "batch_size", "depth", "branch", "reached", "stood", "rate"),
+            f.by_branch(comparison),
+        ),
+        Table(
+            "acceptance_histogram",
+            "Accepted tokens per round",
+            "share of rounds",
+            "Rounds of a sequence by the number of draft tokens that stood, the bonus token left out. "
+            "Schemes less than half a percentage point apart share their bars, all batch sizes together.",
+            ("scheme", "batch_size", "accepted", "rounds", "share"),
+            f.histogram(comparison),
+        ),
+    ]
+
+
+def rest(comparison: Comparison) -> list[Table]:
+    """Return equality with plain decoding, the shape of batches, and memory."""
+    grouping = [row for row in f.shares(comparison, "grouping_rate", speculating=True) if row[1] > 1]
+    return [
+        Table(
+            "equality",
+            "Equal to plain decoding",
+            "sequences",
+            "Sequences whose token ids are those of plain decoding at batch size 1, in the first run. "
+            "Partial: the mean share of a sequence that is a common start.",
+            (
+                "scheme",
+                "batch_size",
+                "sequences",
+                "exact",
+                "partial",
+                "exact_same_batch",
+                "promised",
+                "same_in_all_repeats",
+            ),
+            f.equality(comparison),
+        ),
+        Table(
+            "grouping_rate",
+            "Grouping rate",
+            "share of rounds",
+            "Of decoding rounds with more than one row, the share whose rows all had one length.",
+            SPREAD,
+            grouping,
+            f"{named(grouping)} formed no batch of several rows of one length.",
+        ),
+        Table(
+            "padding_share",
+            "Padding share",
+            "share of places",
+            "Of the rectangle rows × longest row, the share that holds no token, over decoding rounds.",
+            SPREAD,
+            f.shares(comparison, "padding_share", speculating=True),
+            "No batch had padding: no place of a batch is without a token.",
+        ),
+        Table(
+            "filler_share",
+            "Filler share",
+            "share of tokens",
+            "Of the tokens that target and draft model computed, the share that meant nothing.",
+            SPREAD,
+            f.shares(comparison, "filler_share"),
+            "Neither model computed filler: every token that they computed meant something.",
+        ),
+        Table(
+            "peak_kv_bytes",
+            "Peak KV cache",
+            "bytes",
+            "The most bytes that all KV caches of a run held, the draft model's included.",
+            SPREAD,
+            f.by_cell(comparison, f.figure("peak_kv_bytes")),
+        ),
+        Table(
+            "state_bytes",
+            "States",
+            "bytes",
+            "The most bytes of the states of layers without keys and values, a part of the peak KV cache.",
+            SPREAD,
+            f.state_bytes(comparison),
+        ),
+        Table(
+            "peak_device_bytes",
+            "Peak device memory",
+            "bytes",
+            "The most bytes of the target's device in use during a run: models, caches, and what forwards need meanwhile.",
+            SPREAD,
+            f.device_bytes(comparison),
+        ),
+        Table(
+            "memory",
+            "Tokens per second against memory",
+            "tokens/s",
+            "Tokens per second over the most bytes in use: of the target's device where it tells them, else of all caches. A line "
+            "goes through a scheme's batch sizes: up is faster, left is smaller.",
+            f.MEMORY,
+            f.memory(comparison),
+        ),
+    ]

@@ -1,0 +1,188 @@
+"""The page that steps through traces: one file, which needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from specframe_lab.trace.captions import Captions, bytes_text
+from specframe_lab.trace.frames import EMPTY, PADDING, STALE, Frame, Lane, SchemeTrace, Score
+from specframe_lab.trace.tree_drawing import drawn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Json = dict[str, Any]
+SCRIPTS = ("base", "lane", "panel", "tables", "page")
+"""The parts of the page's script, in order."""
+
+
+def render(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Callable[[int], str]) -> str:
+    """Return the page.
+
+    Args:
+        schemes: runs over the same prompts.
+        facts: what to say of the run: "target", "batch size" and the like.
+        text_of: the text of a token.
+    """
+    page, style = part("page.html"), part("page.css")
+    script = "\n".join(part(f"{name}.js") for name in SCRIPTS)
+    data = json.dumps(page_data(schemes, facts, text_of), separators=(",", ":")).replace("<", "\\u003c")
+    numbers = without_script(schemes)
+    for place, content in (
+        ("/*STYLE*/", style),
+        ("<!--NUMBERS-->", numbers),
+        ("/*SCRIPT*/", script),
+        ("/*DATA*/", data),
+    ):
+        page = page.replace(place, content)
+    return page
+
+
+def without_script(schemes: Sequence[SchemeTrace]) -> str:
+    """Return a table with the totals of every scheme, for readers without JavaScript."""
+    columns = ("scheme", "passes of the target", "slots moved", "bytes moved", "prompts with the target's own text")
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    rows = []
+    for scheme in schemes:
+        name, *numbers = map(escape, totals(scheme))
+        rows.append(f'<tr><th scope="row">{name}</th>{"".join(f"<td>{number}</td>" for number in numbers)}</tr>')
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def totals(scheme: SchemeTrace) -> tuple[str, ...]:
+    """Return the totals of a scheme: name, passes, moved slots and bytes, and prompts whose text is the target's own."""
+    moved = sum(frame.shifted + frame.carried for frame in scheme.frames)
+    passes = sum(frame.phase != "settle" for frame in scheme.frames)
+    equal = sum(got == own for got, own in zip(scheme.outputs, scheme.reference or [], strict=False))
+    own = f"{equal} of {len(scheme.outputs)}" if scheme.reference else "-"
+    return scheme.name, str(passes), str(moved), bytes_text(moved * scheme.slot_bytes), own
+
+
+def part(name: str) -> str:
+    """Return a file of this package."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def page_data(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Callable[[int], str]) -> Json:
+    """Return the data of the page, ready for JSON."""
+    prompts, reference = schemes[0].prompts, schemes[0].reference
+    lists = [prompts, reference or [], *(scheme.outputs for scheme in schemes)]
+    ids = {token for sequences in lists for tokens in sequences for token in tokens}
+    ids |= {cell.token for scheme in schemes for cell in scheme.cells}
+    ids |= {t for s in schemes for f in s.frames for lane in f.lanes if lane.score for t in lane.score.tokens}
+    return {
+        "facts": facts,
+        "texts": {token: text_of(token) for token in sorted(ids)},
+        "prompts": prompts,
+        "reference": reference,
+        "schemes": [scheme_data(scheme, text_of) for scheme in schemes],
+    }
+
+
+def scheme_data(scheme: SchemeTrace, text_of: Callable[[int], str]) -> Json:
+    """Return one scheme's part of the page's data."""
+    captions, totals = Captions(scheme), Totals(scheme)
+    return {
+        "name": scheme.name,
+        "about": f"{scheme.about} Draft trees: {scheme.tree}." if scheme.tree else scheme.about,
+        "lossless": scheme.lossless,
+        "windows": scheme.windows,
+        "outputs": scheme.outputs,
+        "finish": scheme.finish,
+        "cells": [[cell.token, cell.order, cell.position, cell.round] for cell in scheme.cells],
+        "frames": [
+            {
+                "round": frame.round,
+                "phase": frame.phase,
+                "caption": captions.caption(index),
+                "moved": frame.shifted + frame.carried,
+                "totals": totals.after(frame),
+                "trees": [line for lane in frame.lanes for line in drawn(lane, text_of)],
+                "lanes": [lane_data(lane, captions.carried(lane, index)) for lane in frame.lanes],
+            }
+            for index, frame in enumerate(scheme.frames)
+        ],
+    }
+
+
+def lane_data(lane: Lane, carried: str) -> Json:
+    """Return one sequence's part of a frame; ``carried`` describes a change of its row, if any."""
+    kept: Json = {"prompt": lane.prompt, "row": lane.row, "slots": lane.slots, "marks": lane.marks}
+    kept |= {"shift": lane.shift} if lane.shift else {}
+    kept |= {"carried": carried} if carried else {}
+    if lane.score is not None:
+        score = lane.score
+        bonus = score.tokens[score.accepted] if len(score.tokens) > score.accepted else None
+        kept["score"] = {
+            "drafted": score.drafted,
+            "accepted": score.accepted,
+            "by_rule": score.by_rule,
+            "bonus": bonus,
+            "altered": score.altered,
+            "finish": score.finish,
+            "gained": len(score.tokens),
+            "start": score.length + score.drafted - len(score.queries),
+            "queries": score.queries,
+            "keys": score.keys,
+        }
+        kept["score"] |= {"sees": score.sees, "own": own_slots(score)} if score.sees is not None else {}
+    return kept
+
+
+def own_slots(score: Score) -> list[list[int]]:
+    """Return the slots of each fed token's own path in the tree, itself included."""
+    found: list[list[int]] = [[]]
+    for node in score.tree:
+        found.append([*found[node.parent + 1], node.slot])
+    return found
+
+
+class Totals:
+    """The counters of a scheme, frame by frame."""
+
+    def __init__(self, scheme: SchemeTrace) -> None:
+        self._scheme = scheme
+        self._so_far = {"shifted": 0, "carried": 0, "moved": 0, "bytes": 0, "draft_bytes": 0, "tokens": 0}
+        self._passes = {"padding": 0, "stale": 0, "empty": 0, "places": 0}
+
+    def after(self, frame: Frame) -> Json:
+        """Return the counters after one more frame: what moved so far, and what the pass's rows hold beside tokens.
+
+        ``padding``, ``stale`` and ``empty`` are of this frame; ``padding_so_far`` and the like of all passes up to it.
+        """
+        so_far, scheme = self._so_far, self._scheme
+        rows = [lane for lane in frame.lanes if lane.row is not None]
+        held = {
+            "padding": sum(lane.marks.count(PADDING) for lane in rows),
+            "stale": sum(lane.marks.count(STALE) for lane in rows),
+            "empty": sum(lane.marks.count(EMPTY) for lane in rows),
+            "places": sum(len(lane.marks) for lane in rows),
+        }
+        so_far["shifted"] += frame.shifted
+        so_far["carried"] += frame.carried
+        so_far["moved"] += frame.shifted + frame.carried
+        so_far["bytes"] += (frame.shifted + frame.carried) * scheme.slot_bytes
+        so_far["draft_bytes"] += frame.draft_moved * scheme.draft_slot_bytes
+        so_far["tokens"] += sum(len(lane.score.tokens) for lane in rows if lane.score)
+        if frame.phase != "settle":
+            for name, count in held.items():
+                self._passes[name] += count
+        return {**so_far, **held, **{f"{name}_so_far": count for name, count in self._passes.items()}}
+
+
+def token_text(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[int], str]:
+    """Return a function from a token to its text; without a tokenizer, or for half a character, to its id."""
+
+    def text_of(token: int) -> str:
+        if tokenizer is None:
+            return f"#{token}"
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        if "\N{REPLACEMENT CHARACTER}" in text or not text:
+            return str(tokenizer.convert_ids_to_tokens(token) or f"#{token}")
+        return str(text)
+
+    return text_of

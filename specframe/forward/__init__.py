@@ -1,1 +1,0 @@
-"""Forwards of a transformers model: explicit positions and masks, caches, attention, recordings."""

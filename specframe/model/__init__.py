@@ -1,0 +1,1 @@
+"""Forwards of a transformers model: explicit positions and masks, caches, attention, captured graphs."""

@@ -1,0 +1,331 @@
+"""A model with one KV cache, as drafter and verifier use it.
+
+Tensor names carry their shape: B rows, T tokens fed per row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import attrs
+import torch
+
+from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.model import PLAIN, ForwardOptions, Model
+from specframe.contracts.roles import Layout
+from specframe.contracts.round import Batch, Kept, Sequence
+from specframe.contracts.states import PrefixStates
+from specframe.errors import ModelError
+from specframe.model.captured_chains import CapturedChain, Choose, chain
+from specframe.model.captured_forwards import CapturedForward
+from specframe.model.mixed_batch import MixedBatch, prefill_chunk
+from specframe.model.store_graphs import ModelGraphs
+from specframe.observe.watch import Watch
+
+
+class CachedModel:
+    """A model with one KV cache, fed through a layout: that of the run's alignment, or one of its own.
+
+    What strategies may use of it is listed in docs/stability.md; the rest is the engine's.
+
+    Args:
+        runner: the model.
+        store: its keys and values.
+        layout: where its tokens are.
+        watch: is told of forwards.
+        how: how forwards are run; those of layers with a state are neither compiled nor captured.
+        graphs: captured graphs of forwards over a slab, or None if none are made.
+
+    Raises:
+        ModelError: forwards cannot be run so, or the model has layers that keep a state, and there are no states.
+    """
+
+    runner: Model
+    """The model."""
+    layout: Layout
+    """The places of its tokens."""
+    store: KVStore
+    """Its keys and values. A drafter that attends by itself writes to it at the places that :meth:`place` returns."""
+
+    def __init__(
+        self,
+        runner: Model,
+        store: KVStore,
+        layout: Layout,
+        watch: Watch,
+        how: ForwardOptions = PLAIN,
+        graphs: ModelGraphs | None = None,
+    ) -> None:
+        if runner.state_layers:
+            graphs, how = None, attrs.evolve(how, layers="eager")
+            if how.states is None:
+                raise ModelError(
+                    f"{runner} has layers that keep a state: expected a strategy whose cache run.open_cache() opens without a "
+                    "layout of its own, or a model whose layers all attend"
+                )
+        runner.require(how)
+        self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
+        self._how, self._static, self.states = how, layout.static, how.states
+        self._together: tuple[list[Sequence], list[Sequence], list[Sequence]] = [], [], []
+        """The rows of the last two batches of one forward, and of both together."""
+        self._committed: weakref.ref[Kept] | None = None
+        """The last ``Kept`` that the layout was told."""
+        self._reserved: dict[int, Sequence] = {}
+        """The sequences that the store has room for."""
+        self._hidden: tuple[int, ...] = ()
+        self._past = False
+        """Whether hidden states of all of a row's tokens are needed."""
+        self._borrowed = False
+        """Whether the cache is another model's: what this one writes is never known to stand."""
+        self.keeps_states = False
+        """Whether states, where there are any, are :class:`specframe.contracts.states.PrefixStates`."""
+        self._captured: CapturedForward | None = None
+        self._chain: CapturedChain | None = None
+        self._graphs: ModelGraphs | None = None
+        if graphs is not None and (slots := store.slots) is not None:
+            self._graphs = graphs
+            self._captured, self._chain = graphs.begin(self._forward, store, slots, layout)
+
+    @property
+    def new_shapes(self) -> int:
+        """See :attr:`specframe.model.run.Run.new_shapes`; of this model alone."""
+        return self._graphs.new_shapes if self._graphs else 0
+
+    def shared(self, runner: Model, how: ForwardOptions, graphs: ModelGraphs | None) -> CachedModel:
+        """Return another model on this one's cache."""
+        made = self._beside(runner, attrs.evolve(how, states=self.states) if self.states is not None else how, graphs)
+        made._borrowed = True
+        return made
+
+    def _beside(self, runner: Model, how: ForwardOptions, graphs: ModelGraphs | None) -> CachedModel:
+        return CachedModel(runner, self.store, self.layout, self._watch, how, graphs)
+
+    def _forward(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
+        """Return the scores of a forward, as one that is to be captured is run."""
+        return self.runner.forward(block, placement, self.store, keep=keep, hidden=hidden, how=self._how)
+
+    def capture(self, layers: Iterable[int], past: bool = True) -> None:
+        """Add these hidden states to the scores of every later feed, besides those asked for before.
+
+        Args:
+            layers: numbers of hidden states, as transformers has them: 0 is the embedding, the last what follows the final norm;
+                one more is what precedes that norm.
+            past: whether those of all of a row's tokens are needed, so that all are fed; False: those of tokens that are fed
+                because a cache of the run lacks them.
+
+        Raises:
+            ModelError: the model has no such hidden states, or does not say which of its modules are layers.
+        """
+        wanted = tuple(sorted({*self._hidden, *layers}))
+        self.runner.require(self._how, wanted)
+        self._hidden, self._past = wanted, self._past or (past and bool(wanted))
+
+    def release(self) -> None:
+        """Have the store release what it has room for, and let go of it and of what is captured over it."""
+        try:
+            for sequence in [*self._reserved.values()]:
+                self.forget(sequence)
+        finally:
+            self._graphs = None
+            del self.store, self.layout, self.states, self._captured, self._chain
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
+        """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed, None without room.
+
+        Where hidden states of all tokens are needed, or a layer keeps a state that is not cached, all have to be.
+        """
+        cached = self.store.reserve(sequence, tokens)
+        if cached is not None:
+            self._reserved[id(sequence)] = sequence
+        if cached is None or (self.states is None and not self._past):
+            return cached
+        if self._past or not self.keeps_states:
+            return 0
+        return cached if self.runner.kv_shapes else tokens
+
+    def begin_after(self, sequence: Sequence, tokens: int) -> int:
+        """Return after how many tokens, at most so many, a sequence can begin whose keys and values are cached up to there."""
+        if self.states is None or not self.keeps_states:
+            return tokens
+        return cast(PrefixStates, self.states).begin_after(sequence, tokens)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended, or gives its room back; nothing happens where there is none for it."""
+        if self._reserved.pop(id(sequence), None) is None:
+            return
+        try:
+            self.store.release(sequence)
+        except BaseException:
+            self._reserved[id(sequence)] = sequence  # it is asked once more, when it is closed
+            raise
+
+    def feed(
+        self, batch: Batch, block: Block, keep: int = 1, mixed: Batch | None = None, followed: bool = False
+    ) -> Scores:
+        """Feed a block of tokens to every row; return the scores of the last ``keep`` of them, logits (B, keep, V).
+
+        Rows with fewer tokens than that are padded on the left, with any ids.
+
+        Args:
+            batch: the rows.
+            block: what they are fed.
+            keep: tokens whose logits are asked for.
+            mixed: reads a prefill chunk, which is fed in the same forward if its scores are beside those returned. It is not
+                where places do not follow from lengths alone, where a layer keeps a state or the model keeps padding, and where
+                masks would be too large.
+            followed: whether the batch's sequences are the rows of this cache already.
+        """
+        if mixed is not None:
+            piece = prefill_chunk(mixed, mixed.left, mixed.uncached - mixed.left)
+            if self._fit(batch, block, mixed, piece):
+                return self._feed_both(batch, block, keep, mixed, piece)
+        if not followed:
+            self.follow(batch)
+        placement = self.layout.place(batch, block)
+        if self._borrowed:
+            placement = placement.by_a_draft()
+        if self.states is not None:
+            self.states.begin(batch, block)
+        self._watch.forward(self.runner.role, *block.ids_BT.shape)
+        if self._captured is None:
+            scores = self.runner.forward(block, placement, self.store, keep=keep, hidden=self._hidden, how=self._how)
+        else:
+            scores = self._captured(block, placement, keep, self._hidden, self.store.first)
+        self._watch.fed(self.runner.role, block.tokens, scores.computed or block.ids_BT.numel())
+        return scores
+
+    def _fit(self, batch: Batch, block: Block, mixed: Batch, piece: Block) -> bool:
+        """Return whether a block and a prefill chunk can be fed in one forward."""
+        places = (len(batch) + len(mixed)) * max(block.width, piece.width)
+        most = self.runner.tokens_at_once(max(batch.longest, mixed.longest), self._how)
+        if not self._static or block.extra or places > most:
+            return False
+        return self.runner.leaves_out_padding(places, block.tokens + piece.tokens)
+
+    def _feed_both(self, batch: Batch, block: Block, keep: int, mixed: Batch, piece: Block) -> Scores:
+        """Return the scores of a block, with those of a prefill chunk that is fed in the same forward."""
+        of_piece = self.place(mixed, piece)  # first: checks of scores follow the places that they saw last
+        both = MixedBatch.of(block, piece, (self.place(batch, block), of_piece))
+        if self._together[:2] != (batch.sequences, mixed.sequences):
+            self._together = batch.sequences, mixed.sequences, [*batch.sequences, *mixed.sequences]
+        with self._watch.stage("schedule"):
+            self.store.arrange(self._together[2])
+        self._watch.forward(self.runner.role, *both.block.ids_BT.shape)
+        scores = self._forward(both.block, both.placement, keep, self._hidden)
+        self._watch.fed(self.runner.role, block.tokens + piece.tokens, both.padding_free.tokens)
+        self.follow(batch)  # it alone is committed
+        return both.parted(scores)
+
+    def extend(
+        self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
+    ) -> torch.Tensor:
+        """Feed the tokens of every row that end at its length, then, one after the other, those chosen after them.
+
+        Args:
+            batch: the rows.
+            ids_BT: the tokens that are fed first.
+            count: tokens to choose; the last of them is not fed.
+            choose: chooses one token of every row; none, (B, 0), ends the chain.
+            pure: ``choose`` looks at nothing but logits, streams and places, which are lengths plus offset, and leaves nothing
+                behind. It may be asked with lengths that have grown and offset 0, be captured, and be replayed as it was where it
+                equals the last run's: a table that it reads is to stay where it is, too.
+
+        Returns:
+            (B, count) ids, or fewer where the chain was ended.
+        """
+        self.follow(batch)
+        if pure and self._chain is not None and self.store.first == 0:
+            for width in (ids_BT.shape[1], *[1] * (count - 1)):
+                self._watch.forward(self.runner.role, len(batch), width)
+            return self._at_once(batch, ids_BT, count, choose)
+        return chain(functools.partial(self.feed, batch, followed=True), batch, ids_BT, count, choose)
+
+    def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+        assert self._chain is not None
+        tokens_BK, computed = self._chain(batch, ids_BT, count, choose)
+        self._watch.fed(self.runner.role, len(batch) * (ids_BT.shape[1] + count - 1), computed)
+        return tokens_BK
+
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Return the places of the tokens about to be fed, after moving whatever has to move for them."""
+        self.follow(batch)
+        return self.layout.place(batch, block)
+
+    def follow(self, batch: Batch) -> None:
+        """Make the batch's sequences the rows of this cache and its layout."""
+        with self._watch.stage("schedule"):
+            self.store.arrange(batch.sequences)
+            if self.states is not None:
+                self.states.arrange(batch.sequences)
+        with self._watch.stage("align"):
+            self.layout.arrange(batch)
+
+    def tokens_at_once(self, batch: Batch) -> int:
+        """Return how many tokens of each row's prompt are fed in one forward."""
+        return max(1, self.runner.tokens_at_once(max(1, batch.longest), self._how) // len(batch))
+
+    def read(self, batch: Batch, left: int = 0, uncached: int | None = None) -> Scores:
+        """Feed the prompts, or the piece of them that the batch says, in chunks.
+
+        Args:
+            batch: rows of which nothing is cached but what comes before their last ``uncached`` tokens.
+            left: tokens at the end of each row that are not fed, if the batch does not leave more.
+            uncached: None: what the batch says.
+
+        Returns:
+            The scores of the last token fed, logits (B, 1, V), with the hidden states of all tokens fed; without logits, (B, 0, V),
+            and hidden states when there was nothing to feed.
+        """
+        if uncached is not None:
+            batch = attrs.evolve(batch, uncached=uncached, uncached_rows=None)
+        ahead = batch.uncached
+        scores = Scores(torch.empty(len(batch), 0, self.runner.vocabulary, device=self.runner.device))
+        left, pieces = max(left, batch.left), list[Mapping[int, torch.Tensor]]()
+        chunk, forks = self.tokens_at_once(batch), self._forks(batch)
+        self._remember(batch, forks and ahead == 1)
+        while ahead > left:
+            step = min(ahead - left, chunk)
+            if forks and ahead > 1:
+                step = min(step, ahead - 1)  # forks begin before the prompt's last token
+            ahead -= step
+            scores = self.feed(batch, prefill_chunk(batch, ahead, step))
+            pieces.append(scores.hidden)
+            if self.states is not None:
+                self.commit(
+                    batch, Kept(-ahead if batch.uncached_rows is None else -batch.uncached_rows.clip(max=ahead))
+                )
+            self._remember(batch, forks and ahead == 1)
+        if len(pieces) < 2 or not self._hidden:
+            return scores
+        return Scores(scores.logits_BTV, {n: torch.cat([piece[n] for piece in pieces], dim=1) for n in self._hidden})
+
+    def _forks(self, batch: Batch) -> bool:
+        """Return whether states at the end of these prompts have to be kept for forks."""
+        return self.states is not None and not batch.left and any(sequence.forks for sequence in batch.sequences)
+
+    def _remember(self, batch: Batch, now: bool) -> None:
+        """Keep the states that forks start from, if this is where they do: before their prompt's last token."""
+        if now and self.states is not None:
+            self.follow(batch)
+            self.states.remember(batch)
+
+    def commit(self, batch: Batch, kept: Kept) -> None:
+        """Forget all tokens that were fed but those that stand.
+
+        The loop commits the target's cache once it knows the acceptance result, a drafter its own before it feeds tokens in place
+        of others. :meth:`read` commits what it has fed. A ``Kept`` that was committed last is passed over: an alignment may have
+        committed it at once.
+        """
+        if self.states is not None:
+            self.states.commit(batch, kept)
+        if kept.path_BT is None and self._static:
+            return  # the next block overwrites what does not stand
+        if self._committed is not None and self._committed() is kept:
+            return
+        with self._watch.stage("align"):
+            self.layout.commit(batch, kept)
+        self._committed = weakref.ref(kept)  # a reference of its own would hold a round's logits

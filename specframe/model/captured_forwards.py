@@ -1,0 +1,228 @@
+"""Forwards captured once per shape and replayed: a decoding round then costs the host one launch per model forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.contracts.cache import Placement
+from specframe.contracts.drafts import Block, Scores
+from specframe.devices.kinds import CapturedGraph
+from specframe.model.graph_cache import GraphCache, Outputs, bucket, power_of_two
+from specframe.model.padding_free import PaddingFree, PaddingFreeBlock
+
+Shape = tuple[int, int, int | None]
+"""Rows, tokens of each, and how many are computed of them all, or None for all."""
+
+
+class Forward(Protocol):
+    """A forward over one store."""
+
+    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
+        """Return the scores of the last ``keep`` tokens of a block, and the hidden states of these numbers."""
+
+
+LONGEST = 32
+"""Tokens per row up to which a forward is captured by their number. More are those of prompts, whose numbers hardly repeat: they
+are rounded up to a power of two."""
+
+FEW = 64
+"""Places of all rows up to which the tokens of each are rounded up to a power of two, so that drafts of different lengths share a
+captured graph: a GPU takes as long for so many tokens as for one of each row (Qwen3-8B on an H100: 12.8 ms for 48, 12.3 for 8)."""
+
+PROMPTS = 256
+"""Tokens up to which prompts are captured, padding included. A GPU computes about as many in the time in which it reads the weights
+(an H100 295: 990 TFLOP/s over 3.35 TB/s), so padding costs nothing; more tokens take longer than the host does."""
+
+PLACES = 4096
+"""Places of the rectangle in which prompts attend, with the rows before theirs. Each takes a layer some kilobytes to fill: for more
+of them that lasts as long as what a captured graph saves."""
+
+MASKED = 2**25
+"""Numbers of the mask of such a rectangle: 64 MB in half precision."""
+
+EAGER = 3
+"""Times that prompts of a shape are read before it is captured: a captured graph takes as long as so many replays save. Shapes of
+rounds are captured the second time they come up, for they come up again at once."""
+
+
+@attrs.frozen(eq=False)
+class Buffers:
+    """The inputs of one captured graph: ids and placement of R rows, T tokens each, that attend to S slots."""
+
+    ids_RT: torch.Tensor
+    placement: Placement
+    spare: int
+    extra: dict[str, torch.Tensor]
+    """Further inputs of the model, (R, T, ...) each."""
+    padding_free: PaddingFree | None = None
+    """The places of the tokens that are computed, or None if all are."""
+
+    @classmethod
+    def of(
+        cls,
+        block: Block,
+        placement: Placement,
+        shape: tuple[int, int],
+        extent: int,
+        spare: int,
+        padding_free: PaddingFree | None = None,
+    ) -> Buffers:
+        """Return buffers for a forward like this one in a larger bucket of rows and tokens, which take over ``padding_free``."""
+        device, (rows, width) = block.ids_BT.device, shape
+        keys = len(placement.key_index_BS) if len(placement.key_index_BS) == 1 else rows
+        ids_RT, positions_RT, slots_RT, index_RT = torch.zeros(4, rows, width, dtype=torch.long, device=device)
+        key_index_RS = torch.zeros(keys, extent, dtype=torch.long, device=device)
+        sees_RTT = None
+        if placement.sees_BTT is not None:
+            sees_RTT = torch.zeros(rows, width, width, dtype=torch.bool, device=device)
+        extra = {name: values.new_zeros(rows, width, *values.shape[2:]) for name, values in block.extra.items()}
+        empty = Placement(positions_RT, slots_RT, index_RT, key_index_RS, placement.in_order, sees_RTT, first_row=0)
+        return cls(ids_RT, empty, spare, extra, padding_free)
+
+    def fill(self, block: Block, given: Placement, padding_free: PaddingFree | None = None, first: int = 0) -> None:
+        """Write a forward's inputs from row ``first`` on; other rows, slots beyond and places before theirs are padding."""
+        if self.padding_free is not None and padding_free is not None and padding_free is not self.padding_free:
+            self.padding_free.take(padding_free)
+        mine, ids_BT = self.placement, block.ids_BT
+        pairs = (
+            (self.ids_RT, ids_BT, 0),
+            *((buffer, block.extra[name], 0) for name, buffer in self.extra.items()),
+            (mine.positions_BT, given.positions_BT, 0),
+            (mine.slots_BT, given.slots_BT, self.spare),
+            (mine.index_BT, given.index_BT, -1),
+            (mine.sees_BTT, given.sees_BTT, False),
+        )
+        end, before = first + len(ids_BT), self.ids_RT.shape[1] - ids_BT.shape[1]
+        for buffer, values, padding in pairs:
+            if buffer is not None and values is not None:
+                buffer[first:end, before:].copy_(values)
+                if before:
+                    buffer[first:end, :before].fill_(padding)
+                if first:
+                    buffer[:first].fill_(padding)
+                if end < len(buffer):
+                    buffer[end:].fill_(padding)
+        if not mine.in_order:
+            keys, extent = given.key_index_BS.shape
+            row = first if keys > 1 else 0
+            mine.key_index_BS.fill_(-1)
+            mine.key_index_BS[row : row + keys, :extent].copy_(given.key_index_BS)
+
+
+class CapturedForward:
+    """A forward over one slab that is captured the second time a shape comes up.
+
+    A captured graph reads its inputs from buffers that never move and writes its output to one, so shapes are rounded up to
+    buckets: rows to a power of two, attended slots to an eighth of their power of two, the tokens of short prompts to a power of
+    two. What pads a bucket writes to the spare slot that ends each row of the slab, where no query looks.
+
+    Args:
+        forward: what is captured.
+        rows, slots: of the slab, the spare slot included.
+        record: makes a captured graph.
+        pack: whether it attends by lengths alone, to all slots, where the placement has them.
+        leaves_out: (places, tokens) -> whether so many tokens alone are computed of so many places.
+        any_row: whether the store's forwards may begin before the batch's first row: prompts of any row are captured then.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        rows: int,
+        slots: int,
+        record: Callable[..., CapturedGraph],
+        pack: bool = False,
+        leaves_out: Callable[[int, int], bool] = lambda places, tokens: False,
+        any_row: bool = False,
+    ) -> None:
+        self._forward, self._rows, self._slots, self._pack = forward, rows, slots, pack
+        self._leaves_out, self._any_row = leaves_out, any_row
+        self.graphs = GraphCache(record)
+
+    def begin(self, forward: Forward) -> None:
+        """Take the forward of another run, which computes the same."""
+        self._forward = forward
+
+    def __call__(
+        self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = (), first: int = 0
+    ) -> Scores:
+        """Return the scores of the last ``keep`` tokens of a block, with the hidden states of these numbers.
+
+        ``first`` is the slab's row of the block's first.
+        """
+        packed = self._pack and placement.in_order and placement.sees_BTT is None
+        extent = 0 if packed else min(bucket(placement.key_index_BS.shape[1]), self._slots)
+        shape = self._shape(block, placement, extent, first)
+        if shape is None:
+            return self._forward(block, placement, keep, hidden)
+        rows, width, tokens = shape
+        kept = width if keep == block.width else keep
+        if not packed:
+            placement = attrs.evolve(placement, in_order=False)
+
+        def prepare() -> tuple[Buffers, Callable[[], Outputs]]:
+            padding_free = in_bucket(block, shape, first)
+            buffers = Buffers.of(block, placement, (rows, width), extent, self._slots - 1, padding_free)
+            buffers.fill(block, placement, padding_free, first)
+
+            def run() -> Outputs:
+                whole = PaddingFreeBlock(buffers.ids_RT, extra=buffers.extra, padding_free=buffers.padding_free)
+                scores = self._forward(whole, buffers.placement, kept, hidden)
+                return scores.logits_BTV, *(scores.hidden[number] for number in hidden)
+
+            return buffers, run
+
+        several = len(placement.key_index_BS) > 1
+        key = (rows, width, extent, kept, several, placement.sees_BTT is not None, tokens, hidden, *block.extra)
+        found = self.graphs.take(key, prepare, EAGER if first or block.width > LONGEST else 1)
+        if found is None:
+            return self._forward(block, placement, keep, hidden)
+        found.buffers.fill(block, placement, in_bucket(block, shape, first), first)
+        logits_BTV, *states = (output[first:] for output in found.recording.replay(first + len(block.ids_BT)))
+        own = [states_BTD[:, width - block.width :] for states_BTD in states]
+        return Scores(logits_BTV[:, kept - keep :], dict(zip(hidden, own, strict=True)), tokens or rows * width)
+
+    def _shape(self, block: Block, placement: Placement, extent: int, first: int) -> Shape | None:
+        """Return the rows, the width and the computed tokens of a captured graph for a block, or None if there is to be none."""
+        rows, width = min(power_of_two(first + len(block.ids_BT)), self._rows), block.width
+        if first and (placement.sees_BTT is not None or not self._any_row):
+            return None
+        if placement.sees_BTT is not None:
+            return rows, width, self._tokens(block, rows, width)
+        width = power_of_two(width)
+        if block.width <= LONGEST and not first:
+            width = width if rows * width <= FEW else block.width
+            return rows, width, self._tokens(block, rows, width)
+        if rows * width <= PROMPTS:
+            return rows, width, None
+        tokens = power_of_two(block.tokens + rows - len(block.ids_BT))
+        fits = tokens <= PROMPTS and rows * width <= PLACES and rows * width * extent <= MASKED
+        return (rows, width, tokens) if fits and self._leaves_out(rows * width, tokens) else None
+
+    def _tokens(self, block: Block, rows: int, width: int) -> int | None:
+        """Return how many tokens a captured graph of such a shape computes of a block: a bucket of real ones, or None for all.
+
+        Rows that pad the bucket have one token each, which is written to their own spare slot.
+        """
+        if block.counts is None:
+            return None
+        tokens = bucket(block.tokens + rows - len(block.ids_BT), 8)
+        return tokens if self._leaves_out(rows * width, tokens) else None
+
+
+def in_bucket(block: Block, shape: Shape, first: int) -> PaddingFree | None:
+    """Return the places of the tokens of a captured graph of this shape, the block's from a row on, or None if all are computed."""
+    rows, width, tokens = shape
+    if tokens is None:
+        return None
+    real_RT = np.zeros((rows, width), dtype=bool)
+    real_RT[:, 0] = True
+    own = slice(first, first + len(block.ids_BT))
+    real_RT[own] = False
+    real_RT[own, width - block.width :] = block.real
+    return PaddingFree(real_RT, block.ids_BT.device, tokens)

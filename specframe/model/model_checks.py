@@ -1,0 +1,359 @@
+"""Self-tests of a model before its use: whether it depends on the masks and positions that it is given."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from specframe.contracts.attention import AttentionBackend
+from specframe.contracts.cache import ChunkWindow, KVShape, Placement, Window
+from specframe.devices import kinds
+from specframe.errors import ModelError, SpecframeError, sentence
+from specframe.model import compiled, current_numerics
+from specframe.model.attention.interface import Watched
+from specframe.model.check_stores import Reordered, Scratch, narrow_windows, uneven_placement
+from specframe.model.padding_free import PaddingFree
+from specframe.model.row_states import RowStates, state_forwards
+from specframe.model.transformers_model import AS_IS, NOTHING, CallOptions, TransformersModel
+from specframe.model.twin import twin
+from specframe.models.own_cache import OwnCache
+from specframe.models.precision import eps
+from specframe.value_checks import unwrap_guards
+
+PROBED_PAGE = 16
+"""Slots of a page when a backend is tried that reads nothing else."""
+
+LARGEST_PROBE = 2048
+"""Slots per row that a model is tried on without masks, at most: 100 MB for one layer of a large model."""
+
+IN_ORDER, SHUFFLED = [0, 1, 2, 3], [2, 0, 3, 1]
+"""The slots of the tokens that a model is tried on: more of them than a window of two."""
+
+_faults: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
+"""Results of :meth:`SelfTests.without_masks` of a model, by attention backend, device and dtype."""
+
+
+class SelfTests:
+    """Tries a model on a few tokens.
+
+    Args:
+        feeder: calls the model.
+    """
+
+    def __init__(self, feeder: TransformersModel) -> None:
+        self._feeder = feeder
+        self.attending: list[int] = []
+        """The numbers of the layers with keys and values, each before that of its indexer, known with :attr:`kv_shapes`."""
+
+    @functools.cached_property
+    def kv_shapes(self) -> list[KVShape]:
+        """The shape of every layer's keys and values, each before that of the keys of its indexer.
+
+        So the first layers of a model have the first shapes.
+
+        Raises:
+            ModelError: the model cannot be fed so, its logits are not finite, it does not depend on the masks and positions it is
+                given, or it attends in another way when it makes its masks itself.
+        """
+        probe = Reordered(IN_ORDER)
+        logits_BTV = self.tried(probe)
+        if not finite(logits_BTV):
+            raise ModelError(
+                f"the logits of {self._feeder} are not finite after four tokens: expected weights without NaN, in a precision "
+                "that holds their products"
+            )
+        self._require_equal(
+            self.tried(Reordered(SHUFFLED)),
+            logits_BTV,
+            "when the same tokens have other slots",
+            "a model that attends by the mask and positions it is given",
+        )
+        self._require_positions_heard(logits_BTV)
+        self._require_own_masks(None, logits_BTV)
+        if any(window is not None for window in self._feeder.windows.values()):
+            self._require_own_masks(2, self.tried(Reordered(IN_ORDER), window=2))
+        elif self._feeder.state_layers and getattr(self._feeder.config, "sliding_window", None) is not None:
+            self._require_own_masks(2, logits_BTV)  # a window that its layers' types do not tell of
+        self.attending = sorted(probe.shapes, key=lambda number: max(2 * number, -1 - 2 * number))
+        shapes = [probe.shapes[layer] for layer in self.attending]
+        return [attrs.evolve(one, device=None) if one.device == self._feeder.device else one for one in shapes]
+
+    def _require_positions_heard(self, logits_BTV: torch.Tensor) -> None:
+        """Raise :class:`ModelError` where a model that takes positions in another way ignores them."""
+        if self._feeder.takes_positions or self._feeder.counts.relative or not self._feeder.windows:
+            return
+        apart_BTV = self.tried(Reordered(IN_ORDER), apart=2)
+        if hold_numbers(logits_BTV) and torch.equal(apart_BTV, logits_BTV):
+            raise ModelError(
+                f"{self._feeder} gives the same logits whatever positions it is told: expected a model that takes position_ids, or "
+                "embeds the positions it counts in a module of its own"
+            )
+
+    def _require_own_masks(self, window: int | None, wanted: torch.Tensor) -> None:
+        self._require_equal(
+            self._alone(window),
+            wanted,
+            "when it makes its masks itself",
+            "a causal language model that keeps to the sliding window of its configuration, if there is one",
+        )
+
+    def _require_equal(self, found: torch.Tensor, wanted: torch.Tensor, when: str, expected: str) -> None:
+        if not (off := distance(found, wanted)) < self._tolerance:
+            raise ModelError(
+                f"{self._feeder} gives other logits {when}, off by {off:.2g} standard deviations: expected {expected}"
+            )
+
+    def tried(self, probe: Reordered, window: int | None = None, apart: int = 1) -> torch.Tensor:
+        """Return the logits of :meth:`_probed`; keys and values are made contiguous from now on where a model needs that."""
+        try:
+            return self._probed(probe, window=window, apart=apart)
+        except (SpecframeError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a model raises
+            if isinstance(error, RuntimeError) and not self._feeder.dense:
+                self._feeder.dense = True
+                return self.tried(probe, window, apart)
+            raise ModelError(
+                f"{self._feeder} cannot be told the positions and masks of its tokens: it raises {type(error).__name__} "
+                f"({sentence(error)})"
+            ) from error
+
+    @torch.inference_mode()
+    def _probed(self, probe: Reordered, window: int | None = None, apart: int = 1) -> torch.Tensor:
+        """Return the logits (2, 4, V) after four tokens of two rows whose keys and values a probe puts in its slots.
+
+        Args:
+            probe: the cache.
+            window: in place of the size of every window, or None for as they are.
+            apart: of the positions of tokens that follow each other.
+        """
+        places_BT = self._places
+        placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self._feeder.device))
+        shown = self._feeder.masks(placement, window)
+        return self._call(
+            places_BT % self._feeder.vocabulary,
+            places_BT * apart,
+            shown,
+            probe,
+            placement.key_index_BS,
+            len(IN_ORDER),
+        ).float()
+
+    def _call(
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        masks: Any,
+        store: Any,
+        key_index_BS: torch.Tensor,
+        keep: int,
+        options: CallOptions = AS_IS,
+    ) -> torch.Tensor:
+        """Call the model with the rotary factors that it takes by itself, whatever the run that asks decodes with.
+
+        Layers with states begin with new ones.
+        """
+        if layers := self._feeder.state_layers:
+            states = RowStates(layers, len(ids_BT), self._feeder.device)
+            states.feed(positions_BT)
+            options = attrs.evolve(options, forwards={**options.forwards, **state_forwards(layers, states)})
+        with self._feeder.rope.decoding(False):
+            logits_BTV = self._feeder.call(ids_BT, positions_BT, masks, store, key_index_BS, keep, options)
+        if layers:
+            states.forget()  # what is noted knows its forward, and would stay until garbage is collected
+        return logits_BTV
+
+    @functools.cached_property
+    def _places(self) -> torch.Tensor:
+        """The places of four tokens in two rows, which a store strides in another way than one."""
+        return torch.arange(len(IN_ORDER), device=self._feeder.device).repeat(2, 1)
+
+    @torch.inference_mode()
+    def _alone(self, window: int | None) -> torch.Tensor:
+        """Return the logits (2, 4, V) after four tokens for which the model makes its own masks.
+
+        They are fed as ``generate`` feeds them, all but the last in one pass over an empty cache: some models make other masks
+        without a cache, some none at all for a prompt within their window, and some treat a token that is fed alone in a way of
+        their own.
+
+        Args:
+            window: in place of the size of every window, or None for as they are.
+        """
+        places_BT, logits = self._places, []
+        try:
+            model = twin(self._feeder.module)
+            if window is not None:
+                narrow_windows(model.config.get_text_config(), window)
+            alone, feeding = OwnCache(model), current_numerics.fed_alone(model)
+            for fed_BT in places_BT.tensor_split([-1], dim=1):
+                ids_BT = fed_BT % self._feeder.vocabulary
+                with feeding(ids_BT):
+                    logits.append(alone.feed(ids_BT, fed_BT).float())
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model raises
+            raise ModelError(
+                f"{self._feeder} cannot read four tokens: it raises {type(error).__name__} ({sentence(error)})"
+            ) from error
+        return torch.cat(logits, dim=1)
+
+    @torch.inference_mode()
+    def without_masks(self, backend: AttentionBackend) -> str | None:
+        """Return why an attention backend cannot take the place of this model's masks, or None if it can.
+
+        Rows of unequal length are fed a few tokens over slots that hold noise, once with masks and once without. A model is tried
+        the first time that this is asked.
+        """
+        if self._feeder.indexed:
+            return "its layers choose what they attend to by a mask"
+        if self._feeder.counts.biases:
+            return "its layers add a bias of their own to scores, for which there has to be a mask"
+        made, known = unwrap_guards(backend), _faults.setdefault(self._feeder.module, {})
+        key = (
+            type(made),
+            repr(vars(made) if hasattr(made, "__dict__") else made),
+            self._feeder.device,
+            self._feeder.dtype,
+        )
+        if key not in known:
+            known[key] = self._fault(backend)
+        return known[key]
+
+    def _fault(self, backend: AttentionBackend) -> str | None:
+        placement = self._uneven
+        ids_BT, orders_BS = placement.positions_BT % self._feeder.vocabulary, placement.key_index_BS
+        plan, page = backend.plan(placement), None if "dense" in backend.offers else PROBED_PAGE
+        assert plan is not None
+        attends, kernels = Watched(plan), "compiled" in backend.offers
+        with_masks, without = (
+            self._call(
+                ids_BT,
+                placement.positions_BT,
+                shown,
+                store,
+                orders_BS,
+                4,
+                options=CallOptions(instead, kernels=kernels, pages=page is not None),
+            )[placement.index_BT >= 0]
+            for shown, store, instead in (
+                (self._feeder.masks(placement), Scratch(placement), None),
+                (self._feeder.uncached, Scratch(placement, page), attends),
+            )
+        )
+        if not (off := distance(without.float(), with_masks.float())) < self._tolerance:
+            return f"its logits are off by {off:.2g} standard deviations without masks"
+        return self._wrong_window(attends.windows)
+
+    @property
+    def _uneven(self) -> Placement:
+        """Rows of unequal length that hold more tokens than the narrowest window."""
+        sizes = [size_of(window) for window in self._feeder.windows.values() if window is not None]
+        slots = min(self._feeder.context, LARGEST_PROBE)
+        return uneven_placement(min(sizes, default=None), slots, self._feeder.device)
+
+    @functools.cached_property
+    def without_padding(self) -> bool:
+        """Whether the model gives the same logits when the real tokens of all rows are laid in one row."""
+        placement = self._uneven
+        real_BT = placement.index_BT >= 0
+        known = real_BT.cpu().numpy() if hold_numbers(real_BT) else np.ones(real_BT.shape, dtype=bool)
+        padding_free = PaddingFree(known, self._feeder.device)
+        try:
+            rectangle, row = (self._fed(placement, instead) for instead in (None, padding_free))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a model raises that does not attend by our function
+            return False
+        return distance(row, rectangle) < self._tolerance
+
+    @torch.inference_mode()
+    def _fed(
+        self,
+        placement: Placement,
+        padding_free: PaddingFree | None = None,
+        layers: compiled.CompiledLayers | None = None,
+    ) -> torch.Tensor:
+        """Return the logits of the real tokens of a placement, (N, V).
+
+        Args:
+            placement: where the tokens of rows go that hold others already.
+            padding_free: the places of tokens that are laid in one row, or None if they are fed as a rectangle.
+            layers: the model's layers compiled, or None for as they are.
+        """
+        ids_BT, orders_BS = placement.positions_BT % self._feeder.vocabulary, placement.key_index_BS
+        logits_BTV = self._call(
+            ids_BT,
+            placement.positions_BT,
+            self._feeder.masks(placement),
+            Scratch(placement),
+            orders_BS,
+            ids_BT.shape[1],
+            options=CallOptions(
+                compiles=layers is not None, forwards=layers.forwards if layers else NOTHING, padding_free=padding_free
+            ),
+        )
+        if not hold_numbers(logits_BTV):
+            return logits_BTV.float()
+        return logits_BTV[placement.index_BT >= 0].float()
+
+    def _wrong_window(self, seen: list[Window]) -> str | None:
+        """Describe how the windows that layers ask for differ from the configuration's."""
+        kinds = getattr(self._feeder.config, "layer_types", None)
+        windows = self._feeder.windows
+        told = [windows[kind] for kind in kinds if kind in windows] if kinds else [windows["all"]] * len(seen)
+        told = told[: len(seen)]  # the configuration may be of a model with more layers
+        bounded = [
+            [window if window and size_of(window) < self._feeder.context else None for window in given]
+            for given in (seen, told)
+        ]
+        if bounded[0] == bounded[1]:
+            return None
+        return "its layers do not tell attention their sliding windows"
+
+    def require_agreement(self, layers: compiled.CompiledLayers) -> None:
+        """Raise :class:`ModelError` if a model's compiled layers cannot be used, or give other logits than its own.
+
+        Rows are fed that hold tokens already: a layer that attends by itself, or changes keys after they were written, shows there.
+        """
+        if self._feeder.indexed or self._feeder.counts.in_layers:
+            raise ModelError("expected layers that are told positions and slots, found some that count or choose them")
+        expected = self._fed(self._uneven)
+        if not layers:
+            raise ModelError("expected a model that says which of its modules are layers")
+        if (attends := self._feeder.implementation) != "sdpa":
+            raise ModelError(f"expected layers with sdpa attention, found {attends}")
+        if not (off := distance(self._fed(self._uneven, layers=layers), expected)) < self._tolerance:
+            raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
+
+    @functools.cached_property
+    def _tolerance(self) -> float:
+        """Largest tolerated difference of logits that should be equal, in standard deviations of the logits."""
+        return 0.02 if eps(self._feeder.module) <= torch.finfo(torch.float32).eps else 0.5
+
+
+def size_of(window: int | ChunkWindow) -> int:
+    """Return the number of tokens that a window shows at most."""
+    return window.size if isinstance(window, ChunkWindow) else window
+
+
+def hold_numbers(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds numbers, which can be judged, and no shape alone."""
+    return kinds.of(tensor.device).values
+
+
+def finite(logits_BTV: torch.Tensor) -> bool:
+    """Return whether all logits are finite."""
+    return not hold_numbers(logits_BTV) or bool(logits_BTV.isfinite().all())
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the largest difference of logits in standard deviations of the expected logits; NaN if a logit is not finite."""
+    if not hold_numbers(found):
+        return 0.0
+    return float((found - wanted).abs().max() / wanted.std().clamp(min=1e-6))

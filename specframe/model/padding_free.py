@@ -1,0 +1,166 @@
+"""Forwards without padding: the real tokens of all rows laid in one row.
+
+Linear layers, norms, experts and the language head see (1, N) tokens. Attention and the KV store see the rectangle of rows: keys,
+values and queries are spread over it on the way in, what was attended to is gathered on the way out. Strategies, layouts and stores
+know nothing of it.
+
+Tensor names carry their shape: B rows, T places of a row, N real tokens of all rows, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from specframe.contracts.drafts import Block
+from specframe.devices.kinds import on_device
+from specframe.model import current_numerics
+
+LAYING_OUT = 4_000_000
+"""Weights of a layer that padding has to pass, all its places together, for real tokens to be laid in one row. To spread and gather
+takes a layer about as long as so many multiplications: few tokens of a small model gain nothing (benchmarks/README.md)."""
+
+PADDING_FREE_PAYS = 0.15
+"""Share of padding among a block's places from which its real tokens are laid in one row. Spreading and gathering cost up to a
+tenth of a forward of few tokens, so less padding than this gains nothing (benchmarks/README.md)."""
+
+
+class PaddingFree:
+    """The places of N real tokens in a rectangle of B rows and T places.
+
+    Args:
+        real_BT: which places hold a real token, on the host; at least one does.
+        device: of the model.
+        tokens: N, where it has to be a certain number; the last real token is then computed as often as it takes.
+        groups: the rows and the width of batches in one rectangle, one after the other. Each attends for itself, and the logits are
+            those of the first. None: there is one batch.
+    """
+
+    def __init__(
+        self,
+        real_BT: np.ndarray,
+        device: torch.device,
+        tokens: int | None = None,
+        groups: tuple[tuple[int, int], ...] | None = None,
+    ) -> None:
+        self.rows, self.width = real_BT.shape
+        self.groups, self._heard = groups, groups[0] if groups else real_BT.shape
+        self._masks: tuple[Any, list[torch.Tensor], list[list[torch.Tensor]]] = None, [], []
+        """The mask of the layer before, its parts for each batch, and what was made of these for shared heads."""
+        at_N = np.flatnonzero(real_BT)
+        real, self.tokens = len(at_N), tokens or len(at_N)
+        at_N = np.pad(at_N, (0, self.tokens - real), mode="edge")
+        first_B = np.cumsum(real_BT.sum(1)) - real_BT.sum(1)
+        # padding repeats a real token of its own row: another row's may be nan, which would be cached among this row's
+        token_BT = np.maximum(np.cumsum(real_BT).reshape(real_BT.shape) - 1, first_B[:, None])
+        token_BT = np.minimum(token_BT, real - 1)
+        both = on_device(np.concatenate([at_N, token_BT.ravel()]), device)  # in one copy
+        self._at_N, self._token_BT = both[: self.tokens], both[self.tokens :]
+
+    def take(self, other: PaddingFree) -> None:
+        """Take the places of another one of the same rows, width and tokens, in the same memory."""
+        self._at_N.copy_(other._at_N)
+        self._token_BT.copy_(other._token_BT)
+
+    def row(self, values_BT: torch.Tensor) -> torch.Tensor:
+        """Return the values of the real tokens, (1, N, ...), of values (B, T, ...) or, the same for all rows, (1, T, ...)."""
+        spread = values_BT.expand(self.rows, *values_BT.shape[1:])
+        return spread.flatten(0, 1).index_select(0, self._at_N)[None]
+
+    def rectangle(self, values_1N: torch.Tensor) -> torch.Tensor:
+        """Return (B, T, ...) values of (1, N, ...) ones; those of padding mean nothing."""
+        return values_1N[0].index_select(0, self._token_BT).unflatten(0, (self.rows, self.width))
+
+    def heads(self, states_1HND: torch.Tensor) -> torch.Tensor:
+        """Return (B, H, T, D) queries, keys or values of (1, H, N, D) ones."""
+        return self.rectangle(states_1HND.transpose(1, 2)).transpose(1, 2)
+
+    def attended(
+        self,
+        attend: Callable[..., torch.Tensor],
+        query_BHTD: torch.Tensor,
+        keys_BHSD: torch.Tensor,
+        values_BHSD: torch.Tensor,
+        mask_B1TS: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return what the queries of each batch attend to, (B, T, H, D); there are several batches.
+
+        ``attend``: (queries, keys, values, additive mask, repeated=) -> (B, T, H, D), see
+        :func:`specframe.model.attention.interface.masked_attention`.
+        """
+        if self._masks[0] is not mask_B1TS:
+            self._masks = (
+                mask_B1TS,
+                [mask_B1TS[own, :, :width] for own, width in self._own()],
+                [[] for _ in self._own()],
+            )
+        outputs = []
+        for (own, width), mask, repeated in zip(self._own(), *self._masks[1:], strict=True):
+            with current_numerics.attending_rows(own, width):
+                output = attend(query_BHTD[own, :, :width], keys_BHSD[own], values_BHSD[own], mask, repeated=repeated)
+            outputs.append(F.pad(output, (0, 0, 0, 0, 0, self.width - width)))
+        return torch.cat(outputs)
+
+    def _own(self) -> list[tuple[slice, int]]:
+        """Return the rows and the width of each batch."""
+        ends = np.cumsum([rows for rows, _ in self.groups or ()]).tolist()
+        return [(slice(end - rows, end), width) for end, (rows, width) in zip(ends, self.groups or (), strict=True)]
+
+    def kept(self, keep: int) -> torch.Tensor | int:
+        """Return the tokens whose logits the model is asked for: their numbers, (B * keep,), or 0 for all where these are fewer."""
+        return self._last(keep) if self._heard[0] * keep < self.tokens else 0
+
+    def logits(self, logits_1MV: torch.Tensor, keep: int) -> torch.Tensor:
+        """Return the logits of each row's last ``keep`` places, (B, keep, V), of those that the model returned, (1, M, V)."""
+        kept_MV, rows = logits_1MV[0], self._heard[0]
+        if len(kept_MV) != rows * keep or rows * keep >= self.tokens:
+            kept_MV = kept_MV.index_select(0, self._last(keep))
+        return kept_MV.unflatten(0, (rows, keep))
+
+    def _last(self, keep: int) -> torch.Tensor:
+        """Return the numbers of the tokens in the last ``keep`` places of each row, (B * keep,)."""
+        rows, end = self._heard
+        return self._token_BT.view(self.rows, self.width)[:rows, end - keep : end].flatten()
+
+
+@attrs.frozen(eq=False, slots=False)
+class PaddingFreeBlock(Block):
+    """A block of which it is known what is computed: one that a captured graph reads, or two blocks as one."""
+
+    padding_free: PaddingFree | None = attrs.field(default=None, kw_only=True)
+    """The places of the tokens that alone are computed, or None if all are."""
+
+
+MANY = 1 << 40
+"""So many places that padding is left out where a model can be fed so."""
+
+
+def pays(places: int, tokens: int, weights: int) -> bool:
+    """Return whether leaving out padding pays: some of the places hold real tokens, and the others are enough.
+
+    Args:
+        places: of a block.
+        tokens: that are computed where padding is left out.
+        weights: of one layer of the model.
+    """
+    filler = places - tokens
+    return tokens > 0 and filler >= PADDING_FREE_PAYS * places and filler * weights >= LAYING_OUT
+
+
+def fullest(places: int, leaves_out: Callable[[int, int], bool]) -> int:
+    """Return the most tokens in so many places of which padding is left out; 0: it never is.
+
+    Args:
+        places: of a block.
+        leaves_out: tells whether padding is left out of so many places with so many tokens.
+    """
+    low, high = 0, places
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if leaves_out(places, middle) else (low, middle - 1)
+    return low

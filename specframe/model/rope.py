@@ -1,0 +1,101 @@
+"""Rotary factors that depend on the longest position of a forward (rope type "longrope": Phi-3 long, Phi-4-mini, MiniCPM3).
+
+A forward in which any position is beyond ``original_max_position_embeddings`` takes another set of factors for all its tokens,
+and what was cached with the first set does not fit the second. So sequences that stay within that length and sequences that begin
+beyond it are decoded one group after the other, and a sequence that may cross it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from specframe.contracts.requests import Request
+from specframe.model.twin import own
+
+
+class Rope:
+    """Dependence of a model's rotary factors on sequence lengths; most models have none.
+
+    Args:
+        model: the model.
+        context: its longest sequence, in tokens.
+        name: what errors call it.
+    """
+
+    def __init__(self, model: PreTrainedModel, context: int, name: str) -> None:
+        told = {module: found for module in model.modules() if (found := _boundaries(module))}
+        self._modules, self._context, self._name = [*told], context, name
+        self._boundary = min((min(found) for found in told.values()), default=context)
+        self._long = False
+        self.last_position = context - 1
+        """The position beyond which a forward must not look: draft tokens past a row's end have that one, too."""
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why a request cannot be decoded: it begins with short factors and may need long ones; None where it can."""
+        if not self._crosses(request):
+            return None
+        count, boundary = len(request.prompt_ids), self._boundary
+        return (
+            f"the prompt has {count} tokens and may grow to {self._limit(request)}, and the rotary factors of {self._name} "
+            f"change beyond {boundary}: expected at most {boundary + 1 - count} new tokens, or a prompt of more than "
+            f"{boundary} tokens"
+        )
+
+    def group(self, request: Request) -> bool:
+        """Return the group that a request belongs to: whether it takes long factors. One run decodes requests of one group."""
+        return bool(self._modules) and len(request.prompt_ids) > self._boundary
+
+    @contextlib.contextmanager
+    def decoding(self, group: bool) -> Iterator[None]:
+        """Have forwards inside the block take the factors of a group."""
+        before = self._long, self.last_position
+        self._long = group
+        self.last_position = (self._context if group else min(self._context, self._boundary)) - 1
+        try:
+            yield
+        finally:
+            self._long, self.last_position = before
+
+    @property
+    def forwards(self) -> Mapping[torch.nn.Module, Callable[..., Any]]:
+        """The functions called in place of rotary modules' ``forward``: they give all positions the long factors."""
+        if not self._long:
+            return {}
+        return {module: functools.partial(_beyond, own(module), self._boundary) for module in self._modules}
+
+    def _crosses(self, request: Request) -> bool:
+        """Return whether a sequence may be read with short factors first and with long ones later: its last token is never fed."""
+        return len(request.prompt_ids) <= self._boundary and self._limit(request) > self._boundary + 1
+
+    def _limit(self, request: Request) -> int:
+        return min(len(request.prompt_ids) + request.max_new_tokens, self._context)
+
+
+def _boundaries(module: torch.nn.Module) -> list[int]:
+    """Return the lengths beyond which a rotary module takes long factors, one for each kind of layer that has them."""
+    kinds, config = getattr(module, "rope_type", None), getattr(module, "config", None)
+    parameters = getattr(config, "rope_parameters", None)
+    if parameters is None or not isinstance(kinds, str | dict):
+        return []
+    told = [(kinds, parameters)] if isinstance(kinds, str) else [(kinds[layer], parameters[layer]) for layer in kinds]
+    return [int(one["original_max_position_embeddings"]) for kind, one in told if kind == "longrope"]
+
+
+def _beyond(
+    forward: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    boundary: int,
+    x: torch.Tensor,
+    position_ids: torch.Tensor,
+    *arguments: Any,
+    **options: Any,
+) -> tuple[torch.Tensor, ...]:
+    """Return the cosines and sines (B, T, D) of positions that one beyond the boundary is added to."""
+    further_B1 = torch.full_like(position_ids[..., :1], boundary)
+    made = forward(x, torch.cat([position_ids, further_B1], dim=-1), *arguments, **options)
+    return tuple(part[..., :-1, :] for part in made)

@@ -1,0 +1,250 @@
+"""A transformers model fed with explicit positions and masks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+
+import attrs
+import torch
+from torch.amp.autocast_mode import is_autocast_available
+from transformers import PreTrainedModel
+
+from specframe.contracts.attention import AttentionBackend
+from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.model import PLAIN, ForwardOptions
+from specframe.contracts.requests import Request
+from specframe.errors import ModelError, PromptError, SpecframeWarning
+from specframe.model import compiled, current_numerics
+from specframe.model.attention.choice import Attention, AttentionChoice
+from specframe.model.hidden import HiddenStates
+from specframe.model.model_checks import SelfTests
+from specframe.model.padding_free import PaddingFree, PaddingFreeBlock, pays
+from specframe.model.row_states import state_forwards
+from specframe.model.transformers_model import NOTHING, CallOptions, TransformersModel
+
+COMPILING_PAYS = 100_000
+"""Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
+
+SMALL_LAYER = 1_000_000
+"""Parameters of a layer up to which compiling shortens it on a CPU; larger ones are bound by their matrices."""
+
+
+class ModelRunner(TransformersModel):
+    """Runs a model's blocks: a feeder that tests its model before use, and chooses how it attends and how layers run."""
+
+    def __init__(self, model: PreTrainedModel, role: str) -> None:
+        super().__init__(model, role)
+        self._layers_run = 0
+        self._choices: weakref.WeakKeyDictionary[ForwardOptions, AttentionChoice] = weakref.WeakKeyDictionary()
+        self._tests = SelfTests(self)
+
+    @property
+    def kv_shapes(self) -> list[KVShape]:
+        """The shape of every layer's keys and values, each before that of its indexer's keys, found by feeding a few tokens.
+
+        Raises:
+            ModelError: the model cannot be fed so, its logits are not finite, it does not depend on the masks and positions it is
+                given, it attends in another way when it makes its masks itself, or autocast has it computed in another precision.
+        """
+        kind, own = self.device.type, self.dtype
+        if (
+            is_autocast_available(kind)
+            and torch.is_autocast_enabled(kind)
+            and (cast := torch.get_autocast_dtype(kind)) != own
+        ):
+            raise ModelError(
+                f"{self} is in {str(own)[6:]} and torch.autocast is on for {str(cast)[6:]}: expected one precision, so load the "
+                "model in that, or decode outside of autocast"
+            )
+        return self._tests.kv_shapes
+
+    @functools.cached_property
+    def _numbers(self) -> Mapping[int, int] | None:
+        """A store's number of each layer that attends, by the model's, and of indexers, or None if all attend."""
+        same = not self.state_layers and not self.indexed
+        return None if same else {number: place for place, number in enumerate(self._tests.attending)}
+
+    @property
+    def spread(self) -> bool:
+        """Whether layers are on other devices than the model's first weights."""
+        return any(shape.device is not None for shape in self.kv_shapes)
+
+    def without_masks(self, backend: AttentionBackend) -> str | None:
+        """Return why an attention backend cannot take the place of this model's masks, or None if it can."""
+        return "its layers are on several devices" if self.spread else self._tests.without_masks(backend)
+
+    def forward(
+        self,
+        block: Block,
+        placement: Placement,
+        store: KVStore,
+        *,
+        keep: int,
+        hidden: tuple[int, ...] = (),
+        how: ForwardOptions = PLAIN,
+    ) -> Scores:
+        """Feed a block into a cache and return the scores: logits of its last ``keep`` tokens, (B, keep, V)."""
+        if not torch.is_inference_mode_enabled():  # rounds are in it, and to enter it again takes its time
+            with torch.inference_mode():
+                return self.forward(block, placement, store, keep=keep, hidden=hidden, how=how)
+        plan, kernels, pages, layers = None, False, False, self.layers(how.layers)
+        stored, placement = self.narrowed(placement, store.slots)
+        if (backend := self._choice(how).way(placement)) is not None:
+            kernels, pages = "compiled" in backend.offers, "paged" in backend.offers
+            if "lengths" in backend.offers and store.slots is not None:
+                every = placement.key_index_BS.new_empty(1, store.slots)
+                stored = placement = attrs.evolve(placement, key_index_BS=every)
+            plan = backend.plan(placement)
+        store.expect(stored)
+        positions_BT = placement.positions_BT
+        if not placement.even or placement.key_index_BS.shape[1] > self.rope.last_position + 1:
+            positions_BT = positions_BT.clamp(0, self.rope.last_position)
+        shown = self.masks(placement) if plan is None else self.uncached
+        ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
+        forwards = layers.forwards if layers else NOTHING
+        if how.states is not None:
+            forwards = {**forwards, **state_forwards(self.state_layers, how.states)}
+        found: Mapping[int, torch.Tensor] = {}
+        if hidden:
+            forwards, found = self.taps.placed(hidden, forwards)
+        of_tokens, padding_free = block.extra, self._padding_free(block)
+        if padding_free is not None:
+            of_tokens = {name: padding_free.row(values) for name, values in of_tokens.items()}
+        with current_numerics.attending(placement):
+            logits_BTV = self.call(
+                ids_BT,
+                positions_BT,
+                shown,
+                store,
+                placement.key_index_BS,
+                keep,
+                CallOptions(
+                    plan,
+                    layers is not None,
+                    forwards,
+                    of_tokens,
+                    kernels,
+                    self._numbers,
+                    padding_free,
+                    pages,
+                    stored.key_index_BS.shape[1],
+                ),
+            )
+        if padding_free is not None:
+            found = {number: padding_free.rectangle(states_1ND) for number, states_1ND in found.items()}
+        return Scores(logits_BTV, found, None if padding_free is None else padding_free.tokens)
+
+    def narrowed(self, placement: Placement, slots: int | None) -> tuple[Placement, Placement]:
+        """Return the placement that a forward's store is told, and the one that its tokens attend by: the same one twice.
+
+        Args:
+            placement: as the layout made it.
+            slots: of the store, where its memory never moves.
+        """
+        return placement, placement
+
+    def _padding_free(self, block: Block) -> PaddingFree | None:
+        """Return the places of a block's real tokens, or None if all are computed."""
+        if isinstance(block, PaddingFreeBlock):
+            return block.padding_free
+        padding_free = block.counts is not None and self.leaves_out_padding(block.ids_BT.numel(), block.tokens)
+        return PaddingFree(block.real, self.device) if padding_free else None
+
+    def leaves_out_padding(self, places: int, tokens: int) -> bool:
+        """Return whether so many tokens alone are computed of so many places: where that pays, and the model can be fed so.
+
+        A layer with a state takes in rows, and one that chooses what it attends to has a mask of rows: they are fed the rectangle.
+        """
+        if self.state_layers or self.indexed or not pays(places, tokens, self._layer_weights):
+            return False
+        return not self.spread and self._tests.without_padding
+
+    @functools.cached_property
+    def taps(self) -> HiddenStates:
+        """The places at which hidden states are taken."""
+        return HiddenStates(self.twin, str(self))
+
+    @functools.cached_property
+    def attention(self) -> Attention:
+        """What is known of this model's attention."""
+        shapes = [shape for shape in self.kv_shapes if shape.value_size]
+        return Attention(
+            self.twin, self.implementation, str(self), shapes, self.windows, self.without_masks, self.counts.biases
+        )
+
+    def _choice(self, how: ForwardOptions) -> AttentionChoice:
+        """Return the choice of the attention backend of each forward."""
+        if (choice := self._choices.get(how)) is None:
+            choice = self._choices[how] = AttentionChoice(self.attention, how.attention)
+        return choice
+
+    def require(self, how: ForwardOptions, hidden: Iterable[int] = ()) -> None:
+        """Raise :class:`ModelError` unless the model can attend so, and these are numbers of its hidden states.
+
+        Layers that are asked for as compiled are compiled here, before the first round: what that takes is no time of decoding.
+        """
+        self._choice(how)
+        if how.layers == "compiled":
+            with torch.inference_mode():
+                self.layers(how.layers)
+        if wanted := [*hidden]:
+            self.taps.check(wanted)
+
+    def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
+        """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
+        return self._choice(how).prefill_tokens(slots)
+
+    def by_lengths(self, how: ForwardOptions) -> bool:
+        """Return whether tokens whose slots are their places attend by lengths alone."""
+        return self._choice(how).packs
+
+    def group(self, request: Request) -> bool:
+        """Return whether a request takes the long ones of two sets of rotary factors."""
+        if why := self.rope.refusal(request):
+            raise PromptError(why)
+        return self.rope.group(request)
+
+    def decoding(self, group: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which forwards take the rotary factors of a group."""
+        return self.rope.decoding(group)
+
+    def layers(self, kind: str) -> compiled.CompiledLayers | None:
+        """Return what runs the decoder layers in the forward about to start, or None if they run as they are.
+
+        Args:
+            kind: "eager", "compiled", or "auto": small layers on a CPU are compiled as soon as so many were run that compiling
+                them at the start would have paid by now, depending on what was measured (benchmarks/README.md).
+        """
+        if kind == "auto" and self.device.type == "cpu" and self._small_layers:
+            self._layers_run += len(self.kv_shapes)
+            kind = "compiled" if self._layers_run > COMPILING_PAYS else "eager"
+        return self.compiled_layers if kind == "compiled" else None
+
+    @functools.cached_property
+    def _small_layers(self) -> bool:
+        return bool(compiled.decoder_layers(self.twin)) and self._layer_weights <= SMALL_LAYER
+
+    @functools.cached_property
+    def _layer_weights(self) -> int:
+        """Weights of the largest decoder layer, those of the model where its layers are not known."""
+        layers = compiled.decoder_layers(self.twin) or [self.twin]
+        return max(sum(weight.numel() for weight in layer.parameters()) for layer in layers)
+
+    @functools.cached_property
+    def compiled_layers(self) -> compiled.CompiledLayers | None:
+        """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
+        layers = compiled.CompiledLayers(self.twin)
+        try:
+            self._tests.require_agreement(layers)
+        except Exception as error:  # whatever a compiler raises
+            reason = str(getattr(error, "inner_exception", error)).partition("\n")[0]
+            warnings.warn(
+                f"the {self.role}'s layers are not compiled, and run eagerly: {reason}", SpecframeWarning, stacklevel=2
+            )
+            return None
+        return layers
