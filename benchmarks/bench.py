@@ -154,7 +154,7 @@ def bench(
     ]
     bandwidth = copy_bandwidth(device)
     progress("reference decoder")
-    accept = Judge(models, prompts[: settings["references"]], settings["new"])
+    judge = Judge(models, prompts[: settings["references"]], settings["new"])
     measured = deadline - 0.1 * (deadline - time.perf_counter())  # the rest is for weighing what differs
     clock = CLOCKS[settings["clock"]]
     measure(cells, Plan(models, prompts, settings["new"], settings["rounds"], bandwidth, measured, clock, progress))
@@ -172,7 +172,7 @@ def bench(
     yield result
     if healthy(device):
         progress("comparing tokens")
-        result |= {"cells": list(summary(cells, accept, deadline)), "queue": queue_memory(models, prompts[:16])}
+        result |= {"cells": list(summary(cells, judge, deadline)), "queue": queue_memory(models, prompts[:16])}
     yield result | {"seconds": round(time.perf_counter() - started, 1)}
 
 

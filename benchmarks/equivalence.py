@@ -62,20 +62,20 @@ def compare(options: dict[str, Any], deadline: float) -> Iterator[dict[str, Any]
             target, draft, tokenizer = load_pair(pair, device, loading.pick_dtype(dtype, device))
             models = Models(target, draft, tokenizer, loading.stop_token_ids(target, tokenizer))
             prompts = held_out_prompts(tokenizer, options["count"])
-            accept = Judge(models, prompts, options["new"])
+            judge = Judge(models, prompts, options["new"])
             for batch in map(int, options["batches"].split(",")):
                 for contender in contenders(models, batch, options["draft_length"]):
                     where = {"pair": pair, "dtype": dtype, "batch": batch, "scheme": contender.name}
-                    yield where | one(contender.decode, accept, prompts, options["new"], deadline)
+                    yield where | one(contender.decode, judge, prompts, options["new"], deadline)
 
 
-def one(decode: Any, accept: Judge, prompts: list[list[int]], new: int, deadline: float) -> dict[str, Any]:
+def one(decode: Any, judge: Judge, prompts: list[list[int]], new: int, deadline: float) -> dict[str, Any]:
     """Return how one scheme compares, or why that cannot be said."""
     row: dict[str, Any] = {"exactness": "", "bugs": 0, "fault": None}
     if time.perf_counter() > deadline:
         return row | {"exactness": "not reached in time"}
     try:
-        found = accept.compare(decode(prompts, new), deadline)
+        found = judge.compare(decode(prompts, new), deadline)
     except Exception as fault:  # a broken scheme may raise anything; the others go on
         return row | {"fault": f"{type(fault).__name__}: {fault}"[:200]}
     return row | {"exactness": str(found), "bugs": found.bugs}

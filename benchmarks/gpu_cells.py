@@ -173,11 +173,11 @@ class GpuCells:
         target, draft, tokenizer = loaded("small", self._device, torch.float32)
         models = Models(target, draft, tokenizer, stop_token_ids(target, tokenizer))
         prompts, new, found = held_out_prompts(tokenizer, 4, 96), 12 if self._small else 48, []
-        accept = Judge(models, prompts, new)
+        judge = Judge(models, prompts, new)
         for scheme in ("plain", "ragged"):
             started = time.perf_counter()
             decode = ours(models, scheme, 4, layers=way, **schemes(3)[scheme]).decode
-            row = one(decode, accept, prompts, new, math.inf)
+            row = one(decode, judge, prompts, new, math.inf)
             if row["fault"] or row["bugs"]:
                 raise AssertionError(f"{scheme}, {way}: expected the reference decoder's tokens, got {row}")
             spent = time.perf_counter() - started

@@ -134,7 +134,7 @@ def once(cell: Cell, number: int, plan: Plan, clock: ModelClock) -> None:
     }
 
 
-def summary(cells: list[Cell], accept: Judge | None, deadline: float) -> Iterator[dict[str, Any]]:
+def summary(cells: list[Cell], judge: Judge | None, deadline: float) -> Iterator[dict[str, Any]]:
     """Yield the figures of each cell: medians over rounds, and medians of ratios within a round."""
     rates = {cell.key: cell.rates for cell in cells}
     for cell in cells:
@@ -152,8 +152,8 @@ def summary(cells: list[Cell], accept: Judge | None, deadline: float) -> Iterato
             }
         for figure in PER_RUN:
             row[figure] = median(run[figure] for run in cell.figures.values())
-        if accept is not None and cell.tokens is not None:
-            found = accept.compare(cell.tokens, deadline)
+        if judge is not None and cell.tokens is not None:
+            found = judge.compare(cell.tokens, deadline)
             row |= {"exactness": str(found), "bugs": found.bugs}
         yield row
 

@@ -73,7 +73,7 @@ class Pipeline:
             ``from_pretrained``: "torchao-int8-weight-only", "bitsandbytes-4bit,bnb-4bit-quant-type=nf4", "none,variant=fp16", or a
             mapping such as ``{"quantization_config": made}``. A head stays as it is. See :mod:`specframe_std.load_options`.
         constraint: what all continuations have to keep to: a constraint by name, ``name,key=value`` or as an object, or None for
-        nothing.
+            nothing.
         memory: the most bytes that weights, caches and everything else take together while prompts are decoded, as "22GB" or
             "512MiB": drafts become shorter, then rows fewer, then nothing is drafted. None: no bound. See docs/memory.md.
 
@@ -201,8 +201,7 @@ class Pipeline:
             prompts: texts, lists of token ids or lists of messages; one of these alone is one prompt.
             max_new_tokens: tokens generated per prompt unless it stops before.
             asked: ``arrivals``, ``sort`` and ``sampling`` of :class:`specframe.engine.request_factory.RequestOptions`, and the
-            parameters of
-                :class:`specframe.Sampling` by their names, which win over those of ``sampling``.
+                parameters of :class:`specframe.Sampling` by their names, which win over those of ``sampling``.
 
         Raises:
             OptionError: a value outside of what an argument accepts, what cannot be a prompt, or a temperature that the acceptance

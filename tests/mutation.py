@@ -190,7 +190,7 @@ def _pytest(
     sys.exit(pytest.main(arguments))
 
 
-def accept(status: int | None, output: str) -> tuple[str, str]:
+def outcome_of(status: int | None, output: str) -> tuple[str, str]:
     """Return the outcome that pytest's exit status and output stand for, and the test or the reason."""
     if status is None:
         return "out of time", "its tests did not end"
@@ -210,9 +210,9 @@ def run(copy: Copy, mutant: Mutant, whole: bool = False, seconds: float = SECOND
     begun = time.monotonic()
     with copy.planted(mutant):
         named = all("::" in test for test in mutant.tests)  # a test that is named is run though it is slow
-        outcome, detail = accept(*copy.test(mutant.tests, seconds, "-x", *(() if named else FAST)))
+        outcome, detail = outcome_of(*copy.test(mutant.tests, seconds, "-x", *(() if named else FAST)))
         if outcome == "not caught" and whole:
-            outcome, detail = accept(*copy.test([], WHOLE_SECONDS, "-x", *FAST))
+            outcome, detail = outcome_of(*copy.test([], WHOLE_SECONDS, "-x", *FAST))
             detail = f"{detail}, which its entry does not name" if outcome == "caught" else detail
     return Finding(mutant, outcome, detail, time.monotonic() - begun)
 

@@ -58,9 +58,9 @@ def plan(rounds: int, seconds: float = 60) -> measure.Plan:
 @pytest.mark.slow
 def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Models, prompts: list[list[int]]) -> None:
     """transformers' own decoding and all schemes are measured on the same output."""
-    accept = Judge(pair, prompts, 6)
+    judge = Judge(pair, prompts, 6)
     for batch in (1, 3):
-        found = {one.name: accept.compare(one.decode(prompts, 6), 0.0) for one in contenders.contenders(pair, batch, 4)}
+        found = {one.name: judge.compare(one.decode(prompts, 6), 0.0) for one in contenders.contenders(pair, batch, 4)}
         assert {"transformers plain", "plain", "ragged", "eqspec", "exspec"} <= set(found)
         assert ("transformers assisted" in found) == (batch == 1)
         assert {(one.compared, one.exact) for one in found.values()} == {(3, 3)}
@@ -69,11 +69,11 @@ def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Mo
 @pytest.mark.wide
 def test_a_wrong_token_is_a_bug_and_an_early_end_is_too(pair: contenders.Models, prompts: list[list[int]]) -> None:
     """What parts from the reference is weighed; what there is no time to weigh is not called equal."""
-    accept = Judge(pair, prompts, 4)
+    judge = Judge(pair, prompts, 4)
     plain = contenders.contenders(pair, 3, 4)[0].decode(prompts, 4)
     wrong = [[*plain[0][:2], 7, 7], plain[1][:2], plain[2]]
-    assert str(accept.compare(wrong, 0.0)) == "1/3, 1 bugs, 1 unweighed"
-    assert str(accept.compare(wrong, time.perf_counter() + 60)) == "1/3, 2 bugs"
+    assert str(judge.compare(wrong, 0.0)) == "1/3, 1 bugs, 1 unweighed"
+    assert str(judge.compare(wrong, time.perf_counter() + 60)) == "1/3, 2 bugs"
 
 
 @pytest.mark.wide

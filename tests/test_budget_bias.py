@@ -52,7 +52,7 @@ class Timed(Goodput):
         self.clock = lambda: self._passed
 
     def start(self, run: Any) -> None:
-        """Forget the models' shapes: this clock depends on others."""
+        """Forget the models' shapes: this clock uses others."""
         super().start(run)
         self._seconds.prepare(Prior())
 

@@ -81,7 +81,7 @@ def public(path: Path) -> list[str]:
 
 
 def test_the_reference_has_every_public_name(site: Path) -> None:
-    """Every public class and function of contracts, caches and trees has a place in the reference that can be linked to."""
+    """Every public class and function of contracts, kv and trees has a place in the reference that can be linked to."""
     std = ROOT / "plugins" / "specframe-std"
     rooms = [(ROOT, "specframe/contracts"), (ROOT, "specframe/kv"), (std, "specframe_std/trees")]
     for base, path in [(folder, path) for folder, room in rooms for path in sorted((folder / room).glob("*.py"))]:
@@ -106,14 +106,14 @@ def test_the_reference_of_a_pipeline(site: Path) -> None:
 def test_the_reference_of_what_strategies_are_handed(site: Path) -> None:
     """A run and a pool have what strategies may use, and nothing of the engine's."""
     text = (site / "reference/handed.html").read_text(encoding="utf-8")
-    for place in ("forward.run.Run.open_cache", "forward.cached.CachedModel.feed", "engine.pool.Pool.batch"):
+    for place in ("model.run.Run.open_cache", "model.cached.CachedModel.feed", "engine.pool.Pool.batch"):
         assert f'id="specframe.{place}"' in text
     assert 'id="specframe.model.run.Run.put_away"' not in text
 
 
 def test_a_source_that_pages_link_to_is_shown(site: Path) -> None:
     """A link to a module leads to a page with its text, and one to a folder to a page with all its files."""
-    assert "class Engine" in re.sub(r"<[^>]+>", "", (site / "source/specframe/engine/engine.py.html").read_text())
+    assert "class LocalEngine" in re.sub(r"<[^>]+>", "", (site / "source/specframe/engine/local_engine.py.html").read_text())
     examples = (site / "source/examples.html").read_text(encoding="utf-8")
     assert all(path.name in examples for path in (ROOT / "examples").glob("*.py"))
 

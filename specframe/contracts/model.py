@@ -78,7 +78,7 @@ class Model(Protocol):
     ) -> Scores:
         """Feed a block into a store, which is told the placement first; return the scores of its last ``keep`` tokens.
 
-        Ids beyond the vocabulary are padding. The store depends on a layer's place in :attr:`kv_shapes`; ``hidden`` has the numbers
+        Ids beyond the vocabulary are padding. The store finds a layer by its index in :attr:`kv_shapes`; ``hidden`` has the numbers
         of hidden states to return of all tokens, as :attr:`Scores.hidden`.
         """
 

@@ -140,7 +140,7 @@ class TokenRows:
         Args:
             batch: these rows.
             acceptance: its tokens are written on the device, beyond a row's end too: the row is longer by those accepted and one
-            more.
+                more.
             tokens: the token ids that each row gains, up to its end; the host's copy has these.
 
         Returns:

@@ -295,9 +295,8 @@ class CachedModel:
             scores = self.feed(batch, prefill_chunk(batch, ahead, step))
             pieces.append(scores.hidden)
             if self.states is not None:
-                self.commit(
-                    batch, Kept(-ahead if batch.uncached_rows is None else -batch.uncached_rows.clip(max=ahead))
-                )
+                left_B = ahead if batch.uncached_rows is None else batch.uncached_rows.clip(max=ahead)
+                self.commit(batch, Kept(-left_B))
             self._remember(batch, forks and ahead == 1)
         if len(pieces) < 2 or not self._hidden:
             return scores

@@ -218,7 +218,7 @@ class ModelRunner(TransformersModel):
 
         Args:
             kind: "eager", "compiled", or "auto": small layers on a CPU are compiled as soon as so many were run that compiling
-                them at the start would have paid by now, depending on what was measured (benchmarks/README.md).
+                them at the start would have paid by now, by what was measured (benchmarks/README.md).
         """
         if kind == "auto" and self.device.type == "cpu" and self._small_layers:
             self._layers_run += len(self.kv_shapes)

@@ -310,5 +310,5 @@ def attention_windows(config: Any, role: str, states: Iterable[StateLayer] = (),
             "whose cache can forget rejected tokens, or a kind of state that an installed plugin registers by the hook "
             "specframe_register_state_kinds"
         )
-    attends = {kind: BOTH.get(kind, kind) for kind in kinds}  # the masks of layers that do both depend on either name
+    attends = {kind: BOTH.get(kind, kind) for kind in kinds}  # layers that do both find their masks by either name
     return {name: windows[how] for kind, how in attends.items() for name in (how, kind) if how in windows}

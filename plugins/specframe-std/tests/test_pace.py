@@ -79,7 +79,7 @@ def test_no_median_is_surer_than_the_pace() -> None:
 
 
 def test_more_tokens_are_no_pace() -> None:
-    """Rounds of one draft length whose rows draft fewer tokens as time depends on tell a steady machine, where shapes tell the cost
+    """Rounds of one draft length whose rows draft fewer tokens as time goes by show a steady machine, where shapes tell the cost
     of a token."""
     for each, steady in ((0.1, True), (0.0, False)):
         seconds = RoundSeconds(Levels(Budget(6)))

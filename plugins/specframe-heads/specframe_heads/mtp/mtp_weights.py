@@ -34,7 +34,7 @@ def of_target(checkpoint: Checkpoint, form: Format, target: Target, tensors: Ten
 
 
 def known_to_transformers(checkpoint: Checkpoint, target: Target) -> bool:
-    """Return whether transformers' loader finds the MTP layers of a checkpoint: it depends on names that the target's class has."""
+    """Return whether transformers' loader finds the MTP layers of a checkpoint: it looks for names that the target's class has."""
     patterns = getattr(target.model, "_keys_to_ignore_on_load_unexpected", None) or ()
     names = AFTER.places(checkpoint.names, target.layers)
     known = all(any(re.search(pattern, name) for pattern in patterns) for name in names)

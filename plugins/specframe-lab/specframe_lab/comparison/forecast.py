@@ -45,7 +45,7 @@ class Forecast:
     def seconds(self) -> float | None:
         """Seconds of decoding that the missing runs would take, each as long as its case or else the mean case took.
 
-        None: no run is there to depend on.
+        None: there is no run to use.
         """
         took: dict[str, list[float]] = {}
         for (key, _), line in self.lines.items():

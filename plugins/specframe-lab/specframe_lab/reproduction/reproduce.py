@@ -217,8 +217,8 @@ def kinds(cell: Cell, ids: list[list[int]], part: PaperPart, loaded: LoadedModel
     plain = comparison.plain(part.cases[0], 1)
     reference = comparison.runs(plain)[0]["token_ids"] if plain and comparison.runs(plain) else ids
     prompts = encode(loaded.pipeline(cell), part.settings.prompts, part.settings.max_prompt_tokens)
-    accept = Reference(loaded.target(cell), prompts, reference, part.settings.max_new_tokens, loaded)
-    agreement = accept.agreement(ids, reference)
+    reference_decoder = Reference(loaded.target(cell), prompts, reference, part.settings.max_new_tokens, loaded)
+    agreement = reference_decoder.agreement(ids, reference)
     return {"ties": agreement.ties, "bugs": agreement.bugs}
 
 

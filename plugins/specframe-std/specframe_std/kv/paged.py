@@ -49,9 +49,8 @@ class Paged(Quantisable):
         memory: the most bytes of each model's cache, as 2GB or 512MB, in place of blocks.
         share: "on": complete blocks are kept by their tokens and all before them, across rows and runs, until others need them;
             the least recently used ones go first. "off": a block is one row's, but for samples of one prompt.
-        host: the most bytes of the host's memory, as 2GB, for what sequences that was preempted had in each model's cache: they
-        come
-            back from there and are not read again. Without it they are.
+        host: the most bytes of the host's memory, as 2GB, for what preempted sequences had in each model's cache: they come
+            back from there and are not prefilled again. Without it they are.
         states: with "on", of models whose layers keep a state, how many copies of a state are kept after some of a prompt's blocks,
             since a row goes on from there alone; the least recently used ones go first, and 0 keeps none.
         stride: tokens of a prompt before its first copy; more are taken after twice as many, four times as many and so on, where

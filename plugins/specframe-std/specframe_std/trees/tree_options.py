@@ -33,7 +33,7 @@ class Trees:
         branch: the static tree, see :meth:`Shape.read`, or None for the most promising nodes.
         nodes: nodes of the tree, or None: those of ``branch``, or 16.
         top: nodes that each level of a dynamic tree runs, and children of each, or None for as many as its nodes have room for, up
-        to 10.
+            to 10.
         depth: depth where no draft length is given.
         wide: whether the nodes that levels run cost nothing: where ``top`` is left open there are as many as the tree has, up to
             64, so that none of the likeliest is missed.

@@ -107,7 +107,7 @@ class AlignmentSuite(DecodingSuite, StopSuite):
 
     @pytest.mark.parametrize("architecture", ["gemma3", "gpt2"])
     def test_trees_of_real_models(self, architecture: str) -> None:
-        """Windows and learned positions depend on a node's depth, not by its slot."""
+        """Windows and learned positions depend on a node's depth, not on its slot."""
         target, _ = real_pair(architecture)
         asked = usual_requests(target, new=6)
         drafter = self.tree_drafter(target, asked, BY_ROW)

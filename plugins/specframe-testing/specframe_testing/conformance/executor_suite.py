@@ -54,12 +54,12 @@ class ExecutorSuite(Suite):
             found.append([result.token_ids for result in results])
         assert found[0] == found[1]
 
-    def test_agrees(self) -> None:
-        """``agree`` returns the value it is given, on rank 0, of the same type."""
+    def test_broadcasts(self) -> None:
+        """``broadcast`` returns the value it is given, on rank 0, of the same type."""
         executor = self.object()
         for value in (3, 0.25, True, "text", None, (1, 2), [1.5, "a"], Budget(4)):
-            assert type(executor.agree(value)) is type(value)
-            assert executor.agree(value) == value
+            assert type(executor.broadcast(value)) is type(value)
+            assert executor.broadcast(value) == value
 
     def test_offers_what_it_has(self) -> None:
         """It has the members of each word that it offers, and no member of a word that it does not."""

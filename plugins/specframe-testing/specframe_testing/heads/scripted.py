@@ -87,7 +87,7 @@ def steered(
 ) -> Any:
     """Return a drafter one path of whose drafts has the target's tokens, as far as places are to be right.
 
-    The path depends on the first child of a node and by the last in turn, so that it lies in unlike places of a tree.
+    The path takes the first child of a node and the last in turn, so that it lies in unlike places of a tree.
 
     Args:
         made: the drafter.
