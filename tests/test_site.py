@@ -113,7 +113,9 @@ def test_the_reference_of_what_strategies_are_handed(site: Path) -> None:
 
 def test_a_source_that_pages_link_to_is_shown(site: Path) -> None:
     """A link to a module leads to a page with its text, and one to a folder to a page with all its files."""
-    assert "class LocalEngine" in re.sub(r"<[^>]+>", "", (site / "source/specframe/engine/local_engine.py.html").read_text())
+    assert "class LocalEngine" in re.sub(
+        r"<[^>]+>", "", (site / "source/specframe/engine/local_engine.py.html").read_text()
+    )
     examples = (site / "source/examples.html").read_text(encoding="utf-8")
     assert all(path.name in examples for path in (ROOT / "examples").glob("*.py"))
 
