@@ -17,7 +17,7 @@ import torch
 import specframe
 
 PACKAGE = Path(specframe.__file__).parent
-PACKAGES = ("contracts", "engine", "forward", "caches")
+PACKAGES = ("contracts", "engine", "model", "kv")
 """Those that a round goes through."""
 PROMPTS = [[5, 9, 3, 11], [7], [2, 4, 6]]
 
