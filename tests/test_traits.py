@@ -13,9 +13,11 @@ from click.testing import CliRunner
 
 from specframe.cli import cli
 from specframe.plugins.entries import Entry
+from specframe.plugins.registry import registry
+from specframe.plugins.sources import said
 from specframe.plugins.traits import REQUIRED, traits_of
 
-LIGHT = [["--help"], ["run", "--help"], ["models", "list"], ["models", "show", "tiny"]]
+LIGHT = [["--help"], ["run", "--help"], ["plugins", "list"], ["models", "list"], ["models", "show", "tiny"]]
 """Commands that answer from names and configurations."""
 
 WRONG = [
@@ -59,7 +61,6 @@ def run(commands: list[list[str]], folder: Path) -> dict[str, tuple[int, str, li
     return {" ".join(one): tuple(seen) for one, seen in zip(commands, json.loads(done.stdout), strict=True)}
 
 
-@pytest.mark.wide
 def test_listing_imports_no_torch(tmp_path: Path) -> None:
     """Commands that list and show end with status 0, and torch was not imported."""
     for command, (status, _, imported) in run(LIGHT, tmp_path).items():
@@ -136,3 +137,53 @@ def test_a_class_says_it_itself() -> None:
     assert traits_of(heir).documentation == "Mine anew.\n\nOptions:\n    width: not used."
     assert traits_of(max).needs == frozenset()
     assert traits_of(type("Wide", (), {"__init__": lambda self, **any: None})).open
+
+
+def test_a_source_says_what_its_class_says() -> None:
+    """Summary and capabilities that are read from the source of each registered class are those of the class."""
+    for entry in registry():
+        if isinstance(entry.reference, str):
+            traits = entry.traits
+            assert said(entry.reference) == (traits.summary, traits.offers), entry
+
+
+SOURCE = '''
+class Base:
+    """A base."""
+
+    offers = frozenset({"a", "b"})
+
+
+class Heir(Base):
+    """Has what its base has."""
+
+
+class ByOptions(Base):
+    """Says so by a property."""
+
+    @property
+    def offers(self):
+        return {"a"}
+
+
+class Computed(Base):
+    """Adds to its base's."""
+
+    offers = Base.offers | {"c"}
+
+
+class Silent(Base):
+    pass
+'''
+
+
+def test_a_source_says_no_more_than_it_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a base says holds for a class; what options decide is open; what is computed is left to the import."""
+    (tmp_path / "said_of_itself.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = {name: said(f"said_of_itself:{name}") for name in ("Heir", "ByOptions", "Computed", "Silent", "Nobody")}
+    assert told["Heir"] == ("Has what its base has.", {"a", "b"})
+    assert told["ByOptions"] == ("Says so by a property.", None)
+    assert told["Computed"] is told["Silent"] is told["Nobody"] is None
+    computed = Entry("drafter", "computed", "said_of_itself:Computed", "mine").said
+    assert computed == ("Adds to its base's.", {"a", "b", "c"})

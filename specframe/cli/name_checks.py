@@ -58,7 +58,7 @@ def check_names(options: Mapping[str, Any], anywhere: bool = False) -> None:
 def require_steps(known: Registry, executor: str) -> None:
     """Raise :class:`OptionError` for an executor that has ranks, or takes files as a whole: no process steps its engines alone."""
     entry = known.entry("executor", parse_specification(executor)[0])
-    if entry.traits.able("offers") & {"files", "ranks"}:
+    if (entry.said.offers or frozenset()) & {"files", "ranks"}:
         raise OptionError(
             f"--executor: expected one of one process, such as local, got {executor!r}, which is for `specframe run`"
         )

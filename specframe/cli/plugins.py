@@ -12,7 +12,8 @@ from specframe.cli.tables import show_table
 from specframe.errors import PluginError, UnknownNameError
 from specframe.plugins.entries import Entry
 from specframe.plugins.registry import registry
-from specframe.plugins.traits import REQUIRED, Traits
+from specframe.plugins.sources import Said
+from specframe.plugins.traits import REQUIRED
 
 
 @click.group(invoke_without_command=True, cls=Extended, subcommand_metavar="[COMMAND] [ARGS]...")
@@ -45,26 +46,26 @@ def show(name: str) -> None:
     click.echo("\n\n".join(map(description, found)))
 
 
-def known_traits(entry: Entry) -> Traits | str:
-    """Return an entry's traits, or the reason why they are not known."""
+def said_of(entry: Entry) -> Said | str:
+    """Return what an entry says of itself, or the reason why that is not known."""
     try:
-        return entry.traits
+        return entry.said
     except PluginError as fault:
         return str(fault)
 
 
 def lossless(entry: Entry) -> str:
     """Return "yes" or "no" if it is known of a strategy whether it is lossless, else an empty text."""
-    traits = known_traits(entry)
-    if isinstance(traits, str) or entry.kind not in ("alignment", "acceptance rule") or traits.offers is None:
+    found = said_of(entry)
+    if isinstance(found, str) or entry.kind not in ("alignment", "acceptance rule") or found.offers is None:
         return ""
-    return "yes" if "lossless" in traits.offers else "no"
+    return "yes" if "lossless" in found.offers else "no"
 
 
 def summary(entry: Entry) -> str:
     """Return one line on what an entry does, or why it cannot be used."""
-    traits = known_traits(entry)
-    return f"cannot be used: {traits}" if isinstance(traits, str) else plain(traits.summary)
+    found = said_of(entry)
+    return f"cannot be used: {found}" if isinstance(found, str) else plain(found.summary)
 
 
 def plain(text: str) -> str:

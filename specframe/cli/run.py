@@ -156,7 +156,7 @@ def taking_files(specification: str) -> Any:
     """Return the executor of a specification if it offers "files", see :class:`specframe.contracts.engine.FilesExecutor`."""
     known = registry()
     entry = known.entry("executor", parse_specification(specification)[0])
-    return known.make("executor", specification) if "files" in entry.traits.able("offers") else None
+    return known.make("executor", specification) if "files" in (entry.said.offers or ()) else None
 
 
 def check_places(output: str | None, resume: bool, report: str | None) -> None:

@@ -297,6 +297,6 @@ def able(registry: Registry, kind: str, words: Set[str]) -> list[str]:
 def offered_words(entry: Entry) -> Set[str]:
     """Return the words that a strategy's class offers, none where it cannot be used."""
     try:
-        return entry.traits.able("offers")
+        return entry.said.offers or frozenset()
     except PluginError:
         return frozenset()

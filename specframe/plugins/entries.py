@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from specframe.errors import PluginError, literal, sentence
+from specframe.plugins.sources import Said, said
 from specframe.plugins.traits import Traits, traits_of
 
 ROLES: Mapping[str, str] = {
@@ -88,6 +89,12 @@ class Entry:
                 f'{self}: register() takes a class, a function or where one is, as "package.module:Name", got {literal(made)}'
             )
         return made
+
+    @property
+    def said(self) -> Said:
+        """Its summary and what it offers; its class is imported if the source does not tell, and raises as :attr:`factory` does."""
+        found = said(self.reference) if isinstance(self.reference, str) else None
+        return found or Said(self.traits.summary, self.traits.offers)
 
     @property
     def traits(self) -> Traits:

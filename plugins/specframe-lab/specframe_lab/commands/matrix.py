@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from specframe.cli.plugins import known_traits, lossless
+from specframe.cli.plugins import lossless
 from specframe.cli.tables import show_table
+from specframe.errors import PluginError
 from specframe.plugins.compose import VIEWS, reads
 from specframe.plugins.entries import Entry
 from specframe.plugins.registry import registry
@@ -38,13 +39,16 @@ def readable(kind: str, asked: tuple[str, ...]) -> list[tuple[Entry, Traits]]:
     """Return the entries of a kind whose classes tell all traits ``asked``; name other entries on standard error."""
     found = []
     for entry in registry().of(kind):
-        traits = known_traits(entry)
-        missing = [name for name in asked if getattr(traits, name, None) is None]
-        if isinstance(traits, Traits) and not missing:
-            found.append((entry, traits))
+        try:
+            traits = entry.traits
+        except PluginError as fault:
+            click.echo(f"specframe: {entry} is left out: {fault}", err=True)
             continue
-        why = traits if isinstance(traits, str) else f"its class does not tell its {' and its '.join(missing)}"
-        click.echo(f"specframe: {entry} is left out: {why}", err=True)
+        if missing := [name for name in asked if getattr(traits, name) is None]:
+            why = f"its class does not tell its {' and its '.join(missing)}"
+            click.echo(f"specframe: {entry} is left out: {why}", err=True)
+        else:
+            found.append((entry, traits))
     return found
 
 
