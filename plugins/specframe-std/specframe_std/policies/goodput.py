@@ -137,6 +137,8 @@ class Goodput:
         """The seconds of rounds, by batch size, since a depth was last chosen for it."""
         self._round = self._drafted = self._undrafted = 0
         self._plain_first = PLAIN_FIRST
+        self._models: tuple[object, object] | None = None
+        self._prior = Prior()
 
     def calibrated(self) -> np.ndarray:
         """Return by bins what the calibration predicted, and what stood."""
@@ -144,7 +146,9 @@ class Goodput:
 
     def start(self, run: Run) -> None:
         """Take what the models' shapes tell of a round's cost."""
-        self._seconds.prepare(Prior.of(run))
+        if (models := (run.runner.module, run.draft_model)) != self._models:  # their weights are counted once
+            self._models, self._prior = models, Prior.of(run)
+        self._seconds.prepare(self._prior)
         self._leaves_out, self._fits = run.runner.leaves_out_padding, {}
         self._clock = clock_of(run.runner.device)
         self._new_shapes = lambda: run.new_shapes
