@@ -109,16 +109,16 @@ def test_the_clock_is_agreed_on(late: Request) -> None:
     ("executor", "error", "told"),
     [
         ("nowhere", UnknownNameError, "unknown executor 'nowhere'"),
-        (5, OptionError, "executor: expected a name or an object with agree, offers, open, got 5"),
+        (5, OptionError, "executor: expected a name or an object with broadcast, offers, open, got 5"),
         (
             types.SimpleNamespace(open=len),
             OptionError,
-            "executor: expected a name or an object with agree, offers, open, .*without agree, offers",
+            "executor: expected a name or an object with broadcast, offers, open, .*without broadcast, offers",
         ),
         (
             types.SimpleNamespace(open=len, broadcast=len, offers=frozenset({"ranks"})),
             OptionError,
-            "executor: expected SimpleNamespace, which offers 'ranks', to have end, joint, rank .*RankedExecutor",
+            "executor: expected SimpleNamespace, which offers 'ranks', to have barrier, end, rank .*RankedExecutor",
         ),
     ],
     ids=["unknown", "number", "half", "less than it offers"],
@@ -155,8 +155,8 @@ class Raising(Asked):
     [
         (NoEngine(), r"executor NoEngine.*: open\(\) must return an engine with abort, add, .* got a tensor of shape"),
         (Broken(), r"executor Broken.*: open\(\) raised RuntimeError: no port is free"),
-        (Changing(), r"executor Changing.*: agree\(\) must return rank 0's float, got '"),
-        (Raising(), r"executor Raising.*: agree\(\) raised ValueError: rank 1 is gone"),
+        (Changing(), r"executor Changing.*: broadcast\(\) must return rank 0's float, got '"),
+        (Raising(), r"executor Raising.*: broadcast\(\) raised ValueError: rank 1 is gone"),
     ],
     ids=["engine", "open", "type", "broadcast"],
 )

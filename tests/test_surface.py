@@ -67,7 +67,7 @@ def test_generate_signature(method):
         ("max_new_tokens", 64),
     ]
     (asked,) = [p for p in parameters if p.kind not in (p.POSITIONAL_OR_KEYWORD,)]
-    assert (asked.kind, asked.annotation) == (asked.VAR_KEYWORD, "Unpack[Asked]")
+    assert (asked.kind, asked.annotation) == (asked.VAR_KEYWORD, "Unpack[RequestOptions]")
     made = inspect.signature(RequestFactory.make).parameters.values()
     by_keyword = {p.name: p.default for p in made if p.kind is p.KEYWORD_ONLY}
     assert by_keyword == {"arrivals": None, "sort": False, "sampling": None}

@@ -309,7 +309,7 @@ TABLE: dict[str, list[Any]] = {
     "layout": [
         calls("layout.arrange"),
         calls("layout.place", place_arrays, look_at_slots, returns=Placement),
-        calls("layout.settle"),
+        calls("layout.commit"),
     ],
     "scheduler": [
         calls("rows", lambda _, rows, size: None if type(rows) is int and rows > 0 else "a whole number of at least 1"),
