@@ -176,19 +176,19 @@ FAULTS = {
         MUST + r"token ids of shape \(B,\) = \(3,\), got \(1,\)",
     ),
     "alignment has no layout": Fault(
-        "alignment", "layout", lambda *_: None, MUST + r"a layout with arrange, place, settle, got None"
+        "alignment", "layout", lambda *_: None, MUST + r"a layout with arrange, place, commit, got None"
     ),
     "alignment commits nothing": Fault(
         "alignment",
         "commit",
         lambda *_: None,
-        MUST + r"the specframe.contracts.drafts.Transfer it was given, or another verdict's, got None",
+        MUST + r"the specframe.contracts.drafts.Transfer it was given, or another acceptance's, got None",
     ),
     "alignment commits a copy": Fault(
         "alignment",
         "commit",
         lambda stands, *_: attrs.evolve(stands),
-        MUST + r"the specframe.contracts.drafts.Transfer it was given, or another verdict's, got ",
+        MUST + r"the specframe.contracts.drafts.Transfer it was given, or another acceptance's, got ",
     ),
     "scheduler has no rows": Fault("scheduler", "rows", lambda *_: 0, MUST + r"a whole number of at least 1, got 0"),
     "scheduler gives up": Fault(

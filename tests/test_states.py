@@ -414,10 +414,10 @@ def test_a_state_forgets_nothing() -> None:
     ):
         rows.store.commit(rows.batch, Kept(-2))
     with pytest.raises(
-        ContractError, match=r"was fed and not settled when a block begins that is no continuation of it"
+        ContractError, match=r"was fed and not committed when a block begins that is no continuation of it"
     ):
         rows.feed(DRAFT_BT[:2], -1)
-    with pytest.raises(ContractError, match=r"was fed and not settled when rows change their places"):
+    with pytest.raises(ContractError, match=r"was fed and not committed when rows change their places"):
         rows.store.arrange(rows.batch.sequences[::-1])
 
 

@@ -85,7 +85,7 @@ class RoundReport(Progress):
     def detail(self) -> Transfer:
         """The transfer of a round that this process has decoded; raises :class:`LookupError` where another one has."""
         if self.transfer is None:
-            raise LookupError("the report has no draft and no verdict, since another process has decoded the round")
+            raise LookupError("the report has no draft and no acceptance, since another process has decoded the round")
         return self.transfer
 
     @property

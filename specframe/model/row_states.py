@@ -256,7 +256,7 @@ class RowStates:
                 row = wrong[0]
                 raise ContractError(
                     f"a block begins after {first[row]} tokens of row {row}, whose state holds {count[row]}: expected a cache that "
-                    "was settled at the tokens before the block"
+                    "was committed at the tokens before the block"
                 )
             self._first = first
         self._end = np.maximum(batch.lengths + block.end, first)
@@ -425,7 +425,7 @@ class RowStates:
     def _require_committed(self, when: str) -> None:
         if self._fed:
             raise ContractError(
-                f"a cache with states was fed and not settled when {when}: expected commit() once it is known what stands"
+                f"a cache with states was fed and not committed when {when}: expected commit() once it is known what stands"
             )
 
     @property

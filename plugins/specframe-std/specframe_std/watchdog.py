@@ -26,7 +26,7 @@ class Watchdog:
     def look(self) -> str | None:
         """Return a line on the current call if it has taken long and was not reported yet."""
         # not imported here, since they import torch; absent until something decodes
-        calls, words = (sys.modules.get(f"specframe.engine.{name}") for name in ("guards.base", "error_words"))
+        calls, words = (sys.modules.get(f"specframe.engine.{name}") for name in ("guards.guard", "error_words"))
         now = calls.longest_running() if calls else None
         if words is None or now is None or now is self._told or self._clock() - now[2] < PATIENCE:
             return None

@@ -60,7 +60,7 @@ def test_as_published_most_sequences_are_wrong(align: str, batch_size: int, arch
 @pytest.mark.parametrize("align", ["masking", "padding", *FIXED])
 def test_what_only_grows_needs_a_backend_that_does(align: str) -> None:
     """A cache of a fixed size is refused by a sentence that names one that fits."""
-    with pytest.raises(CompositionError, match="'grow' to be offered, .* as 'dynamic' does"):
+    with pytest.raises(CompositionError, match=r"'grow' to be offered, .* as 'dynamic' does"):
         exact_share("fake", align=align, kv="slab")
 
 

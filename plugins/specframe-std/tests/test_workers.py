@@ -318,7 +318,7 @@ def test_a_round_of_a_worker_is_its_progress_alone() -> None:
     assert report is not None
     assert (report.tokens, report.drafted.tolist(), report.accepted.tolist()) == ([[1, 2, 3]], [3], [2])
     assert report.transfer is None
-    with pytest.raises(LookupError, match="no draft and no verdict, since another process has decoded the round"):
+    with pytest.raises(LookupError, match="no draft and no acceptance, since another process has decoded the round"):
         _ = report.draft
 
 

@@ -146,7 +146,7 @@ def rule_fault(
 def look_at_committed(guard: Guard, commit_point: Any, batch: Batch, draft: Draft, transfer: Transfer) -> Any:
     """Return the fault of what stands by an alignment: what it was given, or an acceptance result of its own."""
     if not isinstance(commit_point, Transfer) or not (commit_point is transfer or commit_point.committed):
-        return "the specframe.contracts.drafts.Transfer it was given, or another verdict's"
+        return "the specframe.contracts.drafts.Transfer it was given, or another acceptance's"
     if not commit_point.committed:
         return None
     if not isinstance(commit_point.acceptance, Acceptance):
