@@ -505,7 +505,6 @@ def test_warnings_are_no_faults() -> None:
         harness.decode(harness.pipeline(TARGET, drafter), harness.requests([[5, 6]], 4))
 
 
-@pytest.mark.wide
 def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that has run for a minute is named once, with its strategy; a shorter one, and the next, are not."""
     now = 0.0
