@@ -27,7 +27,7 @@ from specframe.model.attention import varlen
 from specframe.model.attention.flex import Flex, block_mask
 from specframe.model.attention.interface import attend
 from specframe.model.attention.masks import masks
-from specframe.model.compiled import ints_and_sizes_left_open
+from specframe.model.decoder_layers import ints_and_sizes_left_open
 from specframe.models.loading import pick_device, pick_dtype
 
 WAYS = {"packed": varlen.Packed(), "flex": Flex()}

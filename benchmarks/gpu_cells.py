@@ -33,7 +33,7 @@ from rounds import Rounds, measured
 
 from specframe import Pipeline
 from specframe.devices import kinds
-from specframe.model.compiled import ints_and_sizes_left_open
+from specframe.model.decoder_layers import ints_and_sizes_left_open
 from specframe.models.loading import pick_device, pick_dtype, stop_token_ids
 
 SYNTHETIC = "synthetic,rate=0.8"

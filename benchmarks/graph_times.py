@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from specframe.devices import kinds
-from specframe.model.graph_cache import GRAPHS
+from specframe.model.captured_graphs import GRAPHS
 
 
 @attrs.define(eq=False)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from specframe.devices import kinds
 from specframe.model import current_numerics
-from specframe.model.counted_positions import context_length
+from specframe.model.positions import context_length
 from specframe.model.twin import twin
 from specframe.models.own_cache import OwnCache
 

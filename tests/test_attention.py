@@ -12,8 +12,8 @@ from specframe_testing import harness, zoo
 
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
-from specframe.model.attention import choice, flex, kernel_check, varlen
-from specframe.model.check_stores import uneven_placement
+from specframe.model.attention import choice, flex, varlen
+from specframe.model.model_checks import uneven_placement
 from specframe.model.runner import ModelRunner
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
@@ -83,9 +83,9 @@ def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) 
     """Packed attention is used where it agrees with masked attention, and only there."""
     cpu = torch.device("cpu")
     monkeypatch.setattr(varlen, "flash", emulated_flash)
-    assert kernel_check.error(varlen.Packed(), cpu, torch.float32, 6, 3, 8) < 1e-5
+    assert choice.error(varlen.Packed(), cpu, torch.float32, 6, 3, 8) < 1e-5
     monkeypatch.setattr(varlen, "flash", lambda query, *_: query.roll(1, 0))
-    assert kernel_check.error(varlen.Packed(), cpu, torch.float32, 6, 3, 8) > 0.5
+    assert choice.error(varlen.Packed(), cpu, torch.float32, 6, 3, 8) > 0.5
     assert not varlen.works(cpu, torch.bfloat16, 6, 3, 8)
 
 
@@ -150,7 +150,7 @@ def test_models_that_need_their_masks_keep_them(
 )
 def test_packed_attention_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The flash call of this torch agrees with masked attention for the heads of the published models."""
-    assert kernel_check.error(varlen.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
+    assert choice.error(varlen.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
 
 
 @pytest.mark.wide

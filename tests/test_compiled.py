@@ -14,7 +14,7 @@ from specframe_testing import harness, zoo
 
 from specframe.contracts.roles import Observer
 from specframe.errors import ModelError, SpecframeWarning
-from specframe.model import compiled, runner
+from specframe.model import decoder_layers, runner
 from specframe.model.model_checks import SelfTests
 from specframe.model.runner import ModelRunner
 
@@ -34,7 +34,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return graph.forward
 
     torch._dynamo.reset()
-    monkeypatch.setattr(compiled, "BACKEND", collect)
+    monkeypatch.setattr(decoder_layers, "BACKEND", collect)
     return found
 
 
@@ -139,7 +139,7 @@ def test_compiling_is_no_time_of_decoding(graphs: list[Any], monkeypatch: pytest
         def enter(self, stage: str) -> None:
             seen.append(stage)
 
-    monkeypatch.setattr(compiled, "BACKEND", fails)
+    monkeypatch.setattr(decoder_layers, "BACKEND", fails)
     target = zoo.build("opt")
     pipe = harness.pipeline(target, zoo.good_draft(target), layers="compiled", observers=[Stages()])
     with pytest.warns(SpecframeWarning, match="layers are not compiled, and run eagerly: .*no compiler") as told:
@@ -151,7 +151,9 @@ def test_compiling_is_no_time_of_decoding(graphs: list[Any], monkeypatch: pytest
 
 def test_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that gets it wrong is found out before anything is decoded."""
-    monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: lambda *given: [1.1 * x for x in graph(*given)])
+    monkeypatch.setattr(
+        decoder_layers, "BACKEND", lambda graph, inputs: lambda *given: [1.1 * x for x in graph(*given)]
+    )
     torch._dynamo.reset()
     with pytest.warns(RuntimeWarning, match="not compiled, and run eagerly: .* off by"):
         assert ModelRunner(zoo.build("opt"), "target").compiled_layers is None

@@ -16,7 +16,7 @@ from specframe.contracts.round import Batch
 from specframe.errors import ModelError
 from specframe.model.attention import choice
 from specframe.model.cached import CachedModel
-from specframe.model.store_graphs import ModelGraphs
+from specframe.model.open_stores import ModelGraphs
 
 PROMPTS = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
 

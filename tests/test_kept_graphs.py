@@ -22,10 +22,10 @@ from specframe.contracts.model import PLAIN
 from specframe.contracts.round import Batch
 from specframe.devices.held import UNCOLLECTED
 from specframe.errors import SpecframeWarning
-from specframe.model import captured_forwards, graph_cache
-from specframe.model.model_state import settings
+from specframe.model import captured_graphs
+from specframe.model.open_stores import ModelGraphs
 from specframe.model.run import Run
-from specframe.model.store_graphs import ModelGraphs
+from specframe.model.twin import settings
 from specframe.text.sampling import Sampling
 
 ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [12, 9, 14, 7], {7})
@@ -57,7 +57,7 @@ def recorded(act: Callable[[], Any]) -> int:
 
 def settled(pipe: Pipeline) -> None:
     """Decode until a run captures nothing."""
-    for _ in range(captured_forwards.EAGER + 3):
+    for _ in range(captured_graphs.EAGER + 3):
         made = recorded(lambda: harness.check(pipe, ASKED))
         if not made:
             return
@@ -89,7 +89,7 @@ def test_later_runs_replay(kind: str) -> None:
     draft = zoo.good_draft(target) if isinstance(target, type(zoo.build("qwen3"))) else fakes.fake_draft(target)
     pipe = piped(target, draft, **options)
     replays = SimRecording.replays
-    made = [recorded(lambda: harness.check(pipe, ASKED)) for _ in range(captured_forwards.EAGER + 2)]
+    made = [recorded(lambda: harness.check(pipe, ASKED)) for _ in range(captured_graphs.EAGER + 2)]
     assert SimRecording.replays > replays
     if kind == "checked":  # a run with checks opens stores of its own
         assert made[-1] == made[0] > 0
@@ -308,8 +308,8 @@ def test_a_run_without_memory() -> None:
 
 def test_recordings_used_longest_ago_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A captured graph that is used outlives one that was made later; a shape is new when it comes up and when it is captured."""
-    monkeypatch.setattr(graph_cache, "MOST", 2)
-    cache, made = graph_cache.GraphCache(graph_cache.EagerGraph), list[str]()
+    monkeypatch.setattr(captured_graphs, "MOST", 2)
+    cache, made = captured_graphs.GraphCache(captured_graphs.EagerGraph), list[str]()
 
     def use(name: str, eager: int = 1) -> None:
         cache.take((name,), lambda: (made.append(name), tuple), eager)

@@ -19,8 +19,8 @@ from specframe.contracts.requests import GREEDY, Request
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ContractError, OptionError
-from specframe.model.model_state import ModelState
 from specframe.model.open_stores import OpenStore, Stores
+from specframe.model.twin import ModelState
 from specframe.pipeline import Pipeline
 from specframe.reference import reference_decode
 from specframe.text.processor_formulas import plan_of

@@ -20,10 +20,10 @@ from specframe.contracts.round import Batch
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
 from specframe.kv.slab_store import SlabStore
-from specframe.model import compiled
+from specframe.model import decoder_layers
 from specframe.model.attention import choice
 from specframe.model.cached import CachedModel
-from specframe.model.mixed_batch import MixedBatch
+from specframe.model.padding_free import MixedBatch
 from specframe.observe.counts import PaddingCounts
 from specframe.text.sampling import Sampling
 
@@ -84,7 +84,7 @@ def test_whatever_attends_stores_and_drafts(
     options: dict[str, Any], joins: bool, joined: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chains and trees beside pieces, under every alignment, store and attention backend, and with all invariants checked."""
-    monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
+    monkeypatch.setattr(decoder_layers, "BACKEND", lambda graph, _inputs: graph.forward)
     target = zoo.build("gemma3")
     draft = None if options.get("drafter") == "none" else zoo.good_draft(target)
     given = {"align": "ragged", "schedule": MIXED, "batch_size": 3, "draft_length": 3, **options}

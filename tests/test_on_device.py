@@ -42,8 +42,8 @@ from specframe.devices import kinds
 from specframe.devices.held import Held
 from specframe.devices.kinds import on_device
 from specframe.kv.ragged_layout import RaggedLayout
-from specframe.model import captured_chains, captured_forwards, graph_cache, padding_free
-from specframe.model.attention import interface, kernel_check, varlen
+from specframe.model import captured_graphs, padding_free
+from specframe.model.attention import choice, interface, varlen
 from specframe.model.attention.varlen import Packed
 from specframe.model.run import Run
 from specframe.text.sampling import Sampling
@@ -235,21 +235,20 @@ def test_a_setting_holds_until_the_last_one_is_out() -> None:
 
 
 @pytest.fixture
-def shelves(monkeypatch: pytest.MonkeyPatch) -> list[graph_cache.GraphCache]:
+def shelves(monkeypatch: pytest.MonkeyPatch) -> list[captured_graphs.GraphCache]:
     """The shelves of captured graphs that are made in a test: target, its chains, draft, its chains."""
-    made: list[graph_cache.GraphCache] = []
+    made: list[captured_graphs.GraphCache] = []
 
-    class Noted(graph_cache.GraphCache):
+    class Noted(captured_graphs.GraphCache):
         def __init__(self, record: Any) -> None:
             super().__init__(record)
             made.append(self)
 
-    for module in (captured_forwards, captured_chains):
-        monkeypatch.setattr(module, "GraphCache", Noted)
+    monkeypatch.setattr(captured_graphs, "GraphCache", Noted)
     return made
 
 
-def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graph_cache.GraphCache]) -> None:
+def test_chains_are_recorded_by_buckets_of_rows(shelves: list[captured_graphs.GraphCache]) -> None:
     """Drafts of any number of rows have captured graphs of 1, 2, 4 or all rows; rows outside of the batch are not written to."""
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
@@ -260,7 +259,7 @@ def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graph_cache.GraphC
     assert 4 in {key[0] for key in shelves[7]._kept} <= {1, 2, 4}
 
 
-def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[graph_cache.GraphCache]) -> None:
+def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[captured_graphs.GraphCache]) -> None:
     """A row's tokens are rounded up to a power of two where few rows have 64 of them at most, and are not beyond."""
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 12, 61), 40)
@@ -271,15 +270,15 @@ def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[graph_c
         assert {width for _, width, *_ in shelves[0]._kept} == widths
 
 
-def test_prompts_are_recorded_when_their_shape_came_up_often(shelves: list[graph_cache.GraphCache]) -> None:
+def test_prompts_are_recorded_when_their_shape_came_up_often(shelves: list[captured_graphs.GraphCache]) -> None:
     """A captured graph of prompts pays after some replays, so that prompts of a few shapes are not captured."""
     target, draft = pair("fake")
     recorded = []
-    for count in (captured_forwards.EAGER, captured_forwards.EAGER + 1):
+    for count in (captured_graphs.EAGER, captured_graphs.EAGER + 1):
         shelves.clear()
         asked = harness.requests(harness.random_prompts([40] * count, 61), 4)
         harness.check(harness.pipeline(target, draft, draft_length=3, graphs="on", batch_size=1), asked)
-        recorded.append({width for _, width, *_ in shelves[0]._kept if width > captured_forwards.LONGEST})
+        recorded.append({width for _, width, *_ in shelves[0]._kept if width > captured_graphs.LONGEST})
     assert recorded == [set(), {64}]
 
 
@@ -317,14 +316,14 @@ class Lengths(FixedLength):
     "name", ["qwen3", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "mistral"))]
 )
 def test_short_prompts_are_recorded(
-    name: str, options: dict[str, Any], shelves: list[graph_cache.GraphCache], monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], shelves: list[captured_graphs.GraphCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of all lengths up to a power of two replay one captured graph, by target and draft, in whichever row they are.
 
     As much of the drafts stands as without.
     """
     monkeypatch.setattr(padding_free, "LAYING_OUT", 1000)
-    monkeypatch.setattr(captured_forwards, "EAGER", 1)
+    monkeypatch.setattr(captured_graphs, "EAGER", 1)
     target = zoo.build(name)
     lengths = (40, 90, 33, 61, 100, 44, 35, 64, 10, 55)
     prompts = harness.random_prompts(lengths * (4 if options["batch_size"] == 7 else 2), zoo.VOCABULARY)
@@ -341,14 +340,14 @@ def test_short_prompts_are_recorded(
     assert tokens[0] == tokens[1]
     of_draft = 1 if "align" in options else 2  # chains have a shelf where places follow from lengths
     for shelf in (shelves[0], shelves[of_draft]):
-        recorded = [(key[0], key[1], key[6]) for key in shelf._kept if key[1] > captured_forwards.LONGEST]
+        recorded = [(key[0], key[1], key[6]) for key in shelf._kept if key[1] > captured_graphs.LONGEST]
         assert {64} <= {width for _, width, _ in recorded} <= {64, 128} or (recorded and "align" in options)
-        assert all((tokens or rows * width) <= captured_forwards.PROMPTS for rows, width, tokens in recorded)
+        assert all((tokens or rows * width) <= captured_graphs.PROMPTS for rows, width, tokens in recorded)
         if options["batch_size"] == 7:
             assert any(tokens for _, _, tokens in recorded)
 
 
-def test_hidden_states_of_recorded_prompts(shelves: list[graph_cache.GraphCache]) -> None:
+def test_hidden_states_of_recorded_prompts(shelves: list[captured_graphs.GraphCache]) -> None:
     """Those of padding are left out; they are what a forward that is not captured has."""
     run = harness.open_run(zoo.build("qwen3"), 2, 120, align="ragged")
     pool = harness.open_pool(harness.requests(harness.random_prompts((50, 41), zoo.VOCABULARY), 20))
@@ -373,7 +372,7 @@ def test_no_graph_is_given_up_while_one_is_recorded() -> None:
             gc.collect()
         return (values + 1,)
 
-    cache, before = graph_cache.GraphCache(SimRecording), gc.get_threshold()
+    cache, before = captured_graphs.GraphCache(SimRecording), gc.get_threshold()
     gc.set_threshold(0)  # never by itself
     try:
         ring: list[Any] = [SimRecording(lambda: (values + 2,))]
@@ -393,7 +392,7 @@ def test_no_graph_is_given_up_while_one_is_recorded() -> None:
 
 @pytest.mark.wide(but=["chain"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graph_cache.GraphCache]) -> None:
+def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[captured_graphs.GraphCache]) -> None:
     """Captured graphs of the target compute buckets of real tokens alone where rows draft unequally, and the tokens are exact."""
     target = pair("qwen3")[0]
     budget = Budget(3, 7) if tree else Budget(4)
@@ -421,7 +420,7 @@ def test_graphs_hold_the_constants_that_they_read(name: str) -> None:
     assert SimRecording.replays > replays + 2
 
 
-def test_new_shapes_are_told(shelves: list[graph_cache.GraphCache]) -> None:
+def test_new_shapes_are_told(shelves: list[captured_graphs.GraphCache]) -> None:
     """A run tells how often a forward was slower since its shape was new or captured; what is replayed or never captured is not."""
     target = zoo.build("qwen3")
     draft, asked = zoo.good_draft(target), harness.requests(harness.random_prompts((5, 5), zoo.VOCABULARY), 20)
@@ -446,9 +445,9 @@ def test_new_shapes_are_told(shelves: list[graph_cache.GraphCache]) -> None:
     assert set(told["off"]) == {0}
 
 
-def test_recordings_are_bounded(shelves: list[graph_cache.GraphCache], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_are_bounded(shelves: list[captured_graphs.GraphCache], monkeypatch: pytest.MonkeyPatch) -> None:
     """The captured graphs that were used last are kept, as many as the bound says; tokens stay exact while others are dropped."""
-    monkeypatch.setattr(graph_cache, "MOST", 2)
+    monkeypatch.setattr(captured_graphs, "MOST", 2)
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
     made = SimRecording.made
@@ -502,7 +501,7 @@ def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytes
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 4, 8), (6, 3, 16), (8, 1, 64)])
 def test_the_packed_kernel(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The kernel agrees with masks, over windows and rows of any length, as the core's self-test asks of CUDA's."""
-    assert kernel_check.error(Packed(), torch.device("sim"), dtype, heads, key_heads, size) < 3e-2
+    assert choice.error(Packed(), torch.device("sim"), dtype, heads, key_heads, size) < 3e-2
 
 
 def flash_arguments(**changed: Any) -> dict[str, Any]:

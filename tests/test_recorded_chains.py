@@ -9,7 +9,7 @@ import torch
 from test_settle import batch_of
 
 from specframe.contracts.drafts import Scores
-from specframe.model.captured_chains import CapturedChain, StepBuffers
+from specframe.model.captured_graphs import CapturedChain, StepBuffers
 
 
 def test_rows_that_a_later_batch_does_not_have_are_padding() -> None:

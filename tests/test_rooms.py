@@ -14,11 +14,26 @@ import specframe
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "specframe"
-TABLE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Rooms")[2].partition("\n## ")[0]
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+TABLE = GUIDE.partition("## Rooms")[2].partition("\n## ")[0]
 ROOMS = re.findall(r"^\| `(\w+)(?:\.py|/)` \|", TABLE, re.MULTILINE)
 """The rooms from the bottom to the top, as the table of CONTRIBUTING.md has them."""
 BUDGETS = re.findall(r"^\| `(\w+(?:\.py)?)/?` \| ([\d,]+) \|", TABLE, re.MULTILINE)
 """Each room's file or folder, and the lines that it may have."""
+LAYERS = re.findall(r"^\| `(\w+)` \| .* \| (`.*`) \|$", GUIDE, re.MULTILINE)
+"""A room, and some of its modules, from the bottom to the top."""
+MOST_ATTRIBUTES = 12
+MORE_ATTRIBUTES = {
+    "contracts.requests.Request": 13,
+    "contracts.round.Batch": 14,
+    "contracts.round.Sequence": 15,
+    "engine.local_engine.LocalEngine": 23,
+    "engine.pool.Pool": 15,
+    "model.cached.CachedModel": 17,
+    "model.run.Run": 21,
+    "model.transformers_model.TransformersModel": 23,
+}
+"""The classes with more attributes than :data:`MOST_ATTRIBUTES`, and their number, which may only fall."""
 TOP = ["__init__", "__main__"]
 """The public names and the command: they import any room, and no room imports them."""
 
@@ -115,6 +130,44 @@ def test_no_room_has_more_lines_than_the_table_allows(name: str, most: str) -> N
 def test_every_room_has_a_budget() -> None:
     """No room is left out."""
     assert [name.removesuffix(".py") for name, _ in BUDGETS] == ROOMS
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in LAYERS}))
+def test_modules_of_a_room_import_only_modules_below_them(name: str) -> None:
+    """In a room with layers, each module has its place in the table, and imports only modules that stand before it."""
+    order = [
+        f"specframe.{name}.{module}" for own, row in LAYERS if own == name for module in re.findall(r"`(.+?)`", row)
+    ]
+    found, place = core(), {module: number for number, module in enumerate(order)}
+    modules = [one for one in found if one.startswith(f"specframe.{name}.")]
+    assert sorted(order) == [one for one in modules if not any(other.startswith(f"{one}.") for other in modules)]
+    assert [f"{one} -> {other}" for one in order for other in found[one] if place.get(other, -1) > place[one]] == []
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Return the attributes of a class: those that are annotated in it, and those that its start assigns to self."""
+    annotated = {
+        one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    }
+    starts = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name.endswith("init__")]
+    return annotated | {
+        part.attr
+        for one in starts
+        for part in ast.walk(one)
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and ast.unparse(part.value) == "self"
+    }
+
+
+def test_classes_have_few_attributes() -> None:
+    """A class of contracts, engine and model has twelve attributes at most, or exactly as many as the table says."""
+    found = {
+        f"{module.removeprefix('specframe.')}.{node.name}": len(attributes(node))
+        for module, source in sources().items()
+        if room(module) in ("contracts", "engine", "model")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {name: count for name, count in found.items() if count > MOST_ATTRIBUTES} == MORE_ATTRIBUTES
 
 
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/specframe_*/__init__.py"))

@@ -20,7 +20,7 @@ from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.errors import SpecframeError
-from specframe.model import compiled
+from specframe.model import decoder_layers
 
 FROZEN = json.loads(Path(__file__).with_name("architectures.json").read_text())
 SAME = transformers.__version__ == FROZEN["transformers"]
@@ -132,7 +132,7 @@ def test_an_architecture_is_exact_or_refused(name: str) -> None:
 def test_compiled_layers_are_exact_or_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With layers compiled, to graphs that are run as they are, an architecture has the reference decoder's tokens as well."""
     torch._dynamo.reset()
-    monkeypatch.setattr(compiled, "BACKEND", lambda graph, _: graph.forward)
+    monkeypatch.setattr(decoder_layers, "BACKEND", lambda graph, _: graph.forward)
     if name in architectures.NAMES:
         target = architectures.build(name)
         draft = zoo.good_draft(target)

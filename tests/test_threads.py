@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Result
 from specframe.engine.guards.guard import longest_running
-from specframe.model import compiled
+from specframe.model import decoder_layers
 
 PATIENCE = 2.0
 """Seconds that one thread waits inside a forward for the other, which has none left at its end."""
@@ -31,7 +31,7 @@ def meeting(model: PreTrainedModel) -> Iterator[threading.Barrier]:
         with contextlib.suppress(threading.BrokenBarrierError):
             barrier.wait(PATIENCE)
 
-    layer = compiled.decoder_layers(model)[1]
+    layer = decoder_layers.decoder_layers(model)[1]
     handle = layer.register_forward_pre_hook(meet)
     try:
         yield barrier
@@ -56,7 +56,7 @@ def side_by_side(model: PreTrainedModel, *tasks: Callable[[], Any]) -> list[Any]
 def graphs_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let torch.compile run the graphs it finds."""
     torch._dynamo.reset()
-    monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
+    monkeypatch.setattr(decoder_layers, "BACKEND", lambda graph, _inputs: graph.forward)
 
 
 @pytest.mark.wide

@@ -15,10 +15,9 @@ from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Block, Budget, Draft
-from specframe.model import compiled, padding_free
-from specframe.model.captured_forwards import CapturedForward, in_bucket
-from specframe.model.check_stores import Reordered, Scratch
-from specframe.model.graph_cache import EagerGraph
+from specframe.model import decoder_layers, padding_free
+from specframe.model.captured_graphs import CapturedForward, EagerGraph, in_bucket
+from specframe.model.model_checks import Reordered, Scratch
 from specframe.model.padding_free import PaddingFree
 from specframe.model.runner import ModelRunner
 
@@ -163,7 +162,7 @@ def test_drafts_of_unequal_length_with_whatever_attends_and_judges(
     options: dict[str, Any], tree: bool, fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chains and trees of unequal length are verified alike by every store, attention backend and rule."""
-    monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
+    monkeypatch.setattr(decoder_layers, "BACKEND", lambda graph, _inputs: graph.forward)
     target = zoo.build("gemma3")
     drafter = {"drafter": ModelDrafter(branch="3/1/1")} if tree else {}
     options = {"align": "ragged", "batch_size": 4, "draft_length": fakes.Uneven(TREE if tree else UNEVEN), **options}

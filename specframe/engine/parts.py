@@ -12,8 +12,8 @@ from specframe.contracts.engine import Executor, LoadingExecutor
 from specframe.contracts.model import Model
 from specframe.engine.known_constraints import Constraints
 from specframe.errors import OptionError, SpecframeWarning
-from specframe.model.counted_positions import context_length
 from specframe.model.open_stores import Stores
+from specframe.model.positions import context_length
 from specframe.model.runner import ModelRunner
 from specframe.models import loading, vocabulary
 from specframe.models.pairs import check_location, choose, is_model

@@ -20,10 +20,9 @@ from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import PrefixStates
 from specframe.errors import ModelError
-from specframe.model.captured_chains import CapturedChain, Choose, chain
-from specframe.model.captured_forwards import CapturedForward
-from specframe.model.mixed_batch import MixedBatch, prefill_chunk
-from specframe.model.store_graphs import ModelGraphs
+from specframe.model.captured_graphs import CapturedChain, CapturedForward, Choose, chain
+from specframe.model.open_stores import ModelGraphs
+from specframe.model.padding_free import MixedBatch, prefill_chunk
 from specframe.observe.watch import Watch
 
 

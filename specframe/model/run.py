@@ -20,10 +20,9 @@ from specframe.contracts.roles import AcceptanceRule, Alignment, MakesLayout
 from specframe.contracts.round import Sequence
 from specframe.contracts.states import StateBackend, StateLayer, StateStore
 from specframe.model.cached import CachedModel
-from specframe.model.graph_cache import GRAPHS
-from specframe.model.open_stores import OpenStore, Stores, keeps_prefixes
+from specframe.model.captured_graphs import GRAPHS
+from specframe.model.open_stores import ModelGraphs, OpenStore, Stores, keeps_prefixes
 from specframe.model.row_states import RowStates
-from specframe.model.store_graphs import ModelGraphs
 from specframe.model.transformers_model import TransformersModel
 from specframe.observe.watch import Watch
 from specframe.value_checks import unwrap_guards

@@ -19,9 +19,9 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import PLAIN, ForwardOptions
 from specframe.contracts.requests import Request
 from specframe.errors import ModelError, PromptError, SpecframeWarning
-from specframe.model import compiled, current_numerics
+from specframe.model import current_numerics, decoder_layers
 from specframe.model.attention.choice import Attention, AttentionChoice
-from specframe.model.hidden import HiddenStates
+from specframe.model.decoder_layers import HiddenStates
 from specframe.model.model_checks import SelfTests
 from specframe.model.padding_free import PaddingFree, PaddingFreeBlock, pays
 from specframe.model.row_states import state_forwards
@@ -213,7 +213,7 @@ class ModelRunner(TransformersModel):
         """Return the context in which forwards take the rotary factors of a group."""
         return self.rope.decoding(group)
 
-    def layers(self, kind: str) -> compiled.CompiledLayers | None:
+    def layers(self, kind: str) -> decoder_layers.CompiledLayers | None:
         """Return what runs the decoder layers in the forward about to start, or None if they run as they are.
 
         Args:
@@ -227,18 +227,18 @@ class ModelRunner(TransformersModel):
 
     @functools.cached_property
     def _small_layers(self) -> bool:
-        return bool(compiled.decoder_layers(self.twin)) and self._layer_weights <= SMALL_LAYER
+        return bool(decoder_layers.decoder_layers(self.twin)) and self._layer_weights <= SMALL_LAYER
 
     @functools.cached_property
     def _layer_weights(self) -> int:
         """Weights of the largest decoder layer, those of the model where its layers are not known."""
-        layers = compiled.decoder_layers(self.twin) or [self.twin]
+        layers = decoder_layers.decoder_layers(self.twin) or [self.twin]
         return max(sum(weight.numel() for weight in layer.parameters()) for layer in layers)
 
     @functools.cached_property
-    def compiled_layers(self) -> compiled.CompiledLayers | None:
+    def compiled_layers(self) -> decoder_layers.CompiledLayers | None:
         """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
-        layers = compiled.CompiledLayers(self.twin)
+        layers = decoder_layers.CompiledLayers(self.twin)
         try:
             self._tests.require_agreement(layers)
         except Exception as error:  # whatever a compiler raises

@@ -17,13 +17,12 @@ from specframe.contracts.attention import Attend
 from specframe.contracts.cache import ChunkWindow, Placement, Window
 from specframe.contracts.states import StateLayer
 from specframe.errors import ModelError
-from specframe.model import compiled
+from specframe.model import decoder_layers
+from specframe.model.attention.interface import StoreCache, Unwritten
 from specframe.model.attention.masks import masks
-from specframe.model.cache_views import StoreCache, Unwritten
-from specframe.model.counted_positions import context_length, counted_positions, takes_position_ids
-from specframe.model.hidden import Forwards
+from specframe.model.decoder_layers import Forwards
 from specframe.model.padding_free import PaddingFree
-from specframe.model.rope import Rope
+from specframe.model.positions import Rope, context_length, counted_positions, takes_position_ids
 from specframe.model.row_states import state_layers
 from specframe.model.twin import NAME, CurrentForward, attention_of, made_of, running, twin
 from specframe.models.layer_configs import layer_configs
@@ -80,7 +79,7 @@ class TransformersModel:
         self._mixed = has_other_layers(self.config)
         self.state_layers = state_layers(model, f"the {role}") if self._mixed else {}
         """The modules that keep a state, numbered in the order of their layers."""
-        layers = len(compiled.decoder_layers(model))
+        layers = len(decoder_layers.decoder_layers(model))
         self.windows = attention_windows(self.config, role, self.state_layers.values(), layers)
         kinds = getattr(self.config, "layer_types", None) or ()
         self.chunks = {
@@ -169,7 +168,7 @@ class TransformersModel:
             ids_BT, positions_BT = padding_free.row(ids_BT), padding_free.row(positions_BT)
         kept = keep if padding_free is None else padding_free.kept(keep)
         given: dict[str, Any] = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
-        compiling = compiled.ints_and_sizes_left_open() if how.compiles or how.kernels else NO_CONTEXT
+        compiling = decoder_layers.ints_and_sizes_left_open() if how.compiles or how.kernels else NO_CONTEXT
         extent = key_index_BS.shape[1]
         told = self.counts.told(positions_BT, key_index_BS, how.orders or extent)
         cache = StoreCache(store, extent, self.dense, padding_free, how.numbers, told.lengths, how.pages)

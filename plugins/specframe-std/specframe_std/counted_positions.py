@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.positions import CountedPositions, PositionInputs
-from specframe.model.counted_positions import takes
+from specframe.model.positions import takes
 from specframe.model.twin import own
 
 Function = Callable[..., Any]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import KVShape, KVView, PagedView, Placement, Window
 from specframe.contracts.round import Sequence
-from specframe.model.cache_views import gather_slots
+from specframe.model.attention.interface import gather_slots
 
 
 class Pages:

@@ -11,7 +11,6 @@ from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import ChunkWindow, Placement, Window
 from specframe.devices import kinds
 from specframe.devices.kinds import constant
-from specframe.model.graph_cache import power_of_two
 
 FEW = 16
 """Tokens per row up to which masks of even rows are parts of one that is kept as long as the process lives: those of drafts, not
@@ -94,3 +93,8 @@ def corner(width: int, slots: int, window: Window, dtype: torch.dtype, device: t
         seen_TS &= ahead_TS > -window
     least = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
     return least.masked_fill(seen_TS, 0)[None, None]
+
+
+def power_of_two(number: int) -> int:
+    """Return the least power of two that is not less."""
+    return 1 << (number - 1).bit_length()

@@ -19,7 +19,7 @@ from specframe.contracts.model import ForwardOptions
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.states import StateLayer
-from specframe.model.cache_views import gather_slots
+from specframe.model.attention.interface import gather_slots
 from specframe.model.run import Run
 from specframe_heads.blocks.net import Write
 

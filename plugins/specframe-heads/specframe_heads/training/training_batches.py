@@ -13,7 +13,7 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from specframe.model.hidden import HiddenStates
+from specframe.model.decoder_layers import HiddenStates
 from specframe_heads.training.continuations import ContinuationText
 
 
@@ -28,7 +28,7 @@ class Lesson:
     own_BT: torch.Tensor
     """Where there are tokens of the target's own."""
     hidden: Mapping[int, torch.Tensor]
-    """Hidden states (B, T, D), as :mod:`specframe.model.hidden` numbers them."""
+    """Hidden states (B, T, D), as :mod:`specframe.model.decoder_layers` numbers them."""
     logits_BTV: torch.Tensor
     """The target's."""
 

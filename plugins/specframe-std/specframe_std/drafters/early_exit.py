@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.model import Model
 from specframe.errors import ModelError
-from specframe.model.compiled import decoder_layers
+from specframe.model.decoder_layers import decoder_layers
 from specframe.model.runner import ModelRunner
 from specframe.value_checks import whole
 from specframe_std.drafters.self_drafting import SelfDrafter, require_one_device

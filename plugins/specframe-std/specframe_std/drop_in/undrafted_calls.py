@@ -12,7 +12,7 @@ from transformers import generation as hf
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMixin
 
 from specframe.errors import SpecframeWarning
-from specframe.model.counted_positions import context_length, counted_positions
+from specframe.model.positions import context_length, counted_positions
 from specframe_std.drop_in.call import Call
 from specframe_std.processor_check import unfit
 

@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 from specframe.contracts.cache import DenseView
 from specframe.devices import kinds
 from specframe.errors import ModelError, OptionError, literal
-from specframe.model.check_stores import Reordered
-from specframe.model.compiled import decoder_layers
-from specframe.model.model_checks import IN_ORDER, SelfTests
+from specframe.model.decoder_layers import decoder_layers
+from specframe.model.model_checks import IN_ORDER, Reordered, SelfTests
 from specframe.model.transformers_model import TransformersModel
 from specframe_std.partial.model_copies import before, with_forward, with_module, with_modules
 

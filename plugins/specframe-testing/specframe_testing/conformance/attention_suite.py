@@ -12,9 +12,8 @@ from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import ChunkWindow, DenseView, KVShape, KVView, Placement, Window
 from specframe.contracts.drafts import Block
 from specframe.model.attention.choice import kinds_of_windows
-from specframe.model.attention.interface import attend
+from specframe.model.attention.interface import attend, in_pages
 from specframe.model.attention.masks import masks
-from specframe.model.cache_views import in_pages
 from specframe_testing import harness, zoo
 from specframe_testing.conformance.role_suite import Suite, pytest_generate_surroundings
 

@@ -18,7 +18,7 @@ from specframe.contracts.cache import KVShape, PagedView, Placement, rounding
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence as LiveSequence
 from specframe.contracts.round import SequenceState
-from specframe.model.cache_views import gather_slots
+from specframe.model.attention.interface import gather_slots
 from specframe.plugins.registry import registry
 from specframe_testing import harness
 from specframe_testing.conformance.decoding_suite import DecodingSuite, fake_pair, usual_requests

@@ -21,9 +21,9 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import Model
 from specframe.contracts.round import Batch, Sequence
 from specframe.model import current_numerics
+from specframe.model.attention.interface import gather_slots
 from specframe.model.attention.masks import masks
-from specframe.model.cache_views import gather_slots
-from specframe.model.counted_positions import position_ids
+from specframe.model.positions import position_ids
 from specframe.model.twin import twin
 from specframe.models.own_cache import RoundedCache
 from specframe_testing.instrumentation.instrumented import CallListener

@@ -13,9 +13,9 @@ from specframe.contracts.model import ForwardOptions, Model
 from specframe.contracts.roles import MakesLayout
 from specframe.contracts.round import Batch, Sequence
 from specframe.model.cached import CachedModel
-from specframe.model.captured_chains import Choose
+from specframe.model.captured_graphs import Choose
+from specframe.model.open_stores import ModelGraphs
 from specframe.model.run import Run
-from specframe.model.store_graphs import ModelGraphs
 from specframe_testing.instrumentation.cache_checks import NAMES, ShadowCache, ViewLedger
 from specframe_testing.instrumentation.instrumented import tapped_layout
 from specframe_testing.instrumentation.sequence_records import Accounts

@@ -18,7 +18,7 @@ import attrs
 
 from specframe.engine.parts import Parts
 from specframe.errors import ModelError
-from specframe.model.model_state import ModelState
+from specframe.model.twin import ModelState
 from specframe.models.pairs import is_module
 from specframe_std.executors.workers import messages as m
 from specframe_std.executors.workers.worker import main

@@ -1,0 +1,503 @@
+"""Captured graphs: forwards, and the steps of a draft model's chains, captured once per shape and replayed.
+
+A decoding round then costs the host one launch per model forward.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.contracts.cache import Placement
+from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.roles import Layout
+from specframe.contracts.round import Batch
+from specframe.devices import kinds
+from specframe.devices.held import UNCOLLECTED
+from specframe.devices.kinds import CapturedGraph
+from specframe.errors import SpecframeWarning
+from specframe.model.attention.masks import power_of_two
+from specframe.model.padding_free import PaddingFree, PaddingFreeBlock
+
+Shape = tuple[int, int, int | None]
+"""Rows, tokens of each, and how many are computed of them all, or None for all."""
+
+
+class Forward(Protocol):
+    """A forward over one store."""
+
+    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
+        """Return the scores of the last ``keep`` tokens of a block, and the hidden states of these numbers."""
+
+
+LONGEST = 32
+"""Tokens per row up to which a forward is captured by their number. More are those of prompts, whose numbers hardly repeat: they
+are rounded up to a power of two."""
+
+FEW = 64
+"""Places of all rows up to which the tokens of each are rounded up to a power of two, so that drafts of different lengths share a
+captured graph: a GPU takes as long for so many tokens as for one of each row (Qwen3-8B on an H100: 12.8 ms for 48, 12.3 for 8)."""
+
+PROMPTS = 256
+"""Tokens up to which prompts are captured, padding included. A GPU computes about as many in the time in which it reads the weights
+(an H100 295: 990 TFLOP/s over 3.35 TB/s), so padding costs nothing; more tokens take longer than the host does."""
+
+PLACES = 4096
+"""Places of the rectangle in which prompts attend, with the rows before theirs. Each takes a layer some kilobytes to fill: for more
+of them that lasts as long as what a captured graph saves."""
+
+MASKED = 2**25
+"""Numbers of the mask of such a rectangle: 64 MB in half precision."""
+
+EAGER = 3
+"""Times that prompts of a shape are read before it is captured: a captured graph takes as long as so many replays save. Shapes of
+rounds are captured the second time they come up, for they come up again at once."""
+
+
+@attrs.frozen(eq=False)
+class Buffers:
+    """The inputs of one captured graph: ids and placement of R rows, T tokens each, that attend to S slots."""
+
+    ids_RT: torch.Tensor
+    placement: Placement
+    spare: int
+    extra: dict[str, torch.Tensor]
+    """Further inputs of the model, (R, T, ...) each."""
+    padding_free: PaddingFree | None = None
+    """The places of the tokens that are computed, or None if all are."""
+
+    @classmethod
+    def of(
+        cls,
+        block: Block,
+        placement: Placement,
+        shape: tuple[int, int],
+        extent: int,
+        spare: int,
+        padding_free: PaddingFree | None = None,
+    ) -> Buffers:
+        """Return buffers for a forward like this one in a larger bucket of rows and tokens, which take over ``padding_free``."""
+        device, (rows, width) = block.ids_BT.device, shape
+        keys = len(placement.key_index_BS) if len(placement.key_index_BS) == 1 else rows
+        ids_RT, positions_RT, slots_RT, index_RT = torch.zeros(4, rows, width, dtype=torch.long, device=device)
+        key_index_RS = torch.zeros(keys, extent, dtype=torch.long, device=device)
+        sees_RTT = None
+        if placement.sees_BTT is not None:
+            sees_RTT = torch.zeros(rows, width, width, dtype=torch.bool, device=device)
+        extra = {name: values.new_zeros(rows, width, *values.shape[2:]) for name, values in block.extra.items()}
+        empty = Placement(positions_RT, slots_RT, index_RT, key_index_RS, placement.in_order, sees_RTT, first_row=0)
+        return cls(ids_RT, empty, spare, extra, padding_free)
+
+    def fill(self, block: Block, given: Placement, padding_free: PaddingFree | None = None, first: int = 0) -> None:
+        """Write a forward's inputs from row ``first`` on; other rows, slots beyond and places before theirs are padding."""
+        if self.padding_free is not None and padding_free is not None and padding_free is not self.padding_free:
+            self.padding_free.take(padding_free)
+        mine, ids_BT = self.placement, block.ids_BT
+        pairs = (
+            (self.ids_RT, ids_BT, 0),
+            *((buffer, block.extra[name], 0) for name, buffer in self.extra.items()),
+            (mine.positions_BT, given.positions_BT, 0),
+            (mine.slots_BT, given.slots_BT, self.spare),
+            (mine.index_BT, given.index_BT, -1),
+            (mine.sees_BTT, given.sees_BTT, False),
+        )
+        end, before = first + len(ids_BT), self.ids_RT.shape[1] - ids_BT.shape[1]
+        for buffer, values, padding in pairs:
+            if buffer is not None and values is not None:
+                buffer[first:end, before:].copy_(values)
+                if before:
+                    buffer[first:end, :before].fill_(padding)
+                if first:
+                    buffer[:first].fill_(padding)
+                if end < len(buffer):
+                    buffer[end:].fill_(padding)
+        if not mine.in_order:
+            keys, extent = given.key_index_BS.shape
+            row = first if keys > 1 else 0
+            mine.key_index_BS.fill_(-1)
+            mine.key_index_BS[row : row + keys, :extent].copy_(given.key_index_BS)
+
+
+class CapturedForward:
+    """A forward over one slab that is captured the second time a shape comes up.
+
+    A captured graph reads its inputs from buffers that never move and writes its output to one, so shapes are rounded up to
+    buckets: rows to a power of two, attended slots to an eighth of their power of two, the tokens of short prompts to a power of
+    two. What pads a bucket writes to the spare slot that ends each row of the slab, where no query looks.
+
+    Args:
+        forward: what is captured.
+        rows, slots: of the slab, the spare slot included.
+        record: makes a captured graph.
+        pack: whether it attends by lengths alone, to all slots, where the placement has them.
+        leaves_out: (places, tokens) -> whether so many tokens alone are computed of so many places.
+        any_row: whether the store's forwards may begin before the batch's first row: prompts of any row are captured then.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        rows: int,
+        slots: int,
+        record: Callable[..., CapturedGraph],
+        pack: bool = False,
+        leaves_out: Callable[[int, int], bool] = lambda places, tokens: False,
+        any_row: bool = False,
+    ) -> None:
+        self._forward, self._rows, self._slots, self._pack = forward, rows, slots, pack
+        self._leaves_out, self._any_row = leaves_out, any_row
+        self.graphs = GraphCache(record)
+
+    def begin(self, forward: Forward) -> None:
+        """Take the forward of another run, which computes the same."""
+        self._forward = forward
+
+    def __call__(
+        self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = (), first: int = 0
+    ) -> Scores:
+        """Return the scores of the last ``keep`` tokens of a block, with the hidden states of these numbers.
+
+        ``first`` is the slab's row of the block's first.
+        """
+        packed = self._pack and placement.in_order and placement.sees_BTT is None
+        extent = 0 if packed else min(bucket(placement.key_index_BS.shape[1]), self._slots)
+        shape = self._shape(block, placement, extent, first)
+        if shape is None:
+            return self._forward(block, placement, keep, hidden)
+        rows, width, tokens = shape
+        kept = width if keep == block.width else keep
+        if not packed:
+            placement = attrs.evolve(placement, in_order=False)
+
+        def prepare() -> tuple[Buffers, Callable[[], Outputs]]:
+            padding_free = in_bucket(block, shape, first)
+            buffers = Buffers.of(block, placement, (rows, width), extent, self._slots - 1, padding_free)
+            buffers.fill(block, placement, padding_free, first)
+
+            def run() -> Outputs:
+                whole = PaddingFreeBlock(buffers.ids_RT, extra=buffers.extra, padding_free=buffers.padding_free)
+                scores = self._forward(whole, buffers.placement, kept, hidden)
+                return scores.logits_BTV, *(scores.hidden[number] for number in hidden)
+
+            return buffers, run
+
+        several = len(placement.key_index_BS) > 1
+        key = (rows, width, extent, kept, several, placement.sees_BTT is not None, tokens, hidden, *block.extra)
+        found = self.graphs.take(key, prepare, EAGER if first or block.width > LONGEST else 1)
+        if found is None:
+            return self._forward(block, placement, keep, hidden)
+        found.buffers.fill(block, placement, in_bucket(block, shape, first), first)
+        logits_BTV, *states = (output[first:] for output in found.recording.replay(first + len(block.ids_BT)))
+        own = [states_BTD[:, width - block.width :] for states_BTD in states]
+        return Scores(logits_BTV[:, kept - keep :], dict(zip(hidden, own, strict=True)), tokens or rows * width)
+
+    def _shape(self, block: Block, placement: Placement, extent: int, first: int) -> Shape | None:
+        """Return the rows, the width and the computed tokens of a captured graph for a block, or None if there is to be none."""
+        rows, width = min(power_of_two(first + len(block.ids_BT)), self._rows), block.width
+        if first and (placement.sees_BTT is not None or not self._any_row):
+            return None
+        if placement.sees_BTT is not None:
+            return rows, width, self._tokens(block, rows, width)
+        width = power_of_two(width)
+        if block.width <= LONGEST and not first:
+            width = width if rows * width <= FEW else block.width
+            return rows, width, self._tokens(block, rows, width)
+        if rows * width <= PROMPTS:
+            return rows, width, None
+        tokens = power_of_two(block.tokens + rows - len(block.ids_BT))
+        fits = tokens <= PROMPTS and rows * width <= PLACES and rows * width * extent <= MASKED
+        return (rows, width, tokens) if fits and self._leaves_out(rows * width, tokens) else None
+
+    def _tokens(self, block: Block, rows: int, width: int) -> int | None:
+        """Return how many tokens a captured graph of such a shape computes of a block: a bucket of real ones, or None for all.
+
+        Rows that pad the bucket have one token each, which is written to their own spare slot.
+        """
+        if block.counts is None:
+            return None
+        tokens = bucket(block.tokens + rows - len(block.ids_BT), 8)
+        return tokens if self._leaves_out(rows * width, tokens) else None
+
+
+def in_bucket(block: Block, shape: Shape, first: int) -> PaddingFree | None:
+    """Return the places of the tokens of a captured graph of this shape, the block's from a row on, or None if all are computed."""
+    rows, width, tokens = shape
+    if tokens is None:
+        return None
+    real_RT = np.zeros((rows, width), dtype=bool)
+    real_RT[:, 0] = True
+    own = slice(first, first + len(block.ids_BT))
+    real_RT[own] = False
+    real_RT[own, width - block.width :] = block.real
+    return PaddingFree(real_RT, block.ids_BT.device, tokens)
+
+
+Outputs = tuple[torch.Tensor, ...]
+
+MOST = 64
+"""Captured graphs of one kind that a cache keeps. Each takes some megabytes, for its outputs and its nodes; a run of one draft
+length uses about ten, one for each bucket of rows and slots that it passes through."""
+
+
+class EagerGraph:
+    """A captured graph that calls the function again, for devices without graphs: shows that buffers and buckets are right."""
+
+    def __init__(self, function: Callable[[], Outputs]) -> None:
+        self._function = function
+
+    def replay(self, rows: int) -> Outputs:
+        """Call the function."""
+        return tuple(output[:rows].clone() for output in self._function())
+
+
+GRAPHS: dict[str, Callable[[torch.device], Callable[..., CapturedGraph] | None]] = {
+    "auto": lambda device: kinds.of(device).recording,
+    "on": lambda device: kinds.of(device).recording or EagerGraph,
+    "off": lambda device: None,
+}
+"""Meanings of ``graphs=`` on a device."""
+
+
+class KeptGraph(NamedTuple):
+    """A captured graph, and what holds the memory that it reads: a graph does not keep what it has not made itself."""
+
+    buffers: Any
+    """Its inputs."""
+    recording: CapturedGraph
+    function: Callable[[], Outputs]
+    """What was captured."""
+    constants: list[torch.Tensor]
+
+
+class GraphCache:
+    """Captured graphs by key: made the second time a key comes up, until one cannot be made; the last :data:`MOST` are kept."""
+
+    def __init__(self, record: Callable[..., CapturedGraph]) -> None:
+        self._record = record
+        self._seen: dict[tuple[Any, ...], int] = {}
+        """The times that a key came up without being captured."""
+        self._kept: dict[tuple[Any, ...], KeptGraph] = {}
+        """The one that was used last at the end."""
+        self._given_up = False
+        self.new = 0
+        """The times that a forward took longer than others of its shape: it was new, or was captured."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(
+        self, key: tuple[Any, ...], prepare: Callable[[], tuple[Any, Callable[[], Outputs]]], eager: int = 1
+    ) -> KeptGraph | None:
+        """Return the captured graph of a key with its buffers, or None where there is none.
+
+        Args:
+            key: what tells one shape from another.
+            prepare: returns the buffers of a new captured graph, filled, and the function that reads them.
+            eager: times that the key comes up before it is captured.
+        """
+        if self._given_up:
+            return None
+        if key in self._kept:
+            self._kept[key] = self._kept.pop(key)  # the last one of all
+            return self._kept[key]
+        if (seen := self._seen.get(key, 0)) < eager:
+            self._seen[key] = seen + 1
+            self.new += not seen
+            return None
+        while len(self._kept) >= MOST:
+            unused = next(iter(self._kept))
+            del self._kept[unused], self._seen[unused]
+        buffers, function = prepare()
+        self.new += 1
+        try:
+            with kinds.constants_noted() as constants, UNCOLLECTED:
+                self._kept[key] = KeptGraph(buffers, self._record(function), function, constants)
+        except RuntimeError as error:
+            self._give_up(error)
+            return None
+        return self._kept[key]
+
+    def clear(self) -> None:
+        """Let go of all captured graphs."""
+        self._kept.clear()
+        self._seen.clear()
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """Release all captured graphs and go on without, because memory is short or the model cannot be captured."""
+        self._given_up = True
+        self._kept.clear()
+        kinds.free()
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"forwards are not recorded as CUDA graphs: {reason}", SpecframeWarning, stacklevel=2)
+
+
+def bucket(slots: int, least: int = 64) -> int:
+    """Return the extent that many slots are rounded up to: an eighth of their power of two, 64 at least unless told otherwise."""
+    step = max(least, power_of_two(slots) // 8)
+    return -(-slots // step) * step
+
+
+Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
+"""Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
+
+
+class Still(Batch):
+    """A batch whose tensors never move: its rows have their lengths on the device alone, up to those on the host."""
+
+    @property
+    def even(self) -> None:
+        """None: the host does not know the rows' lengths."""
+
+
+@attrs.frozen(eq=False)
+class StepBuffers:
+    """The inputs of one captured step: the T tokens that R rows end with, and a batch whose tensors never move."""
+
+    ids_RT: torch.Tensor
+    batch: Batch
+    live_R1: torch.Tensor | None
+    """Whether a row is one of the batch's, or None if there is one row alone."""
+
+    @classmethod
+    def of(cls, batch: Batch, width: int, rows: int, extent: int) -> StepBuffers:
+        """Return buffers for so many rows of up to ``extent`` tokens; rows after the batch's are padding."""
+        ids_RT = batch.lengths_B.new_zeros(rows, width)
+        still = Still(
+            (batch.sequences * rows)[:rows],
+            batch.tokens_BS,
+            batch.lengths_B.new_full((rows,), width),
+            batch.tokens,
+            np.full(rows, extent),
+            batch.limits,
+            batch.streams_B.new_zeros(rows),
+            batch.prefill,
+        )
+        return cls(ids_RT, still, torch.zeros_like(ids_RT[:, :1], dtype=torch.bool) if rows > 1 else None)
+
+    def fill(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> None:
+        """Write the inputs of the step whose tokens end ``offset`` places after each row's length."""
+        rows = len(batch)
+        self.ids_RT[:rows].copy_(ids_BT)
+        self.batch.lengths_B[:rows].copy_(batch.lengths_B).add_(offset)
+        self.batch.streams_B[:rows].copy_(batch.streams_B)
+        if self.live_R1 is not None:
+            self.live_R1[:rows].fill_(True)
+            self.live_R1[rows:].fill_(False)
+
+    def go_on(self, ids_B1: torch.Tensor) -> None:
+        """Write the inputs of the step after the one that was replayed last."""
+        self.ids_RT[: len(ids_B1)].copy_(ids_B1)
+        self.batch.lengths_B.add_(1)
+
+
+class CapturedChain:
+    """The steps of chains. A step is a forward and the choice after it, captured as one.
+
+    A step depends on the rows' lengths on the device, which grow by one from one step to the next: chains of any number of steps
+    replay the same captured graphs. The layout has to be one whose places follow from lengths (``static``).
+
+    Args:
+        forward: one of the forwards.
+        layout: tells where tokens go.
+        rows, slots: of the slab, the spare slot included.
+        record: makes a captured graph.
+        pack: whether it attends by lengths alone, to all slots.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        layout: Layout,
+        rows: int,
+        slots: int,
+        record: Callable[..., CapturedGraph],
+        pack: bool = False,
+    ) -> None:
+        self._forward, self._layout, self._rows, self._slots, self._pack = forward, layout, rows, slots, pack
+        self._choose: Choose | None = None
+        """What chose the tokens last."""
+        self._earlier = False
+        """Whether that was in an earlier run."""
+        self.graphs = GraphCache(record)
+
+    def begin(self, forward: Forward, layout: Layout) -> None:
+        """Take the forward and the layout of another run, which give the same."""
+        self._forward, self._layout, self._earlier = forward, layout, True
+
+    def __call__(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> tuple[torch.Tensor, int]:
+        """Return the tokens chosen, (B, count), and how many tokens forwards have computed for them."""
+        self._chosen_by(choose)
+        rows, last = min(power_of_two(len(batch)), self._rows), self._slots - 1
+        extent = last if self._pack else min(bucket(batch.longest + count - 1), last)
+        chosen, computed, before = [], 0, None
+        for offset in range(count):
+            found = self._step(batch, ids_BT, offset, choose, rows, extent)
+            computed += (rows if found else len(batch)) * ids_BT.shape[1]
+            if found is None:
+                logits_B1V = self._scored(batch, Block(ids_BT, offset - ids_BT.shape[1]))
+                ids_BT = choose(batch, offset, logits_B1V)
+            else:
+                if found is before:
+                    found.buffers.go_on(ids_BT)
+                else:
+                    found.buffers.fill(batch, ids_BT, offset)
+                ids_BT = found.recording.replay(len(batch))[0]
+            chosen.append(ids_BT)
+            before = found
+        return torch.cat(chosen, dim=1), computed
+
+    def _step(
+        self, batch: Batch, ids_BT: torch.Tensor, offset: int, choose: Choose, rows: int, extent: int
+    ) -> KeptGraph | None:
+        """Return the captured graph of a step, which is made with the inputs of this one, or None if there is none."""
+        width = ids_BT.shape[1]
+        if width > min(LONGEST, int(batch.lengths.min()) + offset):
+            return None
+
+        def prepare() -> tuple[StepBuffers, Callable[[], Outputs]]:
+            buffers = StepBuffers.of(batch, width, rows, extent)
+            buffers.fill(batch, ids_BT, offset)
+            return buffers, functools.partial(self._again, buffers, choose, self._layout)
+
+        return self.graphs.take((rows, width, extent), prepare)
+
+    def _chosen_by(self, choose: Choose) -> None:
+        """Let go of an earlier run's captured graphs where the tokens of this one are chosen otherwise."""
+        if self._earlier and choose != self._choose:
+            self.graphs.clear()
+        self._choose, self._earlier = choose, False
+
+    def _again(self, buffers: StepBuffers, choose: Choose, layout: Layout) -> Outputs:
+        """Return the tokens chosen after what is in the buffers; a captured graph holds what this is called with."""
+        batch, width = buffers.batch, buffers.ids_RT.shape[1]
+        block = Block(buffers.ids_RT, -width)
+        placement = layout.place(batch, block)
+        if buffers.live_R1 is not None:  # the other rows may be those of sequences that are not in the batch
+            spared_BT = placement.slots_BT.where(buffers.live_R1, self._slots - 1)
+            placement = attrs.evolve(placement, slots_BT=spared_BT)
+        return (choose(batch, 0, self._forward(block, placement, 1).logits_BTV),)
+
+    def _scored(self, batch: Batch, block: Block) -> torch.Tensor:
+        return self._forward(block, self._layout.place(batch, block), 1).logits_BTV
+
+
+def chain(
+    step: Callable[[Block], Scores], batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose
+) -> torch.Tensor:
+    """Feed tokens that end at each row's length, then ``count - 1`` times the chosen tokens; return all chosen tokens, (B, count).
+
+    ``step`` feeds a block and returns the scores of its last token. A choice of no token, (B, 0), ends the chain.
+    """
+    chosen = [ids_BT[:, :0]]
+    for offset in range(count):
+        ids_BT = choose(batch, offset, step(Block(ids_BT, offset - ids_BT.shape[1])).logits_BTV)
+        chosen.append(ids_BT)
+        if not ids_BT.shape[1]:
+            break
+    return torch.cat(chosen, dim=1)
