@@ -440,8 +440,9 @@ class CapturedChain:
             found = self._step(batch, ids_BT, offset, choose, rows, extent)
             computed += (rows if found else len(batch)) * ids_BT.shape[1]
             if found is None:
-                logits_B1V = self._scored(batch, Block(ids_BT, offset - ids_BT.shape[1]))
-                ids_BT = choose(batch, offset, logits_B1V)
+                block = Block(ids_BT, offset - ids_BT.shape[1])
+                scores = self._forward(block, self._layout.place(batch, block), 1)
+                ids_BT = choose(batch, offset, scores.logits_BTV)
             else:
                 if found is before:
                     found.buffers.go_on(ids_BT)
@@ -482,9 +483,6 @@ class CapturedChain:
             spared_BT = placement.slots_BT.where(buffers.live_R1, self._slots - 1)
             placement = attrs.evolve(placement, slots_BT=spared_BT)
         return (choose(batch, 0, self._forward(block, placement, 1).logits_BTV),)
-
-    def _scored(self, batch: Batch, block: Block) -> torch.Tensor:
-        return self._forward(block, self._layout.place(batch, block), 1).logits_BTV
 
 
 def chain(

@@ -29,24 +29,19 @@ BACKEND = "inductor"
 """Backend of torch.compile."""
 
 
+Forwards = Mapping[torch.nn.Module, Callable[..., Any]]
+"""What is called in place of the ``forward`` of modules."""
+
+
 def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     """Return the modules that transformers calls ``_no_split_modules``."""
     kinds = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in kinds]
 
 
-class CompiledLayers:
-    """The decoder layers of a model, compiled."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.forwards: Mapping[torch.nn.Module, Callable[..., Any]] = {
-            layer: torch.compile(own(layer), dynamic=True, backend=BACKEND) for layer in decoder_layers(model)
-        }
-
-        """The compiled ``forward`` of each layer."""
-
-    def __len__(self) -> int:
-        return len(self.forwards)
+def compiled_forwards(model: PreTrainedModel) -> Forwards:
+    """Return the compiled ``forward`` of each decoder layer of a model."""
+    return {layer: torch.compile(own(layer), dynamic=True, backend=BACKEND) for layer in decoder_layers(model)}
 
 
 @contextlib.contextmanager
@@ -89,9 +84,6 @@ def _update_and_attend(
 def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
     rows, heads, length, _size = query.shape
     return query.new_empty(rows, length, heads, value.shape[-1])
-
-
-Forwards = Mapping[torch.nn.Module, Callable[..., Any]]
 
 
 class HiddenStates:

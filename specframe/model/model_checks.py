@@ -15,8 +15,9 @@ from specframe.contracts.attention import AttentionBackend
 from specframe.contracts.cache import ChunkWindow, DenseView, KVShape, KVView, Placement, Window
 from specframe.devices import kinds
 from specframe.errors import ModelError, SpecframeError, sentence
-from specframe.model import current_numerics, decoder_layers
+from specframe.model import current_numerics
 from specframe.model.attention.interface import Watched, in_pages
+from specframe.model.decoder_layers import Forwards
 from specframe.model.padding_free import PaddingFree
 from specframe.model.row_states import RowStates, state_forwards
 from specframe.model.transformers_model import AS_IS, NOTHING, CallOptions, TransformersModel
@@ -229,7 +230,7 @@ class SelfTests:
         ids_BT, orders_BS = placement.positions_BT % self._feeder.vocabulary, placement.key_index_BS
         plan, page = backend.plan(placement), None if "dense" in backend.offers else PROBED_PAGE
         assert plan is not None
-        attends, kernels = Watched(plan), "compiled" in backend.offers
+        attends = Watched(plan)
         with_masks, without = (
             self._call(
                 ids_BT,
@@ -238,7 +239,7 @@ class SelfTests:
                 store,
                 orders_BS,
                 4,
-                options=CallOptions(instead, kernels=kernels, pages=page is not None),
+                options=CallOptions(instead, backend.offers),
             )[placement.index_BT >= 0]
             for shown, store, instead in (
                 (self._feeder.masks(placement), Scratch(placement), None),
@@ -276,7 +277,7 @@ class SelfTests:
         self,
         placement: Placement,
         padding_free: PaddingFree | None = None,
-        layers: decoder_layers.CompiledLayers | None = None,
+        layers: Forwards | None = None,
     ) -> torch.Tensor:
         """Return the logits of the real tokens of a placement, (N, V).
 
@@ -293,9 +294,7 @@ class SelfTests:
             Scratch(placement),
             orders_BS,
             ids_BT.shape[1],
-            options=CallOptions(
-                compiles=layers is not None, forwards=layers.forwards if layers else NOTHING, padding_free=padding_free
-            ),
+            options=CallOptions(compiles=layers is not None, forwards=layers or NOTHING, padding_free=padding_free),
         )
         if not hold_numbers(logits_BTV):
             return logits_BTV.float()
@@ -315,7 +314,7 @@ class SelfTests:
             return None
         return "its layers do not tell attention their sliding windows"
 
-    def require_agreement(self, layers: decoder_layers.CompiledLayers) -> None:
+    def require_agreement(self, layers: Forwards) -> None:
         """Raise :class:`ModelError` if a model's compiled layers cannot be used, or give other logits than its own.
 
         Rows are fed that hold tokens already: a layer that attends by itself, or changes keys after they were written, shows there.

@@ -28,19 +28,15 @@ class OpenStore:
     """Slots per row."""
     store: KVStore
     states: StateStore | None = None
-    graphs: StoreGraphs = attrs.field(init=False)
+    graphs: StoreGraphs = attrs.field(
+        init=False, default=attrs.Factory(lambda self: StoreGraphs("any-row" in self.kv.offers), takes_self=True)
+    )
     """Forwards that are captured over this store."""
-    _shapes: list[KVShape] = attrs.field(init=False)
+    _shapes: list[KVShape] = attrs.field(
+        init=False, default=attrs.Factory(lambda self: self.model.kv_shapes, takes_self=True)
+    )
     model_state: ModelState | None = attrs.field()
     """The model as it was when this was opened, or None if nothing of prompts is kept: a run then reads what it has written."""
-
-    @graphs.default
-    def _nothing_recorded(self) -> StoreGraphs:
-        return StoreGraphs("any-row" in self.kv.offers)
-
-    @_shapes.default
-    def _of_the_model(self) -> list[KVShape]:
-        return self.model.kv_shapes
 
     @model_state.default
     def _as_it_is(self) -> ModelState | None:

@@ -14,6 +14,7 @@ Tensor names carry their shape: B rows, T places of a row, N real tokens of all 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from typing import Any
 
@@ -160,17 +161,8 @@ def pays(places: int, tokens: int, weights: int) -> bool:
 
 
 def fullest(places: int, leaves_out: Callable[[int, int], bool]) -> int:
-    """Return the most tokens in so many places of which padding is left out; 0: it never is.
-
-    Args:
-        places: of a block.
-        leaves_out: tells whether padding is left out of so many places with so many tokens.
-    """
-    low, high = 0, places
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if leaves_out(places, middle) else (low, middle - 1)
-    return low
+    """Return the most tokens for which ``leaves_out(places, tokens)`` says that padding is left out, or 0 if it never is."""
+    return bisect.bisect_right(range(1, places + 1), 0, key=lambda tokens: not leaves_out(places, tokens))
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]

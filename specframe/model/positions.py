@@ -40,7 +40,8 @@ class Rope:
         told = {module: found for module in model.modules() if (found := _boundaries(module))}
         self._modules, self._context, self._name = [*told], context, name
         self._boundary = min((min(found) for found in told.values()), default=context)
-        self._long = False
+        self.forwards: Mapping[torch.nn.Module, Callable[..., Any]] = {}
+        """The functions called in place of rotary modules' ``forward``: they give all positions the long factors."""
         self.last_position = context - 1
         """The position beyond which a forward must not look: draft tokens past a row's end have that one, too."""
 
@@ -62,20 +63,15 @@ class Rope:
     @contextlib.contextmanager
     def decoding(self, group: bool) -> Iterator[None]:
         """Have forwards inside the block take the factors of a group."""
-        before = self._long, self.last_position
-        self._long = group
+        before = self.forwards, self.last_position
+        self.forwards = {}
+        if group:
+            self.forwards = {one: functools.partial(_beyond, own(one), self._boundary) for one in self._modules}
         self.last_position = (self._context if group else min(self._context, self._boundary)) - 1
         try:
             yield
         finally:
-            self._long, self.last_position = before
-
-    @property
-    def forwards(self) -> Mapping[torch.nn.Module, Callable[..., Any]]:
-        """The functions called in place of rotary modules' ``forward``: they give all positions the long factors."""
-        if not self._long:
-            return {}
-        return {module: functools.partial(_beyond, own(module), self._boundary) for module in self._modules}
+            self.forwards, self.last_position = before
 
     def _crosses(self, request: Request) -> bool:
         """Return whether a sequence may be read with short factors first and with long ones later: its last token is never fed."""
@@ -139,11 +135,6 @@ def context_length(config: Any) -> int | None:
     return getattr(config, "max_position_embeddings", None) or getattr(config, "max_target_positions", None)
 
 
-def position_ids(model: torch.nn.Module, positions_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the positions of tokens as arguments of a model's ``forward``: none if it takes none."""
-    return {"position_ids": positions_BT} if takes_position_ids(model) else {}
-
-
 def takes_position_ids(model: torch.nn.Module) -> bool:
     """Return whether a model takes positions, by name or among what it hands to a language model inside that does."""
     given = parameters(model)
@@ -156,15 +147,9 @@ def takes_position_ids(model: torch.nn.Module) -> bool:
 
 def parameters(module: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of the ``forward`` that a module has outside of our forwards."""
-    kind: Any = type(module)
-    return _parameters(kind)
+    return _parameters(type(module))
 
 
 @functools.lru_cache(maxsize=1024)
 def _parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(kind.forward).parameters
-
-
-def takes(module: torch.nn.Module, *names: str) -> bool:
-    """Return whether the ``forward`` of a module has all these parameters."""
-    return parameters(module).keys() >= {*names}

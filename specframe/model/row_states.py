@@ -398,7 +398,8 @@ class RowStates:
                     )
                 inputs = tuple(torch.cat(parts, dim=1) for parts in zip(*given, strict=True))
             if not in_place:
-                inputs = tuple(pick_places(part, places_BP) for part in inputs)
+                rows_B1 = torch.arange(len(places_BP), device=places_BP.device)[:, None]
+                inputs = tuple(part[rows_B1.to(part.device), places_BP.to(part.device)] for part in inputs)
             now = self._now(number)
             self._hold({number: self._layers[number].advance(now, inputs, counts_B.to(now[0].device))})
 
@@ -444,9 +445,3 @@ class RowStates:
                 for part in parts
             ]
             self._most, self._uncommitted = tokens, max(self._uncommitted, sum(part.nbytes for part in kept))
-
-
-def pick_places(values_BT: torch.Tensor, places_BP: torch.Tensor) -> torch.Tensor:
-    """Return the values at places of each row, (B, P, ...), of (B, T, ...) ones."""
-    places_BP = places_BP.to(values_BT.device)
-    return values_BT[torch.arange(len(places_BP), device=places_BP.device)[:, None], places_BP]

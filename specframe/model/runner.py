@@ -21,7 +21,7 @@ from specframe.contracts.requests import Request
 from specframe.errors import ModelError, PromptError, SpecframeWarning
 from specframe.model import current_numerics, decoder_layers
 from specframe.model.attention.choice import Attention, AttentionChoice
-from specframe.model.decoder_layers import HiddenStates
+from specframe.model.decoder_layers import Forwards, HiddenStates
 from specframe.model.model_checks import SelfTests
 from specframe.model.padding_free import PaddingFree, PaddingFreeBlock, pays
 from specframe.model.row_states import state_forwards
@@ -40,7 +40,7 @@ class ModelRunner(TransformersModel):
     def __init__(self, model: PreTrainedModel, role: str) -> None:
         super().__init__(model, role)
         self._layers_run = 0
-        self._choices: weakref.WeakKeyDictionary[ForwardOptions, AttentionChoice] = weakref.WeakKeyDictionary()
+        self._ways = weakref.WeakKeyDictionary[ForwardOptions, tuple[AttentionChoice, Forwards]]()
         self._tests = SelfTests(self)
 
     @property
@@ -92,11 +92,12 @@ class ModelRunner(TransformersModel):
         if not torch.is_inference_mode_enabled():  # rounds are in it, and to enter it again takes its time
             with torch.inference_mode():
                 return self.forward(block, placement, store, keep=keep, hidden=hidden, how=how)
-        plan, kernels, pages, layers = None, False, False, self.layers(how.layers)
+        plan, offers, layers = None, frozenset[str](), self.layers(how.layers)
+        choice, forwards = self._kept(how)
         stored, placement = self.narrowed(placement, store.slots)
-        if (backend := self._choice(how).way(placement)) is not None:
-            kernels, pages = "compiled" in backend.offers, "paged" in backend.offers
-            if "lengths" in backend.offers and store.slots is not None:
+        if (backend := choice.way(placement)) is not None:
+            offers = backend.offers
+            if "lengths" in offers and store.slots is not None:
                 every = placement.key_index_BS.new_empty(1, store.slots)
                 stored = placement = attrs.evolve(placement, key_index_BS=every)
             plan = backend.plan(placement)
@@ -106,9 +107,8 @@ class ModelRunner(TransformersModel):
             positions_BT = positions_BT.clamp(0, self.rope.last_position)
         shown = self.masks(placement) if plan is None else self.uncached
         ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
-        forwards = layers.forwards if layers else NOTHING
-        if how.states is not None:
-            forwards = {**forwards, **state_forwards(self.state_layers, how.states)}
+        if layers:
+            forwards = {**layers, **forwards}
         found: Mapping[int, torch.Tensor] = {}
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
@@ -125,13 +125,12 @@ class ModelRunner(TransformersModel):
                 keep,
                 CallOptions(
                     plan,
+                    offers,
                     layers is not None,
                     forwards,
                     of_tokens,
-                    kernels,
                     self._numbers,
                     padding_free,
-                    pages,
                     stored.key_index_BS.shape[1],
                 ),
             )
@@ -177,18 +176,19 @@ class ModelRunner(TransformersModel):
             self.twin, self.implementation, str(self), shapes, self.windows, self.without_masks, self.counts.biases
         )
 
-    def _choice(self, how: ForwardOptions) -> AttentionChoice:
-        """Return the choice of the attention backend of each forward."""
-        if (choice := self._choices.get(how)) is None:
-            choice = self._choices[how] = AttentionChoice(self.attention, how.attention)
-        return choice
+    def _kept(self, how: ForwardOptions) -> tuple[AttentionChoice, Forwards]:
+        """Return what all forwards with these options share: the choice of the attention backend, and the forwards of states."""
+        if (kept := self._ways.get(how)) is None:
+            of_states = NOTHING if how.states is None else state_forwards(self.state_layers, how.states)
+            kept = self._ways[how] = AttentionChoice(self.attention, how.attention), of_states
+        return kept
 
     def require(self, how: ForwardOptions, hidden: Iterable[int] = ()) -> None:
         """Raise :class:`ModelError` unless the model can attend so, and these are numbers of its hidden states.
 
         Layers that are asked for as compiled are compiled here, before the first round: what that takes is no time of decoding.
         """
-        self._choice(how)
+        self._kept(how)
         if how.layers == "compiled":
             with torch.inference_mode():
                 self.layers(how.layers)
@@ -197,11 +197,11 @@ class ModelRunner(TransformersModel):
 
     def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
         """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
-        return self._choice(how).prefill_tokens(slots)
+        return self._kept(how)[0].prefill_tokens(slots)
 
     def by_lengths(self, how: ForwardOptions) -> bool:
         """Return whether tokens whose slots are their places attend by lengths alone."""
-        return self._choice(how).packs
+        return self._kept(how)[0].packs
 
     def group(self, request: Request) -> bool:
         """Return whether a request takes the long ones of two sets of rotary factors."""
@@ -213,7 +213,7 @@ class ModelRunner(TransformersModel):
         """Return the context in which forwards take the rotary factors of a group."""
         return self.rope.decoding(group)
 
-    def layers(self, kind: str) -> decoder_layers.CompiledLayers | None:
+    def layers(self, kind: str) -> Forwards | None:
         """Return what runs the decoder layers in the forward about to start, or None if they run as they are.
 
         Args:
@@ -236,9 +236,9 @@ class ModelRunner(TransformersModel):
         return max(sum(weight.numel() for weight in layer.parameters()) for layer in layers)
 
     @functools.cached_property
-    def compiled_layers(self) -> decoder_layers.CompiledLayers | None:
+    def compiled_layers(self) -> Forwards | None:
         """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
-        layers = decoder_layers.CompiledLayers(self.twin)
+        layers = decoder_layers.compiled_forwards(self.twin)
         try:
             self._tests.require_agreement(layers)
         except Exception as error:  # whatever a compiler raises

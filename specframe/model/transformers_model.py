@@ -28,7 +28,6 @@ from specframe.model.twin import NAME, CurrentForward, attention_of, made_of, ru
 from specframe.models.layer_configs import layer_configs
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
-NO_CONTEXT = contextlib.nullcontext()
 
 
 @attrs.frozen(eq=False)
@@ -37,20 +36,18 @@ class CallOptions:
 
     plan: Attend | None = None
     """Attends in place of the model's own attention, or None: by the masks."""
+    offers: frozenset[str] = frozenset()
+    """The capabilities of the attention backend that made the plan."""
     compiles: bool = False
     """Whether decoder layers are compiled."""
     forwards: Forwards = NOTHING
     """Replacements of modules' ``forward``, beside those of rotary modules."""
     extra: Mapping[str, Any] = NOTHING
     """Further arguments of the model's ``forward``."""
-    kernels: bool = False
-    """Whether the plan compiles kernels of its own."""
     numbers: Mapping[int, int] | None = None
     """The store's number of each layer that attends, by the model's, or None if they are the same."""
     padding_free: PaddingFree | None = None
     """Lays the real tokens in one row, or None if the model is fed the rectangle."""
-    pages: bool = False
-    """Whether the plan reads pages."""
     orders: int | None = None
     """Keys have orders below this number, or None for that of the slots attended to."""
 
@@ -168,10 +165,11 @@ class TransformersModel:
             ids_BT, positions_BT = padding_free.row(ids_BT), padding_free.row(positions_BT)
         kept = keep if padding_free is None else padding_free.kept(keep)
         given: dict[str, Any] = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
-        compiling = decoder_layers.ints_and_sizes_left_open() if how.compiles or how.kernels else NO_CONTEXT
+        compiles = how.compiles or "compiled" in how.offers
+        compiling = decoder_layers.ints_and_sizes_left_open() if compiles else contextlib.nullcontext()
         extent = key_index_BS.shape[1]
         told = self.counts.told(positions_BT, key_index_BS, how.orders or extent)
-        cache = StoreCache(store, extent, self.dense, padding_free, how.numbers, told.lengths, how.pages)
+        cache = StoreCache(store, extent, self.dense, padding_free, how.numbers, told.lengths, "paged" in how.offers)
         shown = Unwritten(extent) if how.compiles else cache
         replaced = {**self.rope.forwards, **told.forwards, **how.forwards}
         meant = {}
@@ -202,7 +200,10 @@ class TransformersModel:
         """
         windows = self.windows
         if window is not None:
-            windows = {kind: resized(own, window) for kind, own in windows.items()}
+            windows = {
+                kind: attrs.evolve(own, size=window) if isinstance(own, ChunkWindow) else own and window
+                for kind, own in windows.items()
+            }
         made = masks(placement, windows.values(), self.dtype)
         return self._per_kind({kind: made[own] for kind, own in windows.items()})
 
@@ -253,11 +254,6 @@ POOLING = frozenset({"compressed_sparse_attention", "heavily_compressed_attentio
 def has_other_layers(config: Any) -> bool:
     """Return whether a configuration has layers of a type that does not attend."""
     return not ATTENDING.issuperset(getattr(config, "layer_types", None) or ())
-
-
-def resized(window: Window, size: int) -> Window:
-    """Return a window of another size; one that shows all stays as it is."""
-    return attrs.evolve(window, size=size) if isinstance(window, ChunkWindow) else window and size
 
 
 def one_size(config: Any, name: str, role: str) -> int | None:

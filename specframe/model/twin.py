@@ -254,11 +254,6 @@ class ModelState:
                     sums.setdefault(part.device, []).append(row_sums(part))
         return cls(found, [checksum(torch.cat(some)) for some in sums.values()])
 
-    @property
-    def devices(self) -> list[torch.device]:
-        """The devices of its weights."""
-        return [one.device for one in self.checksums]
-
     def equals(self, other: ModelState) -> bool:
         """Return whether a model was the same; the host synchronises."""
         return all_equal([(self, other)])
@@ -268,7 +263,8 @@ def all_equal(pairs: Iterable[tuple[ModelState, ModelState]]) -> bool:
     """Return whether the models of all pairs were the same; the host synchronises once for each device."""
     differences = dict[torch.device, list[torch.Tensor]]()
     for one, other in pairs:
-        if one.settings != other.settings or one.devices != other.devices:
+        mine_at, others_at = ([found.device for found in state.checksums] for state in (one, other))
+        if one.settings != other.settings or mine_at != others_at:
             return False
         for mine, others in zip(one.checksums, other.checksums, strict=True):
             differences.setdefault(mine.device, []).append(mine != others)
@@ -296,17 +292,11 @@ def checksum(sums_N: torch.Tensor) -> torch.Tensor:
     return (sums_N * torch.arange(1, 2 * len(sums_N), 2, device=sums_N.device)).sum()
 
 
-def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return which tensor this is, and where its numbers are, as far as it is one of torch's own type."""
-    return id(tensor), tensor.data_ptr() if type(tensor) in (torch.Tensor, torch.nn.Parameter) else 0
-
-
 def settings(module: torch.nn.Module) -> list[Any]:
-    """Return what a captured graph of a model depends on: where its tensors are, and its settings.
-
-    A weight that is written to stays where it is.
-    """
-    return [memory_of(tensor) for tensor in (*module.parameters(), *module.buffers())] + plain_settings(module)
+    """Return what a captured graph of a model depends on: where its tensors are, as far as they are of torch's own type, and its
+    settings. A weight that is written to stays where it is."""
+    tensors, plain = (*module.parameters(), *module.buffers()), (torch.Tensor, torch.nn.Parameter)
+    return [(id(one), one.data_ptr() if type(one) in plain else 0) for one in tensors] + plain_settings(module)
 
 
 def plain_settings(module: torch.nn.Module) -> list[Any]:

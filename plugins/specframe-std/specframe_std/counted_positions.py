@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.positions import CountedPositions, PositionInputs
-from specframe.model.positions import takes
+from specframe.model.positions import parameters
 from specframe.model.twin import own
 
 Function = Callable[..., Any]
@@ -139,6 +139,11 @@ class OwnPositions:
             if scale is not None:
                 forwards[one.q_norm] = functools.partial(scale_queries, own(one.q_norm), scale)
         return forwards
+
+
+def takes(module: torch.nn.Module, *names: str) -> bool:
+    """Return whether the ``forward`` of a module has all these parameters."""
+    return parameters(module).keys() >= {*names}
 
 
 def has_no_parts(module: torch.nn.Module) -> bool:

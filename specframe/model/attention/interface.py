@@ -72,7 +72,8 @@ def attend(
     if (padding_free := state.padding_free) is not None:
         query = padding_free.heads(query)
     elif biased and state.attends is None and attention_mask is not None and attention_mask.is_floating_point():
-        attention_mask, biased = with_bias(attention_mask, options["position_bias"]), False
+        attention_mask = attention_mask + options["position_bias"]
+        attention_mask, biased = attention_mask.clamp_(min=torch.finfo(attention_mask.dtype).min), False
     if state.attends is not None:
         if biased:
             raise ModelError(
@@ -110,11 +111,6 @@ def masked_but(mask_B1TS: torch.Tensor | None, chosen_BTK: torch.Tensor) -> torc
     hidden_BTS = hidden_BTS.scatter(2, chosen_BTK.long(), False)
     least = False if mask_B1TS.dtype == torch.bool else torch.finfo(mask_B1TS.dtype).min
     return mask_B1TS.masked_fill(hidden_BTS[:, None], least)
-
-
-def with_bias(mask_B1TS: torch.Tensor, bias_BHTS: torch.Tensor) -> torch.Tensor:
-    """Return an additive mask with a bias of the scores, (B, H, T, S); what is hidden stays finite."""
-    return (mask_B1TS + bias_BHTS).clamp_(min=torch.finfo(mask_B1TS.dtype).min)
 
 
 def masked_attention(

@@ -126,21 +126,14 @@ class InPages(Packed):
         self._page = page
 
     def plan(self, placement: Placement) -> Attend:
-        """Return how rows lie in pages."""
-        return CopiedToPages(Packing.of(placement, placement.key_index_BS.shape[1]), self._page)
-
-
-@attrs.frozen(eq=False)
-class CopiedToPages:
-    """A packing of rows that are copied to pages first."""
-
-    packing: Packing
-    page: int
+        """Return this, which knows how rows lie."""
+        self._packing = Packing.of(placement, placement.key_index_BS.shape[1])
+        return self
 
     def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: Window) -> torch.Tensor:
         """Attend to a copy of plain tensors in pages."""
         assert isinstance(view, DenseView)
-        return self.packing.kernel(query, in_pages(view, self.page), scaling, window)
+        return self._packing.kernel(query, in_pages(view, self._page), scaling, window)
 
 
 def flash(

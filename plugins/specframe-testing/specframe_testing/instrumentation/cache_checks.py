@@ -23,7 +23,7 @@ from specframe.contracts.round import Batch, Sequence
 from specframe.model import current_numerics
 from specframe.model.attention.interface import gather_slots
 from specframe.model.attention.masks import masks
-from specframe.model.positions import position_ids
+from specframe.model.positions import takes_position_ids
 from specframe.model.twin import twin
 from specframe.models.own_cache import RoundedCache
 from specframe_testing.instrumentation.instrumented import CallListener
@@ -223,7 +223,8 @@ class ShadowCache(CallListener):
         """Return the model's logits after each of some tokens, (P, V), as far as its context reaches."""
         ids_P = torch.from_numpy(tokens_P[: self._runner.context]).to(self._runner.device)
         positions_P = torch.arange(len(ids_P), device=ids_P.device)
-        told: dict[str, Any] = {**position_ids(self._runner.module, positions_P[None])}
+        takes = takes_position_ids(self._runner.module)
+        told: dict[str, Any] = {"position_ids": positions_P[None]} if takes else {}
         if self._rounded:
             told["past_key_values"] = RoundedCache(self._rounded)
         with current_numerics.fed_alone(self._module)(ids_P[None]):
