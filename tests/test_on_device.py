@@ -683,7 +683,7 @@ def test_a_fault_inside_a_recorded_forward(fault: str, device: str) -> None:
         counted.model = pipe.target_model
         results = harness.decode(pipe, asked())
     wanted = [harness.expected(fakes.fake_target(), request)[0] for request in asked()]
-    refused = any("are not recorded as CUDA graphs" in str(one.message) for one in told)
+    refused = any("are not captured as CUDA graphs" in str(one.message) for one in told)
     assert refused == (fault == "tensor of the host" and device == "sim")
     right = [result.token_ids for result in results] == wanted
     assert right == (fault == "tensor of the host" or device == "cpu")

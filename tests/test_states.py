@@ -431,5 +431,5 @@ def test_pieces_of_prompts_stand_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> 
     (fed,) = rows.store._fed
     assert fed.after
     assert not any(map(callable, fed.after.values())), "what computes the states after a piece holds the piece"
-    with pytest.raises(ContractError, match=r"^a piece of prompts was fed, and a part of it is to stand: expected all"):
+    with pytest.raises(ContractError, match=r"^a prefill chunk was fed, and a part of it is to be kept: expected all"):
         rows.store.commit(rows.batch, Kept(-2))

@@ -147,7 +147,7 @@ class CachedModel:
         return cached if self.runner.kv_shapes else tokens
 
     def begin_after(self, sequence: Sequence, tokens: int) -> int:
-        """Return after how many tokens, at most so many, a sequence can begin whose keys and values are cached up to there."""
+        """Return after how many tokens, ``tokens`` at most, a sequence can begin whose keys and values are cached up to there."""
         if self.states is None or not self.keeps_states:
             return tokens
         return cast(PrefixStates, self.states).begin_after(sequence, tokens)
@@ -173,15 +173,15 @@ class CachedModel:
             batch: the rows.
             block: what they are fed.
             keep: tokens whose logits are asked for.
-            mixed: reads a prefill chunk, which is fed in the same forward if its scores are beside those returned. It is not
-                where places do not follow from lengths alone, where a layer keeps a state or the model keeps padding, and where
-                masks would be too large.
+            mixed: the batch of a prefill chunk, which was fed in the same forward if the returned scores have its scores as well.
+                It is not where places do not follow from lengths alone, where a layer keeps a state or padding is computed, and
+                where masks would be too large.
             followed: whether the batch's sequences are the rows of this cache already.
         """
         if mixed is not None:
-            piece = prefill_chunk(mixed, mixed.left, mixed.uncached - mixed.left)
-            if self._fit(batch, block, mixed, piece):
-                return self._feed_both(batch, block, keep, mixed, piece)
+            chunk = prefill_chunk(mixed, mixed.left, mixed.uncached - mixed.left)
+            if self._fit(batch, block, mixed, chunk):
+                return self._feed_both(batch, block, keep, mixed, chunk)
         if not followed:
             self.follow(batch)
         placement = self.layout.place(batch, block)
@@ -197,41 +197,41 @@ class CachedModel:
         self._watch.fed(self.runner.role, block.tokens, scores.computed or block.ids_BT.numel())
         return scores
 
-    def _fit(self, batch: Batch, block: Block, mixed: Batch, piece: Block) -> bool:
+    def _fit(self, batch: Batch, block: Block, mixed: Batch, chunk: Block) -> bool:
         """Return whether a block and a prefill chunk can be fed in one forward."""
-        places = (len(batch) + len(mixed)) * max(block.width, piece.width)
+        places = (len(batch) + len(mixed)) * max(block.width, chunk.width)
         most = self.runner.tokens_at_once(max(batch.longest, mixed.longest), self._how)
         if not self._static or block.extra or places > most:
             return False
-        return self.runner.leaves_out_padding(places, block.tokens + piece.tokens)
+        return self.runner.leaves_out_padding(places, block.tokens + chunk.tokens)
 
-    def _feed_both(self, batch: Batch, block: Block, keep: int, mixed: Batch, piece: Block) -> Scores:
+    def _feed_both(self, batch: Batch, block: Block, keep: int, mixed: Batch, chunk: Block) -> Scores:
         """Return the scores of a block, with those of a prefill chunk that is fed in the same forward."""
-        of_piece = self.place(mixed, piece)  # first: checks of scores follow the places that they saw last
-        both = MixedBatch.of(block, piece, (self.place(batch, block), of_piece))
+        of_chunk = self.place(mixed, chunk)  # first: checks of scores follow the places that they saw last
+        both = MixedBatch.of(block, chunk, (self.place(batch, block), of_chunk))
         if self._together[:2] != (batch.sequences, mixed.sequences):
             self._together = batch.sequences, mixed.sequences, [*batch.sequences, *mixed.sequences]
         with self._watch.stage("schedule"):
             self.store.arrange(self._together[2])
         self._watch.forward(self.runner.role, *both.block.ids_BT.shape)
         scores = self._forward(both.block, both.placement, keep, self._hidden)
-        self._watch.fed(self.runner.role, block.tokens + piece.tokens, both.padding_free.tokens)
+        self._watch.fed(self.runner.role, block.tokens + chunk.tokens, both.padding_free.tokens)
         self.follow(batch)  # it alone is committed
         return both.parted(scores)
 
     def extend(
         self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
     ) -> torch.Tensor:
-        """Feed the tokens of every row that end at its length, then, one after the other, those chosen after them.
+        """Feed the tokens that end at each row's length, then, one after the other, those chosen after them.
 
         Args:
             batch: the rows.
             ids_BT: the tokens that are fed first.
             count: tokens to choose; the last of them is not fed.
             choose: chooses one token of every row; none, (B, 0), ends the chain.
-            pure: ``choose`` looks at nothing but logits, streams and places, which are lengths plus offset, and leaves nothing
-                behind. It may be asked with lengths that have grown and offset 0, be captured, and be replayed as it was where it
-                equals the last run's: a table that it reads is to stay where it is, too.
+            pure: whether ``choose`` depends on nothing but logits, streams and places (lengths plus offset), and has no side
+                effects. It may be called with lengths that have grown and offset 0, and be captured and replayed, in a later run
+                as well where it equals that run's: a table that it reads has to stay where it is.
 
         Returns:
             (B, count) ids, or fewer where the chain was ended.
@@ -268,22 +268,22 @@ class CachedModel:
         return max(1, self.runner.tokens_at_once(max(1, batch.longest), self._how) // len(batch))
 
     def read(self, batch: Batch, left: int = 0, uncached: int | None = None) -> Scores:
-        """Feed the prompts, or the piece of them that the batch says, in chunks.
+        """Prefill: feed the prompts, or as much of them as the batch says, in chunks.
 
         Args:
-            batch: rows of which nothing is cached but what comes before their last ``uncached`` tokens.
+            batch: rows of which all is cached but their last ``uncached`` tokens.
             left: tokens at the end of each row that are not fed, if the batch does not leave more.
-            uncached: None: what the batch says.
+            uncached: in place of the batch's, or None for that.
 
         Returns:
-            The scores of the last token fed, logits (B, 1, V), with the hidden states of all tokens fed; without logits, (B, 0, V),
-            and hidden states when there was nothing to feed.
+            The scores of the last token fed, logits (B, 1, V), with the hidden states of all tokens fed; no logits, (B, 0, V),
+            and no hidden states when there was nothing to feed.
         """
         if uncached is not None:
             batch = attrs.evolve(batch, uncached=uncached, uncached_rows=None)
         ahead = batch.uncached
         scores = Scores(torch.empty(len(batch), 0, self.runner.vocabulary, device=self.runner.device))
-        left, pieces = max(left, batch.left), list[Mapping[int, torch.Tensor]]()
+        left, hidden = max(left, batch.left), list[Mapping[int, torch.Tensor]]()
         chunk, forks = self.tokens_at_once(batch), self._forks(batch)
         self._remember(batch, forks and ahead == 1)
         while ahead > left:
@@ -292,14 +292,14 @@ class CachedModel:
                 step = min(step, ahead - 1)  # forks begin before the prompt's last token
             ahead -= step
             scores = self.feed(batch, prefill_chunk(batch, ahead, step))
-            pieces.append(scores.hidden)
+            hidden.append(scores.hidden)
             if self.states is not None:
                 left_B = ahead if batch.uncached_rows is None else batch.uncached_rows.clip(max=ahead)
                 self.commit(batch, Kept(-left_B))
             self._remember(batch, forks and ahead == 1)
-        if len(pieces) < 2 or not self._hidden:
+        if len(hidden) < 2 or not self._hidden:
             return scores
-        return Scores(scores.logits_BTV, {n: torch.cat([piece[n] for piece in pieces], dim=1) for n in self._hidden})
+        return Scores(scores.logits_BTV, {n: torch.cat([one[n] for one in hidden], dim=1) for n in self._hidden})
 
     def _forks(self, batch: Batch) -> bool:
         """Return whether states at the end of these prompts have to be kept for forks."""
@@ -312,16 +312,15 @@ class CachedModel:
             self.states.remember(batch)
 
     def commit(self, batch: Batch, kept: Kept) -> None:
-        """Forget all tokens that were fed but those that stand.
+        """Crop the cache: forget all tokens that were fed but the accepted ones.
 
         The loop commits the target's cache once it knows the acceptance result, a drafter its own before it feeds tokens in place
-        of others. :meth:`read` commits what it has fed. A ``Kept`` that was committed last is passed over: an alignment may have
-        committed it at once.
+        of others. :meth:`read` commits what it has fed. A ``Kept`` that was committed last is passed over.
         """
         if self.states is not None:
             self.states.commit(batch, kept)
         if kept.path_BT is None and self._static:
-            return  # the next block overwrites what does not stand
+            return  # the next block overwrites what was not accepted
         if self._committed is not None and self._committed() is kept:
             return
         with self._watch.stage("align"):

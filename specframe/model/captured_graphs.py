@@ -37,8 +37,8 @@ class Forward(Protocol):
 
 
 LONGEST = 32
-"""Tokens per row up to which a forward is captured by their number. More are those of prompts, whose numbers hardly repeat: they
-are rounded up to a power of two."""
+"""Tokens per row up to which a forward is captured by their number. More tokens are prompts', whose numbers hardly repeat, and are
+rounded up to a power of two."""
 
 FEW = 64
 """Places of all rows up to which the tokens of each are rounded up to a power of two, so that drafts of different lengths share a
@@ -136,7 +136,7 @@ class CapturedForward:
         rows, slots: of the slab, the spare slot included.
         record: makes a captured graph.
         pack: whether it attends by lengths alone, to all slots, where the placement has them.
-        leaves_out: (places, tokens) -> whether so many tokens alone are computed of so many places.
+        leaves_out: (places, tokens) -> whether only the real tokens are computed.
         any_row: whether the store's forwards may begin before the batch's first row: prompts of any row are captured then.
     """
 
@@ -198,7 +198,7 @@ class CapturedForward:
         return Scores(logits_BTV[:, kept - keep :], dict(zip(hidden, own, strict=True)), tokens or rows * width)
 
     def _shape(self, block: Block, placement: Placement, extent: int, first: int) -> Shape | None:
-        """Return the rows, the width and the computed tokens of a captured graph for a block, or None if there is to be none."""
+        """Return the rows, the width and the computed tokens of a block's captured graph, or None if it is not captured."""
         rows, width = min(power_of_two(first + len(block.ids_BT)), self._rows), block.width
         if first and (placement.sees_BTT is not None or not self._any_row):
             return None
@@ -215,7 +215,7 @@ class CapturedForward:
         return (rows, width, tokens) if fits and self._leaves_out(rows * width, tokens) else None
 
     def _tokens(self, block: Block, rows: int, width: int) -> int | None:
-        """Return how many tokens a captured graph of such a shape computes of a block: a bucket of real ones, or None for all.
+        """Return how many tokens a captured graph of this shape computes: a bucket of real tokens, or None for all.
 
         Rows that pad the bucket have one token each, which is written to their own spare slot.
         """
@@ -334,11 +334,11 @@ class GraphCache:
         self._kept.clear()
         kinds.free()
         reason = str(error).partition("\n")[0]
-        warnings.warn(f"forwards are not recorded as CUDA graphs: {reason}", SpecframeWarning, stacklevel=2)
+        warnings.warn(f"forwards are not captured as CUDA graphs: {reason}", SpecframeWarning, stacklevel=2)
 
 
 def bucket(slots: int, least: int = 64) -> int:
-    """Return the extent that many slots are rounded up to: an eighth of their power of two, 64 at least unless told otherwise."""
+    """Return a number of slots rounded up to a multiple of an eighth of its power of two, and of ``least``."""
     step = max(least, power_of_two(slots) // 8)
     return -(-slots // step) * step
 
@@ -352,7 +352,7 @@ class Still(Batch):
 
     @property
     def even(self) -> None:
-        """None: the host does not know the rows' lengths."""
+        """None, since the host does not know the rows' lengths."""
 
 
 @attrs.frozen(eq=False)

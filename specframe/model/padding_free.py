@@ -46,7 +46,7 @@ class PaddingFree:
         device: of the model.
         tokens: N, where it has to be a certain number; the last real token is then computed as often as it takes.
         groups: the rows and the width of batches in one rectangle, one after the other. Each attends for itself, and the logits are
-            those of the first. None: there is one batch.
+            those of the first. It is None where there is one batch.
     """
 
     def __init__(
@@ -149,15 +149,9 @@ MANY = 1 << 40
 
 
 def pays(places: int, tokens: int, weights: int) -> bool:
-    """Return whether leaving out padding pays: some of the places hold real tokens, and the others are enough.
-
-    Args:
-        places: of a block.
-        tokens: that are computed where padding is left out.
-        weights: of one layer of the model.
-    """
-    filler = places - tokens
-    return tokens > 0 and filler >= PADDING_FREE_PAYS * places and filler * weights >= LAYING_OUT
+    """Return whether a padding-free forward pays: of ``tokens`` real tokens in ``places``, with ``weights`` numbers in a layer."""
+    padding = places - tokens
+    return tokens > 0 and padding >= PADDING_FREE_PAYS * places and padding * weights >= LAYING_OUT
 
 
 def fullest(places: int, leaves_out: Callable[[int, int], bool]) -> int:
@@ -230,15 +224,15 @@ def last_place(width: int, wider: int, device: torch.device) -> torch.Tensor:
 
 
 def key_indices(pair: Pair, rows: tuple[int, int]) -> torch.Tensor:
-    """Return the order of the token in each slot, (B, S); slots that a batch does not attend to hold none for it."""
+    """Return the index of the token in each slot, (B, S); slots that a batch does not attend to hold none for it."""
     slots = max(part.shape[1] for part in pair)
     parts = zip(pair, rows, strict=True)
     return torch.cat([F.pad(part.expand(count, -1), (0, slots - part.shape[1]), value=-1) for part, count in parts])
 
 
-def sees(tree_BTT: torch.Tensor, rows: tuple[int, int], piece: int, width: int) -> torch.Tensor:
-    """Return whether places see places, (B, T, T), of trees and of a piece, which is a chain."""
-    chain_TT = torch.ones(piece, piece, dtype=torch.bool, device=tree_BTT.device).tril()
+def sees(tree_BTT: torch.Tensor, rows: tuple[int, int], chunk: int, width: int) -> torch.Tensor:
+    """Return whether places see places, (B, T, T), of trees and of a prefill chunk, which is a chain."""
+    chain_TT = torch.ones(chunk, chunk, dtype=torch.bool, device=tree_BTT.device).tril()
     parts = []
     for part, count in ((tree_BTT, rows[0]), (chain_TT[None], rows[1])):
         at_T = last_place(part.shape[1], width, part.device)

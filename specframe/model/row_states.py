@@ -1,8 +1,8 @@
 """The states of a model's layers: found by kinds of state that plugins register, kept per row, committed by replay.
 
-A row has one state per layer, that after the tokens that stand, and the inputs of the tokens fed since. What is fed goes on from
-there into tensors of its own. When it is known which of these tokens stand, the state takes in their inputs, for all rows at once:
-nothing of the model is run twice, and nothing has to be undone.
+A row has one state per layer, that after its committed tokens, and the inputs of the tokens fed since. A forward goes on from
+there into tensors of its own. On commit the state takes in the inputs of the accepted tokens, for all rows at once: nothing of
+the model is run twice, and nothing has to be undone.
 
 Tensor names carry their shape: B rows of the batch, R all rows, T tokens of a block, P tokens fed since rows were committed.
 """
@@ -32,11 +32,11 @@ from specframe.row_map import Moves, RowMap
 Result = TypeVar("Result")
 
 LONG = 64
-"""Tokens of a row beyond which a block of its own tokens is a chunk of its prompt: strategies feed fewer of them again. So is one
-of several tokens that says how many each row has."""
+"""A block of more of a row's own tokens is a prefill chunk: strategies feed fewer of them again. So is a block of several tokens
+that says how many each row has."""
 
 PADDING = -1
-"""The order of a place of a block that holds no token, or one that the row's state has taken in before."""
+"""The index of a place of a block that holds no token, or one that the row's state has taken in before."""
 
 UNKNOWN = -1
 """The number of tokens of a row's state where it is known on the device alone."""
@@ -156,7 +156,7 @@ class Fed:
     apart: bool = False
     """Whether such a place may come after tokens that a row's state has taken in."""
     whole: bool = False
-    """Whether all of it will stand, so that nothing is kept to take in: a prefill chunk. Of these there would be gigabytes."""
+    """Whether all of it will be committed, so that no inputs are kept: a prefill chunk, whose inputs would take gigabytes."""
     asked: list[int] = attrs.Factory(list)
     """The layers that have been given their states."""
     inputs: dict[int, Inputs] = attrs.Factory(dict)
@@ -271,17 +271,14 @@ class RowStates:
         )
 
     def _first_of(self, batch: Batch, block: Block) -> np.ndarray:
-        """Return the order of each row's first token in a block: a row of which more is cached begins later than others.
-
-        A row that has none in a prefill chunk begins where its state ends.
-        """
+        """Return the index of each row's first token in a block, or in a prefill chunk without one where its state ends."""
         if block.counts is None or block.end > 0:
             return np.maximum(batch.lengths + block.start, 0)
         first = np.maximum(batch.lengths + block.end - block.counts, 0)
         return np.where(block.counts > 0, first, np.maximum(self._count[self._rows], first))
 
     def feed(self, index_BT: torch.Tensor) -> None:
-        """Begin a forward of the first rows: of tokens with these orders, of which the last is no part of a prompt."""
+        """Begin a forward of the first rows: of tokens with these indices, of which the last is no part of a prompt."""
         self._rows = slice(0, len(index_BT))
         self._fed.append(Fed(index_BT, None, None, index_BT < index_BT[:, -1:], 0))
 
@@ -316,14 +313,14 @@ class RowStates:
         if after is not None:
             fed.after[layer] = after
         if fed.whole:
-            fed.states_after(layer)  # what computes them holds the tokens of the whole piece
+            fed.states_after(layer)  # what computes them holds the tokens of the whole chunk
 
     def _now(self, layer: int) -> Parts:
         """Return a layer's states of the batch, as views."""
         return tuple(part[self._rows] for part in self._held[layer])
 
     def forget(self) -> None:
-        """Let go of what was fed: what a layer has noted knows the forward that it was noted in, and would stay with it."""
+        """Let go of what was fed: what a layer has noted refers to its forward, and would stay with it."""
         for fed in self._fed:
             fed.inputs.clear()
             fed.after.clear()
@@ -335,7 +332,7 @@ class RowStates:
             self.forget()
 
     def commit(self, batch: Batch, kept: Kept) -> None:
-        """Take in the tokens that stand."""
+        """Take in the accepted tokens."""
         self._forget_discarded()  # before the first batch of others is arranged
         if not self._fed:
             return
@@ -351,19 +348,19 @@ class RowStates:
         self.forget()
 
     def _commit_to(self, batch: Batch, kept: Kept) -> None:
-        """Take in the tokens that stand where their number is known on the host; all of them need no replay, and none nothing."""
-        stand = kept.host(batch)
-        if (short := np.flatnonzero(stand < self._first)).size:
+        """Take in the accepted tokens where their number is known on the host: without a replay where all or none are."""
+        accepted = kept.host(batch)
+        if (short := np.flatnonzero(accepted < self._first)).size:
             row = short[0]
             raise ContractError(
-                f"row {row} is to keep {stand[row]} tokens, and its state holds {self._first[row]} already: expected at least as "
-                "many, since a state forgets nothing"
+                f"row {row} is to keep {accepted[row]} tokens, and its state holds {self._first[row]} already: expected at least "
+                "as many, since a state forgets nothing"
             )
-        if self._fed[-1].parents_BT is None and (stand >= self._end).all():
+        if self._fed[-1].parents_BT is None and (accepted >= self._end).all():
             self._hold({number: self._fed[-1].states_after(number) for number in self._fed[-1].after})
-        elif (stand > self._first).any():
+        elif (accepted > self._first).any():
             self._take_in(kept.device(batch), kept.path_BT)
-        self._count[self._rows] = np.minimum(stand, self._end)
+        self._count[self._rows] = np.minimum(accepted, self._end)
 
     def _hold(self, after: Mapping[int, Parts]) -> None:
         """Have rows hold these states of layers."""
@@ -378,9 +375,9 @@ class RowStates:
         return held
 
     def _take_in(self, kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> None:
-        """Advance all states by the tokens whose order is below ``kept_B``, along a path if the last block was a tree."""
+        """Advance all states by the tokens whose index is below ``kept_B``, along a path if the last block was a tree."""
         if any(fed.whole for fed in self._fed):
-            raise ContractError("a piece of prompts was fed, and a part of it is to stand: expected all of its tokens")
+            raise ContractError("a prefill chunk was fed, and a part of it is to be kept: expected all of its tokens")
         places_BP, index_BP = self._chain(path_BT)
         counts_B = ((index_BP >= 0) & (index_BP < kept_B[:, None])).sum(1)
         if self._fed[0].padded:
@@ -404,7 +401,7 @@ class RowStates:
             self._hold({number: self._layers[number].advance(now, inputs, counts_B.to(now[0].device))})
 
     def _chain(self, path_BT: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places and the orders of the tokens that may stand, one after the other, (B, P) each."""
+        """Return the places and the indices of the tokens that may be accepted, one after the other, (B, P) each."""
         fed = self._fed[0]
         rows, device = len(fed.index_BT), fed.index_BT.device
         if fed.parents_BT is None:
@@ -426,7 +423,7 @@ class RowStates:
     def _require_committed(self, when: str) -> None:
         if self._fed:
             raise ContractError(
-                f"a cache with states was fed and not committed when {when}: expected commit() once it is known what stands"
+                f"a cache with states was fed and not committed when {when}: expected commit() once it is known what is accepted"
             )
 
     @property

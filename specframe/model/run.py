@@ -171,12 +171,9 @@ class Run:
         how: ForwardOptions,
         graphs: ModelGraphs | None,
     ) -> CachedModel:
-        """Return a model on a store; a run that checks puts its checks around both.
+        """Return a model on a store of a backend with ``slots`` slots per row; a run that checks puts its checks around both.
 
-        Args:
-            own: makes the layout, or None if the alignment does.
-            kv: has opened the store, of so many slots per row.
-            graphs: as :class:`CachedModel` takes them.
+        ``own`` makes the layout, or the alignment does if it is None.
         """
         layout = (own or self.alignment.layout)(store, self.rows, slots)
         return CachedModel(model, store, layout, self.watch, how, graphs)
@@ -185,8 +182,8 @@ class Run:
         """Make room in all caches for a sequence that begins with ``tokens`` tokens.
 
         Returns:
-            How many of these tokens need not be fed, since all caches have them. The last is always fed. None: a cache has no room,
-            and the others keep nothing of the sequence.
+            How many of these tokens need not be fed, since all caches have them (the last is always fed), or None if a cache has no
+            room; the others then keep nothing of the sequence.
         """
         self.forget_finished()
         least = tokens - 1

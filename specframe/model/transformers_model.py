@@ -35,7 +35,7 @@ class CallOptions:
     """How one forward is run."""
 
     plan: Attend | None = None
-    """Attends in place of the model's own attention, or None: by the masks."""
+    """Attends in place of the model's own attention, or None if that attends by the masks."""
     offers: frozenset[str] = frozenset()
     """The capabilities of the attention backend that made the plan."""
     compiles: bool = False
@@ -49,7 +49,7 @@ class CallOptions:
     padding_free: PaddingFree | None = None
     """Lays the real tokens in one row, or None if the model is fed the rectangle."""
     orders: int | None = None
-    """Keys have orders below this number, or None for that of the slots attended to."""
+    """The number that all token indices of keys are below, or None for the number of slots attended to."""
 
 
 AS_IS = CallOptions()
@@ -155,9 +155,9 @@ class TransformersModel:
             positions_BT: their positions.
             masks: the model's ``attention_mask``, as :meth:`masks` returns it.
             store: takes keys and values, and hands out those to attend to.
-            key_index_BS: the order of the token in each slot that is attended to.
+            key_index_BS: the index of the token in each slot that is attended to.
             keep: tokens whose logits are asked for.
-            options: how the forward is run, or None: by the masks, as a rectangle, its layers as they are.
+            options: how the forward is run, or None for by the masks, as a rectangle, with layers as they are.
         """
         how = options or AS_IS
         padding_free, plan = how.padding_free, how.plan
@@ -269,7 +269,7 @@ def one_size(config: Any, name: str, role: str) -> int | None:
 
 
 def attention_windows(config: Any, role: str, states: Iterable[StateLayer] = (), layers: int = 0) -> dict[str, Window]:
-    """Return the window (None: unlimited) of each kind of attention layer, keyed as the model's masks are.
+    """Return the window of each kind of attention layer, or None for a kind without one, keyed as the model's masks are.
 
     Models without ``layer_types`` have one kind, "all".
 

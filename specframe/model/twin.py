@@ -42,7 +42,7 @@ class CurrentForward:
     chunks: Mapping[int, ChunkWindow] = attrs.Factory(dict)
     """The layers that attend in chunks, by their number: transformers' layers do not tell attention of them."""
     repeated: list[torch.Tensor] | None = None
-    """The mask of the latest layer, and the same for the heads that share keys, or None: outside of forwards."""
+    """The mask of the latest layer, and the same for the heads that share keys, or None outside of forwards."""
     masks: Mapping[int, torch.Tensor] = attrs.Factory(dict)
     """The masks that compiled layers attend under, by the address of the tensor that the layers are given in place of each."""
 

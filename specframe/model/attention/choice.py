@@ -25,7 +25,7 @@ PREFILL_TOKENS = 4096
 
 LARGEST_MASK = 2**28
 """Bytes that the masks of one forward may take. Beyond that a backend without masks takes their place, or prompts are read in
-shorter pieces."""
+shorter chunks."""
 
 
 class Attention:
@@ -37,7 +37,7 @@ class Attention:
         name: of the model, for errors.
         shapes: of every layer's keys and values.
         windows: the window of each kind of layer, each of which has a mask, or None for a kind without one.
-        fault: tells in which way the model attends wrongly when a backend takes the place of its masks, or None: in no way.
+        fault: returns in which way the model attends wrongly when a backend takes the place of its masks, or None if it does not.
         biased: whether every layer adds a bias to its scores.
     """
 

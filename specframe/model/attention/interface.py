@@ -144,7 +144,7 @@ def for_heads(mask: torch.Tensor, shared: int, repeated: list[torch.Tensor] | No
         mask: of a layer.
         shared: the number of these heads.
         repeated: the mask of the layer before, and what was returned for it, which is used again for the same mask. Both become
-            this one's. None: outside of our forwards nothing is kept.
+            this one's. It is None outside of our forwards, where nothing is kept.
     """
     if repeated and repeated[0] is mask and repeated[1].shape[2] == shared * mask.shape[2]:
         return repeated[1]
