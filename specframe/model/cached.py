@@ -31,13 +31,7 @@ class CachedModel:
 
     What strategies may use of it is listed in docs/stability.md; the rest is the engine's.
 
-    Args:
-        runner: the model.
-        store: its keys and values.
-        layout: where its tokens are.
-        watch: is told of forwards.
-        how: how forwards are run; those of layers with a state are neither compiled nor captured.
-        graphs: captured graphs of forwards over a slab, or None if none are made.
+    Forwards of layers with a state are neither compiled nor captured; ``graphs`` is None where nothing is captured.
 
     Raises:
         ModelError: forwards cannot be run so, or the model has layers that keep a state, and there are no states.

@@ -132,7 +132,6 @@ class CapturedForward:
     two. What pads a bucket writes to the spare slot that ends each row of the slab, where no query looks.
 
     Args:
-        forward: what is captured.
         rows, slots: of the slab, the spare slot included.
         record: makes a captured graph.
         pack: whether it attends by lengths alone, to all slots, where the placement has them.
@@ -403,8 +402,6 @@ class CapturedChain:
     replay the same captured graphs. The layout has to be one whose places follow from lengths (``static``).
 
     Args:
-        forward: one of the forwards.
-        layout: tells where tokens go.
         rows, slots: of the slab, the spare slot included.
         record: makes a captured graph.
         pack: whether it attends by lengths alone, to all slots.

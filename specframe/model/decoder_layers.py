@@ -87,12 +87,7 @@ def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any)
 
 
 class HiddenStates:
-    """The places of one model at which its hidden states are taken.
-
-    Args:
-        model: the model.
-        name: what errors call it.
-    """
+    """The places of one model at which its hidden states are taken."""
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self._layers, self._name = decoder_layers(model), name
@@ -117,12 +112,7 @@ class HiddenStates:
             )
 
     def placed(self, wanted: Iterable[int], usual: Forwards) -> tuple[Forwards, dict[int, torch.Tensor]]:
-        """Return the functions called in place of modules' ``forward``, and what they fill: hidden states by number.
-
-        Args:
-            wanted: numbers of hidden states.
-            usual: the functions that are called in place of modules' ``forward`` anyway.
-        """
+        """Return ``usual`` with the functions that take the wanted hidden states, and what they fill: hidden states by number."""
         forwards, found = dict(usual), dict[int, torch.Tensor]()
         for number in wanted:
             module, take = self.place(number)

@@ -40,11 +40,7 @@ _faults: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = wea
 
 
 class SelfTests:
-    """Tries a model on a few tokens.
-
-    Args:
-        feeder: calls the model.
-    """
+    """Tries the model that a feeder calls on a few tokens."""
 
     def __init__(self, feeder: TransformersModel) -> None:
         self._feeder = feeder
@@ -63,7 +59,7 @@ class SelfTests:
         """
         probe = Reordered(IN_ORDER)
         logits_BTV = self.tried(probe)
-        if not finite(logits_BTV):
+        if hold_numbers(logits_BTV) and not logits_BTV.isfinite().all():
             raise ModelError(
                 f"the logits of {self._feeder} are not finite after four tokens: expected weights without NaN, in a precision "
                 "that holds their products"
@@ -137,12 +133,7 @@ class SelfTests:
         placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self._feeder.device))
         shown = self._feeder.masks(placement, window)
         return self._call(
-            places_BT % self._feeder.vocabulary,
-            places_BT * apart,
-            shown,
-            probe,
-            placement.key_index_BS,
-            len(IN_ORDER),
+            places_BT % self._feeder.vocabulary, places_BT * apart, shown, probe, placement.key_index_BS, len(IN_ORDER)
         ).float()
 
     def _call(
@@ -233,13 +224,7 @@ class SelfTests:
         attends = Watched(plan)
         with_masks, without = (
             self._call(
-                ids_BT,
-                placement.positions_BT,
-                shown,
-                store,
-                orders_BS,
-                4,
-                options=CallOptions(instead, backend.offers),
+                ids_BT, placement.positions_BT, shown, store, orders_BS, 4, options=CallOptions(instead, backend.offers)
             )[placement.index_BT >= 0]
             for shown, store, instead in (
                 (self._feeder.masks(placement), Scratch(placement), None),
@@ -274,10 +259,7 @@ class SelfTests:
 
     @torch.inference_mode()
     def _fed(
-        self,
-        placement: Placement,
-        padding_free: PaddingFree | None = None,
-        layers: Forwards | None = None,
+        self, placement: Placement, padding_free: PaddingFree | None = None, layers: Forwards | None = None
     ) -> torch.Tensor:
         """Return the logits of the real tokens of a placement, (N, V).
 
@@ -343,11 +325,6 @@ def size_of(window: int | ChunkWindow) -> int:
 def hold_numbers(tensor: torch.Tensor) -> bool:
     """Return whether a tensor holds numbers, which can be judged, and no shape alone."""
     return kinds.of(tensor.device).values
-
-
-def finite(logits_BTV: torch.Tensor) -> bool:
-    """Return whether all logits are finite."""
-    return not hold_numbers(logits_BTV) or bool(logits_BTV.isfinite().all())
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:

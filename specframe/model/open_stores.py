@@ -84,8 +84,6 @@ class Stores:
         """Return the rows and the capacity that a run is to open caches with: those that are kept, if they suffice.
 
         Args:
-            model: the target.
-            kv: its backend.
             rows, capacity: what the run needs at least.
             group: of rotary factors, see :meth:`specframe.contracts.model.Model.group`; keys of another mean nothing.
             exact: whether there is no memory for more rows or slots than the run needs.
@@ -135,9 +133,6 @@ class ModelGraphs:
     """The forwards of one model that are captured over one store, those of runs before included.
 
     Args:
-        model: the model.
-        how: how its forwards are run.
-        record: makes captured graphs.
         drawn_by: what the tokens of a captured chain are drawn by, besides the chain's own choice: the rule, and the seed.
         any_row: whether the store offers "any-row".
     """

@@ -28,13 +28,7 @@ from specframe.plugins.registry import registry
 
 
 class Rope:
-    """Dependence of a model's rotary factors on sequence lengths; most models have none.
-
-    Args:
-        model: the model.
-        context: its longest sequence, in tokens.
-        name: what errors call it.
-    """
+    """Dependence of a model's rotary factors on sequence lengths, ``context`` at most; most models have none."""
 
     def __init__(self, model: PreTrainedModel, context: int, name: str) -> None:
         told = {module: found for module in model.modules() if (found := _boundaries(module))}
@@ -107,10 +101,6 @@ def _beyond(
 
 def counted_positions(model: PreTrainedModel, called: str) -> CountedPositions:
     """Return how a model counts positions by itself, as a kind that a plugin has registered knows it.
-
-    Args:
-        model: the model.
-        called: what errors call it.
 
     Raises:
         ModelError: two kinds know it.

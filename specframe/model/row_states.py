@@ -103,10 +103,6 @@ def state_layers(model: torch.nn.Module, called: str) -> dict[int, ModuleState]:
 
     A model of the first layers of another has the same numbers as that.
 
-    Args:
-        model: the model.
-        called: what errors call it.
-
     Raises:
         ModelError: two kinds claim the same layer.
     """

@@ -48,8 +48,7 @@ class ModelRunner(TransformersModel):
         """The shape of every layer's keys and values, each before that of its indexer's keys, found by feeding a few tokens.
 
         Raises:
-            ModelError: the model cannot be fed so, its logits are not finite, it does not depend on the masks and positions it is
-                given, it attends in another way when it makes its masks itself, or autocast has it computed in another precision.
+            ModelError: a self-test fails, or autocast has the model computed in another precision.
         """
         kind, own = self.device.type, self.dtype
         if (

@@ -151,8 +151,6 @@ class TransformersModel:
         """Return the logits (B, keep, V) of the last ``keep`` tokens that are fed.
 
         Args:
-            ids_BT: token ids.
-            positions_BT: their positions.
             masks: the model's ``attention_mask``, as :meth:`masks` returns it.
             store: takes keys and values, and hands out those to attend to.
             key_index_BS: the index of the token in each slot that is attended to.
@@ -246,7 +244,6 @@ BOTH = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 NEITHER = frozenset({"mlp", "moe"})
 """The types of layers that keep nothing of a row's tokens."""
 
-
 POOLING = frozenset({"compressed_sparse_attention", "heavily_compressed_attention"})
 """The types of layers that keep one key for several tokens, and their state between two of these."""
 
@@ -274,10 +271,8 @@ def attention_windows(config: Any, role: str, states: Iterable[StateLayer] = (),
     Models without ``layer_types`` have one kind, "all".
 
     Args:
-        config: of the model.
-        role: of the model, for errors.
         states: what keeps a state of a known kind.
-        layers: how many of the configuration's first layers the model has; 0: all, as far as is known.
+        layers: how many of the configuration's first layers the model has, or 0 for all.
 
     Raises:
         ModelError: when a layer keeps a state of no known kind (recurrent or convolutional layers), or windows differ.

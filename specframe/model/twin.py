@@ -55,9 +55,6 @@ class running:  # noqa: N801 - it is called as a function
     """Runs a forward of a twin inside the block.
 
     It is a class, since every forward has such a block, and a generator's takes longer.
-
-    Args:
-        state: of the forward.
     """
 
     def __init__(self, state: CurrentForward) -> None:

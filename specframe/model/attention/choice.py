@@ -32,10 +32,7 @@ class Attention:
     """What is known of a model's attention.
 
     Args:
-        model: on its device, in its precision.
         implementation: the attention that the model was loaded with.
-        name: of the model, for errors.
-        shapes: of every layer's keys and values.
         windows: the window of each kind of layer, each of which has a mask, or None for a kind without one.
         fault: returns in which way the model attends wrongly when a backend takes the place of its masks, or None if it does not.
         biased: whether every layer adds a bias to its scores.
@@ -63,20 +60,15 @@ class Attention:
         self._masks = max(len(windows), 1) + of_heads
 
     def mask_bytes(self, slots: int) -> int:
-        """Return the size of one token's masks.
+        """Return the size of one token's masks: one for each kind of layer, and one for each query that shares its head.
 
-        There is one for each kind of layer, and one query's for each that shares its head. Where scores have a bias, each head has
-        that and the mask with it.
+        Where scores have a bias, each head has that and the mask with it.
         """
         return slots * self.facts.dtype.itemsize * self._masks
 
 
 class AttentionChoice:
-    """The attention backends of one model's forwards.
-
-    Args:
-        model: what is known of its attention.
-        asked: the attention backend, or those that "auto" chooses from.
+    """The attention backends of one model's forwards: the backend asked for, or those that "auto" chooses from.
 
     Raises:
         ModelError: the model cannot attend as asked on its device.
@@ -131,7 +123,7 @@ class AttentionChoice:
 
     def _require(self, backend: AttentionBackend) -> None:
         """Raise :class:`ModelError` when the model cannot attend by a backend on its device."""
-        name, model, facts = repr(title(backend)), self._model.name, self._model.facts
+        name, model, facts = repr(type(unwrap_guards(backend)).__name__.lower()), self._model.name, self._model.facts
         if (attends := self._model.implementation) != "sdpa":
             raise ModelError(
                 f"attention {name} takes the place of sdpa, but {model} was loaded with "
@@ -156,11 +148,6 @@ WINDOWED = {"chunk": "chunks", "window": "sliding windows"}
 def kinds_of_windows(windows: Iterable[Window]) -> set[str]:
     """Return the words that a backend has to offer for layers with these windows."""
     return {"chunk" if isinstance(window, ChunkWindow) else "window" for window in windows if window}
-
-
-def title(backend: AttentionBackend) -> str:
-    """Return what errors call a backend."""
-    return type(unwrap_guards(backend)).__name__.lower()
 
 
 def takes(backend: AttentionBackend, placement: Placement) -> bool:

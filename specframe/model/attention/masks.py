@@ -64,16 +64,9 @@ def aligned(mask: torch.Tensor) -> torch.Tensor:
 
 
 def staircase(width: int, slots: int, window: Window, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the mask (1, 1, T, S) of rows whose last T of S slots are fed.
+    """Return the mask (1, 1, T, S) of rows whose last T (``width``) of S slots are fed.
 
-    It is the lower right corner of any larger one, of which there is one alone: a power of two high and wide.
-
-    Args:
-        width: T.
-        slots: S.
-        window: tokens that a query sees, itself included, or None for all.
-        dtype: of the model.
-        device: of the model.
+    It is the lower right corner of any larger one, of which one is kept: a power of two high and wide.
     """
     kept = _STAIRCASES.get((window, dtype, device))
     if kept is None or kept.shape[2] < width or kept.shape[3] < slots:
