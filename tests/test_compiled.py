@@ -87,8 +87,8 @@ def test_layers_whose_logits_are_no_numbers_are_refused(monkeypatch: pytest.Monk
     """NaN is no agreement: no comparison with it holds."""
     tests = ModelRunner(zoo.build("opt"), "target")._tests
 
-    def fed(self: SelfTests, *_: Any, layers: Any = None) -> torch.Tensor:
-        return torch.arange(4.0) * (float("nan") if layers else 1.0)
+    def fed(self: SelfTests, _: Any, options: Any = None) -> torch.Tensor:
+        return torch.arange(4.0) * (float("nan") if options else 1.0)
 
     monkeypatch.setattr(SelfTests, "_fed", fed)
     with pytest.raises(ModelError, match="compiled layers are off by nan"):

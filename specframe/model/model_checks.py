@@ -20,7 +20,7 @@ from specframe.model.attention.interface import Watched, in_pages
 from specframe.model.decoder_layers import Forwards
 from specframe.model.padding_free import PaddingFree
 from specframe.model.row_states import RowStates, state_forwards
-from specframe.model.transformers_model import AS_IS, NOTHING, CallOptions, TransformersModel
+from specframe.model.transformers_model import AS_IS, CallOptions, TransformersModel
 from specframe.model.twin import twin
 from specframe.models.own_cache import OwnCache
 from specframe.models.precision import eps
@@ -105,36 +105,33 @@ class SelfTests:
                 f"{self._feeder} gives other logits {when}, off by {off:.2g} standard deviations: expected {expected}"
             )
 
-    def tried(self, probe: Reordered, window: int | None = None, apart: int = 1) -> torch.Tensor:
-        """Return the logits of :meth:`_probed`; keys and values are made contiguous from now on where a model needs that."""
-        try:
-            return self._probed(probe, window=window, apart=apart)
-        except (SpecframeError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # whatever a model raises
-            if isinstance(error, RuntimeError) and not self._feeder.dense:
-                self._feeder.dense = True
-                return self.tried(probe, window, apart)
-            raise ModelError(
-                f"{self._feeder} cannot be told the positions and masks of its tokens: it raises {type(error).__name__} "
-                f"({sentence(error)})"
-            ) from error
-
     @torch.inference_mode()
-    def _probed(self, probe: Reordered, window: int | None = None, apart: int = 1) -> torch.Tensor:
+    def tried(self, probe: Reordered, window: int | None = None, apart: int = 1) -> torch.Tensor:
         """Return the logits (2, 4, V) after four tokens of two rows whose keys and values a probe puts in its slots.
+
+        Keys and values are made contiguous from now on where a model needs that.
 
         Args:
             probe: the cache.
             window: in place of the size of every window, or None for as they are.
             apart: of the positions of tokens that follow each other.
         """
-        places_BT = self._places
-        placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self._feeder.device))
-        shown = self._feeder.masks(placement, window)
-        return self._call(
-            places_BT % self._feeder.vocabulary, places_BT * apart, shown, probe, placement.key_index_BS, len(IN_ORDER)
-        ).float()
+        places_BT, feeder = self._places, self._feeder
+        placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=feeder.device))
+        ids_BT, orders_BS = places_BT % feeder.vocabulary, placement.key_index_BS
+        try:
+            shown = feeder.masks(placement, window)
+            return self._call(ids_BT, places_BT * apart, shown, probe, orders_BS, len(IN_ORDER)).float()
+        except (SpecframeError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a model raises
+            if isinstance(error, RuntimeError) and not feeder.dense:
+                feeder.dense = True
+                return self.tried(probe, window, apart)
+            raise ModelError(
+                f"{feeder} cannot be told the positions and masks of its tokens: it raises {type(error).__name__} "
+                f"({sentence(error)})"
+            ) from error
 
     def _call(
         self,
@@ -206,32 +203,20 @@ class SelfTests:
         if self._feeder.counts.biases:
             return "its layers add a bias of their own to scores, for which there has to be a mask"
         made, known = unwrap_guards(backend), _faults.setdefault(self._feeder.module, {})
-        key = (
-            type(made),
-            repr(vars(made) if hasattr(made, "__dict__") else made),
-            self._feeder.device,
-            self._feeder.dtype,
-        )
+        settings = repr(vars(made) if hasattr(made, "__dict__") else made)
+        key = type(made), settings, self._feeder.device, self._feeder.dtype
         if key not in known:
             known[key] = self._fault(backend)
         return known[key]
 
     def _fault(self, backend: AttentionBackend) -> str | None:
         placement = self._uneven
-        ids_BT, orders_BS = placement.positions_BT % self._feeder.vocabulary, placement.key_index_BS
         plan, page = backend.plan(placement), None if "dense" in backend.offers else PROBED_PAGE
         assert plan is not None
-        attends = Watched(plan)
-        with_masks, without = (
-            self._call(
-                ids_BT, placement.positions_BT, shown, store, orders_BS, 4, options=CallOptions(instead, backend.offers)
-            )[placement.index_BT >= 0]
-            for shown, store, instead in (
-                (self._feeder.masks(placement), Scratch(placement), None),
-                (self._feeder.uncached, Scratch(placement, page), attends),
-            )
-        )
-        if not (off := distance(without.float(), with_masks.float())) < self._tolerance:
+        attends, store = Watched(plan), Scratch(placement, page)
+        with_masks = self._fed(placement, CallOptions(offers=backend.offers))
+        without = self._fed(placement, CallOptions(attends, backend.offers), self._feeder.uncached, store)
+        if not (off := distance(without, with_masks)) < self._tolerance:
             return f"its logits are off by {off:.2g} standard deviations without masks"
         return self._wrong_window(attends.windows)
 
@@ -250,7 +235,7 @@ class SelfTests:
         known = real_BT.cpu().numpy() if hold_numbers(real_BT) else np.ones(real_BT.shape, dtype=bool)
         padding_free = PaddingFree(known, self._feeder.device)
         try:
-            rectangle, row = (self._fed(placement, instead) for instead in (None, padding_free))
+            rectangle, row = (self._fed(placement, CallOptions(padding_free=one)) for one in (None, padding_free))
         except torch.OutOfMemoryError:
             raise
         except Exception:  # whatever a model raises that does not attend by our function
@@ -259,28 +244,16 @@ class SelfTests:
 
     @torch.inference_mode()
     def _fed(
-        self, placement: Placement, padding_free: PaddingFree | None = None, layers: Forwards | None = None
+        self, placement: Placement, options: CallOptions = AS_IS, masks: Any = None, store: Any = None
     ) -> torch.Tensor:
-        """Return the logits of the real tokens of a placement, (N, V).
-
-        Args:
-            placement: where the tokens of rows go that hold others already.
-            padding_free: the places of tokens that are laid in one row, or None if they are fed as a rectangle.
-            layers: the model's layers compiled, or None for as they are.
-        """
-        ids_BT, orders_BS = placement.positions_BT % self._feeder.vocabulary, placement.key_index_BS
-        logits_BTV = self._call(
-            ids_BT,
-            placement.positions_BT,
-            self._feeder.masks(placement),
-            Scratch(placement),
-            orders_BS,
-            ids_BT.shape[1],
-            options=CallOptions(compiles=layers is not None, forwards=layers or NOTHING, padding_free=padding_free),
+        """Return the logits of the real tokens of a placement, (N, V), in rows that hold other tokens already."""
+        ids_BT, shown = (
+            placement.positions_BT % self._feeder.vocabulary,
+            self._feeder.masks(placement) if masks is None else masks,
         )
-        if not hold_numbers(logits_BTV):
-            return logits_BTV.float()
-        return logits_BTV[placement.index_BT >= 0].float()
+        held, orders_BS, width = store or Scratch(placement), placement.key_index_BS, ids_BT.shape[1]
+        logits_BTV = self._call(ids_BT, placement.positions_BT, shown, held, orders_BS, width, options)
+        return (logits_BTV[placement.index_BT >= 0] if hold_numbers(logits_BTV) else logits_BTV).float()
 
     def _wrong_window(self, seen: list[Window]) -> str | None:
         """Describe how the windows that layers ask for differ from the configuration's."""
@@ -308,7 +281,8 @@ class SelfTests:
             raise ModelError("expected a model that says which of its modules are layers")
         if (attends := self._feeder.implementation) != "sdpa":
             raise ModelError(f"expected layers with sdpa attention, found {attends}")
-        if not (off := distance(self._fed(self._uneven, layers=layers), expected)) < self._tolerance:
+        found = self._fed(self._uneven, CallOptions(compiles=True, forwards=layers))
+        if not (off := distance(found, expected)) < self._tolerance:
             raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
 
     @functools.cached_property

@@ -129,28 +129,25 @@ def keeps_prefixes(kv: KVBackend) -> bool:
     return {"prefix", "states"} <= kv.offers
 
 
+@attrs.define(eq=False)
 class ModelGraphs:
-    """The forwards of one model that are captured over one store, those of runs before included.
+    """The forwards of one model that are captured over one store, those of runs before included."""
 
-    Args:
-        drawn_by: what the tokens of a captured chain are drawn by, besides the chain's own choice: the rule, and the seed.
-        any_row: whether the store offers "any-row".
-    """
+    _model: Model
+    how: ForwardOptions
+    _record: Callable[..., CapturedGraph]
+    _drawn_by: tuple[Any, ...]
+    """What the tokens of a captured chain are drawn by, besides the chain's own choice: the rule, and the seed."""
+    _any_row: bool = False
+    """Whether the store offers "any-row"."""
+    _settings: list[Any] = attrs.field(init=False)
+    _forward: CapturedForward | None = attrs.field(default=None, init=False)
+    _chain: CapturedChain | None = attrs.field(default=None, init=False)
+    _before: int = attrs.field(default=0, init=False)
+    """The new shapes of runs before."""
 
-    def __init__(
-        self,
-        model: Model,
-        how: ForwardOptions,
-        record: Callable[..., CapturedGraph],
-        drawn_by: tuple[Any, ...],
-        any_row: bool = False,
-    ) -> None:
-        self.how, self._model, self._record, self._drawn_by = how, model, record, drawn_by
-        self._any_row = any_row
-        self._settings = settings(model.module)
-        self._forward: CapturedForward | None = None
-        self._chain: CapturedChain | None = None
-        self._before = 0
+    def __attrs_post_init__(self) -> None:
+        self._settings = settings(self._model.module)
 
     def suits(self, model: Model, how: ForwardOptions, drawn_by: tuple[Any, ...]) -> bool:
         """Return whether these are of a model as it is now, whose forwards are run so; chains drawn otherwise are let go."""
@@ -188,17 +185,14 @@ class ModelGraphs:
         return sum(one.graphs.new for one in (self._forward, self._chain) if one is not None)
 
 
+@attrs.define(eq=False)
 class StoreGraphs:
-    """What is captured over one store: for each model that is fed through it in this run, and those of the run before.
+    """What is captured over one store: for each model that is fed through it in this run, and those of the run before."""
 
-    Args:
-        any_row: whether the store offers "any-row".
-    """
-
-    def __init__(self, any_row: bool = False) -> None:
-        self._any_row = any_row
-        self._now: list[ModelGraphs] = []
-        self._before: list[ModelGraphs] = []
+    _any_row: bool = False
+    """Whether the store offers "any-row"."""
+    _now: list[ModelGraphs] = attrs.field(factory=list, init=False)
+    _before: list[ModelGraphs] = attrs.field(factory=list, init=False)
 
     def of(
         self, model: Model, how: ForwardOptions, record: Callable[..., CapturedGraph], drawn_by: tuple[Any, ...]

@@ -159,9 +159,6 @@ def fullest(places: int, leaves_out: Callable[[int, int], bool]) -> int:
     return bisect.bisect_right(range(1, places + 1), 0, key=lambda tokens: not leaves_out(places, tokens))
 
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-
-
 def prefill_chunk(batch: Batch, left: int, step: int) -> Block:
     """Return ``step`` tokens of each row, of which ``left`` more are unread after them, as a block; cached tokens are padding."""
     uncached_rows = batch.lengths.clip(max=batch.uncached) if batch.uncached_rows is None else batch.uncached_rows
@@ -188,26 +185,26 @@ class MixedBatch:
         groups = ((rows[0], first.width), (rows[1], second.width))
         padding_free = PaddingFree(real_BT, first.ids_BT.device, groups=groups)
 
-        def widened(pair: Pair) -> torch.Tensor:
-            parts = (part.expand(count, -1) for part, count in zip(pair, rows, strict=True))
+        def widened(*both: torch.Tensor) -> torch.Tensor:
+            parts = (part.expand(count, -1) for part, count in zip(both, rows, strict=True))
             return torch.cat([part[:, last_place(part.shape[1], width, part.device)] for part in parts])
 
+        slots = max(one.key_index_BS.shape[1] for one in places)
+        key_index_BS = [  # a batch sees none of the slots that it does not attend to
+            F.pad(one.key_index_BS.expand(count, -1), (0, slots - one.key_index_BS.shape[1]), value=-1)
+            for one, count in zip(places, rows, strict=True)
+        ]
         first_written, second_written = places[0].written, places[1].written
         placement = Placement(
-            widened((places[0].positions_BT, places[1].positions_BT)),
-            widened((places[0].slots_BT, places[1].slots_BT)),
-            widened((places[0].index_BT, places[1].index_BT)),
-            key_indices((places[0].key_index_BS, places[1].key_index_BS), rows),
+            widened(*(one.positions_BT for one in places)),
+            widened(*(one.slots_BT for one in places)),
+            widened(*(one.index_BT for one in places)),
+            torch.cat(key_index_BS),
             sees_BTT=None if places[0].sees_BTT is None else sees(places[0].sees_BTT, rows, second.width, width),
             written=(lambda: first_written().with_rows(second_written())) if first_written and second_written else None,
         )
-        return cls(
-            PaddingFreeBlock(widened((first.ids_BT, second.ids_BT)), padding_free=padding_free),
-            placement,
-            padding_free,
-            first,
-            second,
-        )
+        block = PaddingFreeBlock(widened(first.ids_BT, second.ids_BT), padding_free=padding_free)
+        return cls(block, placement, padding_free, first, second)
 
     def parted(self, scores: Scores) -> Scores:
         """Return the scores of the first block, with those of the second beside them."""
@@ -221,13 +218,6 @@ class MixedBatch:
 def last_place(width: int, wider: int, device: torch.device) -> torch.Tensor:
     """Return the places of a row, the last one repeated, (wider,)."""
     return torch.arange(wider, device=device).clamp(max=width - 1)
-
-
-def key_indices(pair: Pair, rows: tuple[int, int]) -> torch.Tensor:
-    """Return the index of the token in each slot, (B, S); slots that a batch does not attend to hold none for it."""
-    slots = max(part.shape[1] for part in pair)
-    parts = zip(pair, rows, strict=True)
-    return torch.cat([F.pad(part.expand(count, -1), (0, slots - part.shape[1]), value=-1) for part, count in parts])
 
 
 def sees(tree_BTT: torch.Tensor, rows: tuple[int, int], chunk: int, width: int) -> torch.Tensor:

@@ -6,11 +6,9 @@ Tensor names carry their shape: B rows, T tokens fed per row, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any, cast
 
 import attrs
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts.attention import Asked
@@ -18,7 +16,7 @@ from specframe.contracts.cache import DraftsBackend, KVBackend, KVStore, PrefixS
 from specframe.contracts.model import ForwardOptions, Model
 from specframe.contracts.roles import AcceptanceRule, Alignment, MakesLayout
 from specframe.contracts.round import Sequence
-from specframe.contracts.states import StateBackend, StateLayer, StateStore
+from specframe.contracts.states import StateBackend, StateStore
 from specframe.model.cached import CachedModel
 from specframe.model.captured_graphs import GRAPHS
 from specframe.model.open_stores import ModelGraphs, OpenStore, Stores, keeps_prefixes
@@ -118,7 +116,11 @@ class Run:
         graphs = self._captured(opened, model, how, record)
         cached = self._cached(model, opened.store, layout, backend, slots, graphs.how if graphs else how, graphs)
         cached.keeps_states = keeps_prefixes(backend)
-        return self._counted(cached, opened)
+        self.caches.append(cached)
+        self._stores[id(cached)] = opened
+        for sequence, tokens in self._reserved.values():
+            cached.reserve(sequence, tokens)
+        return cached
 
     def _captured(self, opened: OpenStore | None, model: Model, how: ForwardOptions, record: Any) -> ModelGraphs | None:
         """Return what is captured of a model over a store, or None if nothing is to be."""
@@ -138,22 +140,12 @@ class Run:
             return left
         store = kv.open(model.kv_shapes, self.rows, slots, model.device)
         layers = model.state_layers if states else {}
-        kept = self._states(kv, layers, model.device) if layers else None
+        kept: StateStore | None = None
+        if layers and "states" in kv.offers:
+            kept = cast(StateBackend, kv).open_states(layers, self.rows, model.device)
+        elif layers:
+            kept = RowStates(layers, self.rows, model.device)
         return OpenStore(unwrap_guards(model), unwrap_guards(kv), self.rows, slots, store, kept)
-
-    def _counted(self, cached: CachedModel, opened: OpenStore) -> CachedModel:
-        """Return a cache that was just opened, as one of the run's, with room for the sequences that are live."""
-        self.caches.append(cached)
-        self._stores[id(cached)] = opened
-        for sequence, tokens in self._reserved.values():
-            cached.reserve(sequence, tokens)
-        return cached
-
-    def _states(self, kv: KVBackend, layers: Mapping[int, StateLayer], device: torch.device) -> StateStore:
-        """Return a store of states: the KV backend's own, if it keeps states."""
-        if "states" in kv.offers:
-            return cast(StateBackend, kv).open_states(layers, self.rows, device)
-        return RowStates(layers, self.rows, device)
 
     def close_cache(self, cached: CachedModel) -> None:
         """Release a cache before the run ends."""
