@@ -124,38 +124,31 @@ class Buffers:
             mine.key_index_BS[row : row + keys, :extent].copy_(given.key_index_BS)
 
 
+@attrs.define(eq=False)
 class CapturedForward:
     """A forward over one slab that is captured the second time a shape comes up.
 
     A captured graph reads its inputs from buffers that never move and writes its output to one, so shapes are rounded up to
     buckets: rows to a power of two, attended slots to an eighth of their power of two, the tokens of short prompts to a power of
     two. What pads a bucket writes to the spare slot that ends each row of the slab, where no query looks.
-
-    Args:
-        rows, slots: of the slab, the spare slot included.
-        record: makes a captured graph.
-        pack: whether it attends by lengths alone, to all slots, where the placement has them.
-        leaves_out: (places, tokens) -> whether only the real tokens are computed.
-        any_row: whether the store's forwards may begin before the batch's first row: prompts of any row are captured then.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        rows: int,
-        slots: int,
-        record: Callable[..., CapturedGraph],
-        pack: bool = False,
-        leaves_out: Callable[[int, int], bool] = lambda places, tokens: False,
-        any_row: bool = False,
-    ) -> None:
-        self._forward, self._rows, self._slots, self._pack = forward, rows, slots, pack
-        self._leaves_out, self._any_row = leaves_out, any_row
-        self.graphs = GraphCache(record)
+    forward: Forward
+    """The forward of the run under way; those of all runs compute the same."""
+    _rows: int
+    _slots: int
+    """Slots of the slab's rows, the spare slot included."""
+    _record: Callable[..., CapturedGraph]
+    _pack: bool = False
+    """Whether it attends by lengths alone, to all slots, where the placement has them."""
+    _leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
+    """(places, tokens) -> whether only the real tokens are computed."""
+    _any_row: bool = False
+    """Whether the store's forwards may begin before the batch's first row: prompts of any row are captured then."""
+    graphs: GraphCache = attrs.field(init=False)
 
-    def begin(self, forward: Forward) -> None:
-        """Take the forward of another run, which computes the same."""
-        self._forward = forward
+    def __attrs_post_init__(self) -> None:
+        self.graphs = GraphCache(self._record)
 
     def __call__(
         self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = (), first: int = 0
@@ -168,7 +161,7 @@ class CapturedForward:
         extent = 0 if packed else min(bucket(placement.key_index_BS.shape[1]), self._slots)
         shape = self._shape(block, placement, extent, first)
         if shape is None:
-            return self._forward(block, placement, keep, hidden)
+            return self.forward(block, placement, keep, hidden)
         rows, width, tokens = shape
         kept = width if keep == block.width else keep
         if not packed:
@@ -181,7 +174,7 @@ class CapturedForward:
 
             def run() -> Outputs:
                 whole = PaddingFreeBlock(buffers.ids_RT, extra=buffers.extra, padding_free=buffers.padding_free)
-                scores = self._forward(whole, buffers.placement, kept, hidden)
+                scores = self.forward(whole, buffers.placement, kept, hidden)
                 return scores.logits_BTV, *(scores.hidden[number] for number in hidden)
 
             return buffers, run
@@ -190,7 +183,7 @@ class CapturedForward:
         key = (rows, width, extent, kept, several, placement.sees_BTT is not None, tokens, hidden, *block.extra)
         found = self.graphs.take(key, prepare, EAGER if first or block.width > LONGEST else 1)
         if found is None:
-            return self._forward(block, placement, keep, hidden)
+            return self.forward(block, placement, keep, hidden)
         found.buffers.fill(block, placement, in_bucket(block, shape, first), first)
         logits_BTV, *states = (output[first:] for output in found.recording.replay(first + len(block.ids_BT)))
         own = [states_BTD[:, width - block.width :] for states_BTD in states]
@@ -395,33 +388,30 @@ class StepBuffers:
         self.batch.lengths_B.add_(1)
 
 
+@attrs.define(eq=False)
 class CapturedChain:
     """The steps of chains. A step is a forward and the choice after it, captured as one.
 
     A step depends on the rows' lengths on the device, which grow by one from one step to the next: chains of any number of steps
     replay the same captured graphs. The layout has to be one whose places follow from lengths (``static``).
-
-    Args:
-        rows, slots: of the slab, the spare slot included.
-        record: makes a captured graph.
-        pack: whether it attends by lengths alone, to all slots.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        layout: Layout,
-        rows: int,
-        slots: int,
-        record: Callable[..., CapturedGraph],
-        pack: bool = False,
-    ) -> None:
-        self._forward, self._layout, self._rows, self._slots, self._pack = forward, layout, rows, slots, pack
-        self._choose: Choose | None = None
-        """What chose the tokens last."""
-        self._earlier = False
-        """Whether that was in an earlier run."""
-        self.graphs = GraphCache(record)
+    _forward: Forward
+    _layout: Layout
+    _rows: int
+    _slots: int
+    """Slots of the slab's rows, the spare slot included."""
+    _record: Callable[..., CapturedGraph]
+    _pack: bool = False
+    """Whether it attends by lengths alone, to all slots."""
+    _choose: Choose | None = attrs.field(default=None, init=False)
+    """What chose the tokens last."""
+    _earlier: bool = attrs.field(default=False, init=False)
+    """Whether that was in an earlier run."""
+    graphs: GraphCache = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.graphs = GraphCache(self._record)
 
     def begin(self, forward: Forward, layout: Layout) -> None:
         """Take the forward and the layout of another run, which give the same."""

@@ -165,7 +165,7 @@ class ModelGraphs:
         if self._forward is None:
             leaves_out = self._model.leaves_out_padding
             self._forward = CapturedForward(forward, store.rows, slots, self._record, pack, leaves_out, self._any_row)
-        self._forward.begin(forward)
+        self._forward.forward = forward
         if not layout.static:
             self._chain = None
         elif self._chain is None:

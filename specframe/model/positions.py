@@ -13,7 +13,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -137,7 +137,7 @@ def takes_position_ids(model: torch.nn.Module) -> bool:
 
 def parameters(module: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of the ``forward`` that a module has outside of our forwards."""
-    return _parameters(type(module))
+    return _parameters(cast(Any, type(module)))
 
 
 @functools.lru_cache(maxsize=1024)
