@@ -204,6 +204,14 @@ def test_prefixes_of_states_are_not_cached() -> None:
     assert plain.target.reserve(sequence, 5) == 3
 
 
+def test_each_cache_of_one_model_has_its_own_states() -> None:
+    """A model that is fed through two caches takes in each prompt once in each, and scores it alike."""
+    run = harness.open_run(TARGET, 2, 20)
+    other, batch = run.open_cache(run.runner), Rows(5, 4).batch
+    first, second = (cached.read(batch, uncached=5) for cached in (run.target, other))
+    assert torch.equal(first.logits_BTV, second.logits_BTV)
+
+
 def wrong(member: str, function: Any) -> Any:
     """Return a kind of which one member does something else."""
     return type("Wrong", (states.FakeHash,), {member: function})

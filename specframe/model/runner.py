@@ -19,9 +19,9 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import PLAIN, ForwardOptions
 from specframe.contracts.requests import Request
 from specframe.errors import ModelError, PromptError, SpecframeWarning
-from specframe.model import current_numerics, decoder_layers
+from specframe.model import current_numerics
 from specframe.model.attention.choice import Attention, AttentionChoice
-from specframe.model.decoder_layers import Forwards, HiddenStates
+from specframe.model.decoder_layers import Forwards, HiddenStates, compiled_forwards, decoder_layers
 from specframe.model.model_checks import SelfTests
 from specframe.model.padding_free import PaddingFree, PaddingFreeBlock, pays
 from specframe.model.row_states import state_forwards
@@ -226,18 +226,18 @@ class ModelRunner(TransformersModel):
 
     @functools.cached_property
     def _small_layers(self) -> bool:
-        return bool(decoder_layers.decoder_layers(self.twin)) and self._layer_weights <= SMALL_LAYER
+        return bool(decoder_layers(self.twin)) and self._layer_weights <= SMALL_LAYER
 
     @functools.cached_property
     def _layer_weights(self) -> int:
         """Weights of the largest decoder layer, those of the model where its layers are not known."""
-        layers = decoder_layers.decoder_layers(self.twin) or [self.twin]
+        layers = decoder_layers(self.twin) or [self.twin]
         return max(sum(weight.numel() for weight in layer.parameters()) for layer in layers)
 
     @functools.cached_property
     def compiled_layers(self) -> Forwards | None:
         """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
-        layers = decoder_layers.compiled_forwards(self.twin)
+        layers = compiled_forwards(self.twin)
         try:
             self._tests.require_agreement(layers)
         except Exception as error:  # whatever a compiler raises

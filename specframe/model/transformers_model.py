@@ -17,10 +17,9 @@ from specframe.contracts.attention import Attend
 from specframe.contracts.cache import ChunkWindow, Placement, Window
 from specframe.contracts.states import StateLayer
 from specframe.errors import ModelError
-from specframe.model import decoder_layers
 from specframe.model.attention.interface import StoreCache, Unwritten
 from specframe.model.attention.masks import masks
-from specframe.model.decoder_layers import Forwards
+from specframe.model.decoder_layers import Forwards, decoder_layers, ints_and_sizes_left_open
 from specframe.model.padding_free import PaddingFree
 from specframe.model.positions import Rope, context_length, counted_positions, takes_position_ids
 from specframe.model.row_states import state_layers
@@ -76,7 +75,7 @@ class TransformersModel:
         self._mixed = has_other_layers(self.config)
         self.state_layers = state_layers(model, f"the {role}") if self._mixed else {}
         """The modules that keep a state, numbered in the order of their layers."""
-        layers = len(decoder_layers.decoder_layers(model))
+        layers = len(decoder_layers(model))
         self.windows = attention_windows(self.config, role, self.state_layers.values(), layers)
         kinds = getattr(self.config, "layer_types", None) or ()
         self.chunks = {
@@ -164,7 +163,7 @@ class TransformersModel:
         kept = keep if padding_free is None else padding_free.kept(keep)
         given: dict[str, Any] = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
         compiles = how.compiles or "compiled" in how.offers
-        compiling = decoder_layers.ints_and_sizes_left_open() if compiles else contextlib.nullcontext()
+        compiling = ints_and_sizes_left_open() if compiles else contextlib.nullcontext()
         extent = key_index_BS.shape[1]
         told = self.counts.told(positions_BT, key_index_BS, how.orders or extent)
         cache = StoreCache(store, extent, self.dense, padding_free, how.numbers, told.lengths, "paged" in how.offers)
