@@ -176,8 +176,10 @@ class SelfTests:
         places_BT, logits = self._places, []
         try:
             model = twin(self._feeder.module)
-            if window is not None:
-                narrow_windows(model.config.get_text_config(), window)
+            config = model.config.get_text_config()
+            for name in ("sliding_window", "attention_chunk_size") if window else ():
+                if getattr(config, name, None) is not None:
+                    setattr(config, name, window)
             alone, feeding = OwnCache(model), current_numerics.fed_alone(model)
             for fed_BT in places_BT.tensor_split([-1], dim=1):
                 ids_BT = fed_BT % self._feeder.vocabulary
@@ -347,13 +349,6 @@ class Scratch:
         held = (noise * spread).to(states.device, states.dtype)
         held[torch.arange(rows, device=states.device)[:, None], slots_BT] = states.transpose(1, 2)
         return held.transpose(1, 2)
-
-
-def narrow_windows(config: Any, window: int) -> None:
-    """Give the sliding windows and chunks of a twin's configuration another size: few tokens are then more."""
-    for name in ("sliding_window", "attention_chunk_size"):
-        if getattr(config, name, None) is not None:
-            setattr(config, name, window)
 
 
 def uneven_placement(window: int | None, slots: int, device: torch.device) -> Placement:

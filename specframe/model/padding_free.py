@@ -57,6 +57,9 @@ class PaddingFree:
         groups: tuple[tuple[int, int], ...] | None = None,
     ) -> None:
         self.rows, self.width = real_BT.shape
+        ends = np.cumsum([rows for rows, _ in groups or ()]).tolist()
+        self._own = [(slice(end - rows, end), width) for end, (rows, width) in zip(ends, groups or (), strict=True)]
+        """The rows and the width of each batch."""
         self.groups, self._heard = groups, groups[0] if groups else real_BT.shape
         self._masks: tuple[Any, list[torch.Tensor], list[list[torch.Tensor]]] = None, [], []
         """The mask of the layer before, its parts for each batch, and what was made of these for shared heads."""
@@ -104,20 +107,15 @@ class PaddingFree:
         if self._masks[0] is not mask_B1TS:
             self._masks = (
                 mask_B1TS,
-                [mask_B1TS[own, :, :width] for own, width in self._own()],
-                [[] for _ in self._own()],
+                [mask_B1TS[own, :, :width] for own, width in self._own],
+                [[] for _ in self._own],
             )
         outputs = []
-        for (own, width), mask, repeated in zip(self._own(), *self._masks[1:], strict=True):
+        for (own, width), mask, repeated in zip(self._own, *self._masks[1:], strict=True):
             with current_numerics.attending_rows(own, width):
                 output = attend(query_BHTD[own, :, :width], keys_BHSD[own], values_BHSD[own], mask, repeated=repeated)
             outputs.append(F.pad(output, (0, 0, 0, 0, 0, self.width - width)))
         return torch.cat(outputs)
-
-    def _own(self) -> list[tuple[slice, int]]:
-        """Return the rows and the width of each batch."""
-        ends = np.cumsum([rows for rows, _ in self.groups or ()]).tolist()
-        return [(slice(end - rows, end), width) for end, (rows, width) in zip(ends, self.groups or (), strict=True)]
 
     def kept(self, keep: int) -> torch.Tensor | int:
         """Return the tokens whose logits the model is asked for: their numbers, (B * keep,), or 0 for all where these are fewer."""

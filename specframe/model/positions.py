@@ -40,12 +40,13 @@ class Rope:
         """The position beyond which a forward must not look: draft tokens past a row's end have that one, too."""
 
     def refusal(self, request: Request) -> str | None:
-        """Return why a request cannot be decoded: it begins with short factors and may need long ones; None where it can."""
-        if not self._crosses(request):
-            return None
+        """Return why a request cannot be decoded, or None if it can: it begins with short factors and may need long ones."""
         count, boundary = len(request.prompt_ids), self._boundary
+        longest = min(count + request.max_new_tokens, self._context)
+        if count > boundary or longest <= boundary + 1:  # the last token is never fed
+            return None
         return (
-            f"the prompt has {count} tokens and may grow to {self._limit(request)}, and the rotary factors of {self._name} "
+            f"the prompt has {count} tokens and may grow to {longest}, and the rotary factors of {self._name} "
             f"change beyond {boundary}: expected at most {boundary + 1 - count} new tokens, or a prompt of more than "
             f"{boundary} tokens"
         )
@@ -66,13 +67,6 @@ class Rope:
             yield
         finally:
             self.forwards, self.last_position = before
-
-    def _crosses(self, request: Request) -> bool:
-        """Return whether a sequence may be read with short factors first and with long ones later: its last token is never fed."""
-        return len(request.prompt_ids) <= self._boundary and self._limit(request) > self._boundary + 1
-
-    def _limit(self, request: Request) -> int:
-        return min(len(request.prompt_ids) + request.max_new_tokens, self._context)
 
 
 def _boundaries(module: torch.nn.Module) -> list[int]:
