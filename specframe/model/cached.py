@@ -107,8 +107,8 @@ class CachedModel:
         Args:
             layers: numbers of hidden states, as transformers has them: 0 is the embedding, the last what follows the final norm;
                 one more is what precedes that norm.
-            past: whether those of all of a row's tokens are needed, so that all are fed; False: those of tokens that are fed
-                because a cache of the run lacks them.
+            past: whether the hidden states of all of a row's tokens are needed, so that all are fed, or only of those that some
+                cache of the run lacks.
 
         Raises:
             ModelError: the model has no such hidden states, or does not say which of its modules are layers.
@@ -127,7 +127,7 @@ class CachedModel:
             del self.store, self.layout, self.states, self._captured, self._chain
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
-        """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed, None without room.
+        """Make room for a sequence that begins with ``tokens`` tokens; return how many need not be fed, or None without room.
 
         Where hidden states of all tokens are needed, or a layer keeps a state that is not cached, all have to be.
         """

@@ -358,7 +358,7 @@ class StepBuffers:
 
     @classmethod
     def of(cls, batch: Batch, width: int, rows: int, extent: int) -> StepBuffers:
-        """Return buffers for so many rows of up to ``extent`` tokens; rows after the batch's are padding."""
+        """Return buffers for ``rows`` rows of up to ``extent`` tokens; rows after the batch's are padding."""
         ids_RT = batch.lengths_B.new_zeros(rows, width)
         still = Still(
             (batch.sequences * rows)[:rows],

@@ -53,7 +53,7 @@ class OpenStore:
         return self.model_state is not None
 
     def sized(self, rows: int, capacity: int) -> OpenStore:
-        """Return this one for a run of so many rows and slots: a store whose rows share memory serves any."""
+        """Return this one for a run of another size: a store whose rows share memory serves any."""
         if (rows, capacity) == (self.rows, self.capacity):
             return self
         cast(PooledStore, self.store).widen(rows, capacity)
@@ -104,7 +104,7 @@ class Stores:
         return target.rows, target.capacity
 
     def take(self, model: Model, kv: KVBackend, rows: int, capacity: int) -> OpenStore | None:
-        """Take out what suits a model with so many rows and slots, or None if there is none, and what its role had is let go."""
+        """Take out the store that suits a model with these rows and slots, or None, and let go of all others of its role."""
         for one in [one for one in self._kept if one.model.role == model.role]:
             self._kept.remove(one)
             if one.suits(model, kv) and (one.any_size or (one.rows, one.capacity) == (rows, capacity)):

@@ -189,12 +189,12 @@ class RowStates:
         self._rows, self._first, self._end = slice(0, 0), np.zeros(0), np.zeros(0)
 
     def _furnish(self, rows: int) -> None:
-        """Allocate the states of so many rows."""
+        """Allocate the states of ``rows`` rows."""
         self._row_map, self._count = RowMap(rows, anywhere=True), np.zeros(rows, dtype=np.int64)
         self._held = self._zeros(rows)
 
     def _zeros(self, count: int) -> dict[int, Parts]:
-        """Return so many states of each layer, all zeros."""
+        """Return ``count`` states of each layer, all zeros."""
         return {
             number: tuple(
                 torch.zeros(count, *size, dtype=dtype, device=layer.shape.device or self._device)
@@ -428,7 +428,7 @@ class RowStates:
         return sum(part.nbytes for part in self._tensors) + self._uncommitted
 
     def _measure(self) -> None:
-        """Count the bytes of what was fed, if so many tokens never were before; the states after it as if they were computed."""
+        """Count the bytes of what was fed, where it was more than before, with the states after it as if they were computed."""
         tokens = sum(fed.index_BT.numel() for fed in self._fed if not fed.whole)
         if tokens > self._most:
             kept = [

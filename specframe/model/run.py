@@ -191,7 +191,7 @@ class Run:
         return least
 
     def _begin_after(self, sequence: Sequence, tokens: int) -> int:
-        """Return after how many tokens, at most so many, all models can begin: where each has the state, if it keeps any."""
+        """Return after how many tokens, ``tokens`` at most, all models can begin: where each has its states."""
         found = min((cached.begin_after(sequence, tokens) for cached in self.caches), default=tokens)
         return found if found == tokens else self._begin_after(sequence, found)
 

@@ -154,9 +154,9 @@ class ModelRunner(TransformersModel):
         return PaddingFree(block.real, self.device) if padding_free else None
 
     def leaves_out_padding(self, places: int, tokens: int) -> bool:
-        """Return whether so many tokens alone are computed of so many places: where that pays, and the model can be fed so.
+        """Return whether to compute only the real tokens of a block: where that pays, and the model can be fed so.
 
-        A layer with a state takes in rows, and one that chooses what it attends to has a mask of rows: they are fed the rectangle.
+        Layers with a state take in rows, and layers that choose what they attend to mask rows: both are fed the rectangle.
         """
         if self.state_layers or self.indexed or not pays(places, tokens, self._layer_weights):
             return False
@@ -195,7 +195,7 @@ class ModelRunner(TransformersModel):
             self.taps.check(wanted)
 
     def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
-        """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
+        """Return how many tokens of prompts, over all rows, are read in one forward that attends to ``slots`` slots."""
         return self._kept(how)[0].prefill_tokens(slots)
 
     def by_lengths(self, how: ForwardOptions) -> bool:

@@ -97,7 +97,7 @@ class AttentionChoice:
         return self._packing is not None if self.named is None else "lengths" in self.named.offers
 
     def prefill_tokens(self, slots: int) -> int:
-        """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
+        """Return how many tokens of prompts, over all rows, are read in one forward that attends to ``slots`` slots."""
         tokens = min(PREFILL_TOKENS, LARGEST_MASK // self._model.mask_bytes(slots))
         if tokens == PREFILL_TOKENS:
             return tokens

@@ -79,7 +79,9 @@ def staircase(width: int, slots: int, window: Window, dtype: torch.dtype, device
 @torch.inference_mode(False)
 def corner(width: int, slots: int, window: Window, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Make the mask of :func:`staircase`."""
-    assert not isinstance(window, ChunkWindow), "chunks begin at orders, and not so many tokens before a query"
+    assert not isinstance(window, ChunkWindow), (
+        "a chunk begins at a token index, and not a number of tokens before a query"
+    )
     ahead_TS = torch.arange(slots, device=device) - torch.arange(slots - width, slots, device=device)[:, None]
     seen_TS = ahead_TS <= 0
     if window is not None:

@@ -110,7 +110,7 @@ class Packing:
 
 @functools.cache
 def reads_pages(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int, page: int) -> bool:
-    """Return whether the flash kernel takes pages of so many slots and agrees with masked attention; tried once."""
+    """Return whether the flash kernel takes pages of ``page`` slots and agrees with masked attention; tried once."""
     public = _varlen()
     takes_tables = public is not None and "block_table" in inspect.signature(public).parameters
     if not takes_tables:
