@@ -170,10 +170,7 @@ class ModelRunner(TransformersModel):
     @functools.cached_property
     def attention(self) -> Attention:
         """What is known of this model's attention."""
-        shapes = [shape for shape in self.kv_shapes if shape.value_size]
-        return Attention(
-            self.twin, self.implementation, str(self), shapes, self.windows, self.without_masks, self.counts.biases
-        )
+        return Attention(self)
 
     def _kept(self, how: ForwardOptions) -> tuple[AttentionChoice, Forwards]:
         """Return what all forwards with these options share: the choice of the attention backend, and the forwards of states."""

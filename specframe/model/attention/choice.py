@@ -5,20 +5,23 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
-from transformers import PreTrainedModel
 
 from specframe.contracts.attention import Asked, AttentionBackend, AttentionFacts
-from specframe.contracts.cache import ChunkWindow, DenseView, KVShape, Placement, Window
+from specframe.contracts.cache import ChunkWindow, DenseView, Placement, Window
 from specframe.errors import ModelError
 from specframe.model.attention.interface import attend
 from specframe.model.attention.masks import masks
 from specframe.model.decoder_layers import ints_and_sizes_left_open
 from specframe.models.layer_configs import layer_configs
 from specframe.value_checks import unwrap_guards
+
+if TYPE_CHECKING:
+    from specframe.model.runner import ModelRunner
 
 PREFILL_TOKENS = 4096
 """Prompt tokens read in one forward pass, over all rows, at most."""
@@ -29,34 +32,18 @@ shorter chunks."""
 
 
 class Attention:
-    """What is known of a model's attention.
+    """What is known of the attention of a model that a runner feeds."""
 
-    Args:
-        implementation: the attention that the model was loaded with.
-        windows: the window of each kind of layer, each of which has a mask, or None for a kind without one.
-        fault: returns in which way the model attends wrongly when a backend takes the place of its masks, or None if it does not.
-        biased: whether every layer adds a bias to its scores.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        implementation: str | None,
-        name: str,
-        shapes: list[KVShape],
-        windows: Mapping[str, Window],
-        fault: Callable[[AttentionBackend], str | None],
-        biased: bool = False,
-    ) -> None:
-        config = model.config.get_text_config()
-        heads = [getattr(one, "num_attention_heads", 1) for one in layer_configs(config)]
-        self.name, self.fault, self.implementation = name, fault, implementation
+    def __init__(self, runner: ModelRunner) -> None:
+        heads = [getattr(one, "num_attention_heads", 1) for one in layer_configs(runner.config)]
+        shapes, windows = [shape for shape in runner.kv_shapes if shape.value_size], runner.windows.values()
+        self.name, self.implementation, self.fault = str(runner), runner.implementation, runner.without_masks
         self.facts = AttentionFacts(
-            model.device, model.dtype, max(heads), tuple(dict.fromkeys(shapes)), tuple(dict.fromkeys(windows.values()))
+            runner.device, runner.dtype, max(heads), tuple(dict.fromkeys(shapes)), tuple(dict.fromkeys(windows))
         )
         of_shapes = heads if len(heads) == len(shapes) else [max(heads)] * len(shapes)  # not all layers need have keys
         shared = max((own // shape.heads for own, shape in zip(of_shapes, shapes, strict=True)), default=1)
-        of_heads = 2 * max(heads) if biased else shared if shared > 1 else 0
+        of_heads = 2 * max(heads) if runner.counts.biases else shared if shared > 1 else 0
         self._masks = max(len(windows), 1) + of_heads
 
     def mask_bytes(self, slots: int) -> int:
