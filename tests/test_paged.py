@@ -65,7 +65,7 @@ class Astray(PagedFakeStore):
 @pytest.mark.wide
 def test_checks_find_tokens_that_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that promises more tokens than it holds is found out."""
-    monkeypatch.setattr(paged_fake, "PagedStore", Astray)
+    monkeypatch.setattr(paged_fake, "PagedFakeStore", Astray)
     pipe = harness.pipeline(zoo.build("llama"), None, kv=Pages(), attention=Gathering(), batch_size=2, check=True)
     with pytest.raises(InvariantError):
         harness.decode(pipe, harness.requests(PROMPTS, 5))
