@@ -21,15 +21,17 @@ from specframe_std import watchdog
 from specframe_testing import conformance, fakes, harness
 
 from specframe.cli import cli
+from specframe.contracts.attention import Attend
 from specframe.contracts.cache import DenseView
-from specframe.contracts.drafts import Acceptance, Budget, Draft, Scores
-from specframe.contracts.roles import Observer
+from specframe.contracts.drafts import Acceptance, Budget, Draft, Scores, StoppingRule
+from specframe.contracts.roles import Layout, Observer
 from specframe.contracts.round import Batch
 from specframe.engine.guards import guard_table
 from specframe.engine.guards.guard import RUNNING
 from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
 from specframe.plugins.compose import OPTIONS
 from specframe.plugins.entries import OTHERS, ROLES
+from specframe.plugins.protocols import OFFERED, PROTOCOLS, members_of
 from specframe.plugins.registry import Registry, add_entry, registry
 
 TARGET = fakes.fake_target()
@@ -176,19 +178,19 @@ FAULTS = {
         MUST + r"token ids of shape \(B,\) = \(3,\), got \(1,\)",
     ),
     "alignment has no layout": Fault(
-        "alignment", "layout", lambda *_: None, MUST + r"a layout with arrange, place, commit, got None"
+        "alignment", "layout", lambda *_: None, MUST + r"a layout with arrange, commit, place, static, got None"
     ),
     "alignment commits nothing": Fault(
         "alignment",
         "commit",
         lambda *_: None,
-        MUST + r"the specframe.contracts.drafts.Transfer it was given, or another acceptance's, got None",
+        MUST + r"the specframe.contracts.drafts.Transfer it was given, or transfer.of\(acceptance\), got None",
     ),
     "alignment commits a copy": Fault(
         "alignment",
         "commit",
         lambda stands, *_: attrs.evolve(stands),
-        MUST + r"the specframe.contracts.drafts.Transfer it was given, or another acceptance's, got ",
+        MUST + r"the specframe.contracts.drafts.Transfer it was given, or transfer.of\(acceptance\), got ",
     ),
     "scheduler has no rows": Fault("scheduler", "rows", lambda *_: 0, MUST + r"a whole number of at least 1, got 0"),
     "scheduler gives up": Fault(
@@ -265,6 +267,15 @@ def options(fault: Fault) -> dict[str, Any]:
     """Return the options that choose the faulty strategy, and others that have it called."""
     around = {"alignment": {}, "KV backend": {"align": "eqspec"}, "drafter": {}}.get(fault.role, {})
     return {"drafter": DRAFT, "draft_length": 4, "batch_size": 3} | around | {OPTIONS[fault.role]: "faulty"}
+
+
+def test_guards_ask_what_is_called() -> None:
+    """Every method of a guard is a member of the protocol that it guards: another one would never be called."""
+    made = {"layout": Layout, "stopping rule": StoppingRule, "plan": Attend}
+    for kind, asked in guard_table.TABLE.items():
+        protocols = [made[kind]] if kind in made else [PROTOCOLS[kind], *OFFERED.get(kind, {}).values()]
+        known = {name for protocol in protocols for name in members_of(protocol)}
+        assert {one.__name__ for one in asked} <= known, kind
 
 
 @pytest.mark.wide
@@ -376,10 +387,10 @@ def test_an_observer_that_cannot_be_made_is_left_out(given: Any, known: Registry
 
 
 STORED = {
-    "nothing": (lambda view: None, r"a Dense or Paged view of specframe.contracts.cache, got None"),
+    "nothing": (lambda view: None, r"a DenseView or PagedView of specframe.contracts.cache, got None"),
     "keys alone": (
         lambda view: view.keys,
-        r"a Dense or Paged view of specframe.contracts.cache, got a tensor of shape",
+        r"a DenseView or PagedView of specframe.contracts.cache, got a tensor of shape",
     ),
     "fewer rows": (
         lambda view: DenseView(view.keys[:1], view.values),

@@ -19,6 +19,7 @@ from specframe.contracts.cache import DenseView, KVBackend, KVStore, KVView, Pag
 from specframe.contracts.constraints import Drafted
 from specframe.contracts.drafts import Acceptance, Block, Budget, Check, Draft, Numbers, Scores, Transfer
 from specframe.contracts.engine import Engine
+from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.states import PrefixStates, StateStore
 from specframe.devices import kinds
@@ -146,7 +147,7 @@ def rule_fault(
 def look_at_committed(guard: Guard, commit_point: Any, batch: Batch, draft: Draft, transfer: Transfer) -> Any:
     """Return the fault of what stands by an alignment: what it was given, or an acceptance result of its own."""
     if not isinstance(commit_point, Transfer) or not (commit_point is transfer or commit_point.committed):
-        return "the specframe.contracts.drafts.Transfer it was given, or another acceptance's"
+        return "the specframe.contracts.drafts.Transfer it was given, or transfer.of(acceptance)"
     if not commit_point.committed:
         return None
     if not isinstance(commit_point.acceptance, Acceptance):
@@ -238,7 +239,7 @@ def watch_store(guard: Guard, store: Any, *_: Any) -> Any:
         vars(store).pop("write", None)  # whoever holds it may call it again
         view = write(layer, keys, values)
         if not isinstance(view, DenseView | PagedView):
-            refuse(guard, "store.write", "a Dense or Paged view of specframe.contracts.cache", view)
+            refuse(guard, "store.write", "a DenseView or PagedView of specframe.contracts.cache", view)
         for name, fed in {"keys": keys, "values": values}.items() if isinstance(view, DenseView) else ():
             (rows, heads, _, size), given = fed.shape, getattr(view, name)
             shape = tuple(getattr(given, "shape", ()))
@@ -303,7 +304,7 @@ TABLE: dict[str, list[Any]] = {
     ],
     "alignment": [
         START,
-        calls("layout", has("a layout", ("arrange", "place", "commit")), then=guard_layout),
+        calls("layout", has("a layout", members_of(Layout)), then=guard_layout),
         calls("commit", look_at_committed, keeps=BATCH),
     ],
     "layout": [
