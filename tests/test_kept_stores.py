@@ -76,6 +76,20 @@ def test_a_second_run_opens_nothing(align: str, graphs: str) -> None:
     assert kv.alive() == 2
 
 
+def test_a_draft_model_is_tried_in_its_first_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of transformers that a drafter opens a cache for has one runner from run to run, until one of its modules changes."""
+    pipe = harness.pipeline(TARGET, draft := fakes.fake_draft(TARGET), batch_size=3, draft_length=3)
+    runners: list[Any] = []
+    made = Stores.runner
+    monkeypatch.setattr(Stores, "runner", lambda self, model: runners.append(made(self, model)) or runners[-1])
+    harness.check(pipe, ASKED)
+    harness.check(pipe, harness.requests(harness.random_prompts([20, 3], 61), 20))  # whose stores are opened anew
+    draft.register_module("another", torch.nn.Identity())
+    harness.check(pipe, ASKED)
+    assert [one is runners[0] for one in runners] == [True, True, False]
+    assert {one.role for one in runners} == {"draft"}
+
+
 @pytest.mark.wide
 def test_closing_frees_the_memory() -> None:
     """A closed pipeline holds no store and goes on with new ones; one that is gone holds none either."""

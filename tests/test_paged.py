@@ -272,7 +272,7 @@ def test_a_cache_without_room_has_the_others_let_go() -> None:
     """Where the draft model's cache has no room for a sequence, the target's keeps nothing of it."""
     target = zoo.build("llama")
     run = harness.open_run(target, 2, 20, kv=Pages(), draft=zoo.good_draft(target))
-    draft = run.open_cache(ModelRunner(zoo.good_draft(target), "draft"))
+    draft = run.open_cache(zoo.good_draft(target))
     one = Sequence(harness.requests([OWN[0]])[0], 18)
     draft.store.reserve = lambda *_: None  # type: ignore[method-assign]
     assert run.reserve(one, 9) is None

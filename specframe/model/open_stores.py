@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import attrs
+from transformers import PreTrainedModel
 
 from specframe.contracts.cache import KVBackend, KVShape, KVStore, PooledStore
 from specframe.contracts.model import ForwardOptions, Model
@@ -76,7 +77,15 @@ class Stores:
 
     def __init__(self) -> None:
         self._kept: list[OpenStore] = []
+        self._runners: list[ModelRunner] = []
         self._group = False
+
+    def runner(self, model: PreTrainedModel) -> ModelRunner:
+        """Return what feeds a draft model of transformers: one that has tried it in an earlier run, while the model has not
+        changed."""
+        found = next((one for one in self._runners if one.serves(model)), None) or ModelRunner(model, "draft")
+        self._runners = [found, *(one for one in self._runners if one.module is not model)]
+        return found
 
     def room(
         self, model: Model, kv: KVBackend, rows: int, capacity: int, group: bool, exact: bool = False
@@ -114,6 +123,7 @@ class Stores:
     def keep(self, opened: Iterable[OpenStore], group: bool) -> None:
         """Keep the stores of a run that has ended, in place of all others."""
         self._kept, self._group = list(opened), group
+        self._runners = [one for one in self._runners if any(one is held.model for held in self._kept)]
 
     def forget_prompts(self) -> None:
         """Let go of the stores that may have kept something of prompts."""

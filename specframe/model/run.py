@@ -77,7 +77,7 @@ class Run:
 
     def open_cache(
         self,
-        model: Model,
+        model: Model | PreTrainedModel,
         *,
         layout: MakesLayout | None = None,
         kv: KVBackend | None = None,
@@ -88,7 +88,8 @@ class Run:
         """Return a model with a KV cache, which the run counts, and releases at its end.
 
         Args:
-            model: the model. One that is fed by itself may leave :meth:`specframe.contracts.model.Model.forward` undone.
+            model: the draft model, of transformers, or an object that runs one. What a drafter feeds by itself may leave
+                :meth:`specframe.contracts.model.Model.forward` undone.
             layout: makes the cache's layout, in place of the alignment. Layers are not compiled there, and an attention backend
                 asked for by name is not taken.
             kv: stores its keys and values, in place of the run's backend.
@@ -99,6 +100,8 @@ class Run:
             ahead: how many tokens after a slot's own one the model's keys depend on, for stores that keep what rows begin with, see
                 :attr:`specframe.contracts.cache.PrefixStore.ahead`.
         """
+        if isinstance(model, PreTrainedModel):
+            model = (self.stores or Stores()).runner(model)
         spread = any(shape.device is not None for shape in model.kv_shapes)
         record = GRAPHS["off" if spread else self.graphs](model.device)
         how = ForwardOptions(self.attention, self.layers)

@@ -24,7 +24,6 @@ from specframe.errors import ModelError
 from specframe.kv.ragged_layout import RaggedLayout
 from specframe.model.cached import CachedModel
 from specframe.model.run import Run
-from specframe.model.runner import ModelRunner
 from specframe.text.sampling import apply_processors, one_hot_greedy_rows
 from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
@@ -200,7 +199,6 @@ class PairDrafter(HeadDrafter):
     head: PairHead
     wide: ClassVar[bool] = False
     """Whether the levels of a tree are not fed to the head, so that they take no slots of its cache."""
-    _runner: ModelRunner | None = None
     _spare = 0
     """The slots of a row that trees take beyond those of their nodes, for the budgets that were asked for."""
 
@@ -228,9 +226,9 @@ class PairDrafter(HeadDrafter):
 
     def open(self) -> None:
         """Open the cache of the head's transformer."""
-        if self._runner is None or not self._runner.serves(self.head.backbone):  # a transformer is tried once
-            self._runner = ModelRunner(self.head.backbone, "draft")
-        self.cache = open_ragged(self.run, self._runner, self.run.capacity + MOST_WAITING + self.beyond(), self.past)
+        self.cache = open_ragged(
+            self.run, self.head.backbone, self.run.capacity + MOST_WAITING + self.beyond(), self.past
+        )
 
     def beyond(self) -> int:
         """Return the slots per row needed beyond those of the target's rows."""
@@ -326,17 +324,17 @@ def pairs_of(batch: Batch, first: int = 1) -> Batch:
     )
 
 
-def open_ragged(run: Run, runner: ModelRunner, capacity: int, past: bool = False) -> CachedModel:
+def open_ragged(run: Run, model: PreTrainedModel, capacity: int, past: bool = False) -> CachedModel:
     """Return a head's transformer with a ragged cache of its own, which the run counts and releases.
 
     It is a slab, but for a run whose store keeps what rows begin with: there it is such a store, of pairs.
 
     Args:
         run: the run; forwards are recorded as its own are.
-        runner: the transformer.
+        model: the transformer.
         capacity: slots per row.
         past: whether all pairs are fed, cached or not.
     """
     if not past and {"scatter", "prefix"} <= run.kv.offers:
-        return run.open_cache(runner, layout=RaggedLayout, capacity=capacity, ahead=1)
-    return run.open_cache(runner, layout=RaggedLayout, kv=Slab(), capacity=capacity)
+        return run.open_cache(model, layout=RaggedLayout, capacity=capacity, ahead=1)
+    return run.open_cache(model, layout=RaggedLayout, kv=Slab(), capacity=capacity)

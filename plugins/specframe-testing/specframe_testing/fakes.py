@@ -30,7 +30,6 @@ from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.round import Batch, Kept
 from specframe.devices.kinds import on_device
 from specframe.model.run import Run
-from specframe.model.runner import ModelRunner
 
 CERTAIN = 100.0
 """Logit of a fake's choice above all others: its distribution is a point mass, and every lossless rule is greedy."""
@@ -276,7 +275,7 @@ class Sharing:
     def start(self, run: Run) -> None:
         """Open the target once more on its cache."""
         self._rule = run.rule
-        self._cache = run.open_cache(ModelRunner(cast(ModelRunner, run.runner).module, "draft"), share=run.target)
+        self._cache = run.open_cache(cast(PreTrainedModel, run.runner.module), share=run.target)
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn."""

@@ -13,6 +13,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from specframe.contracts import cache, roles
 from specframe.contracts.attention import AttentionBackend
 from specframe.engine.pool import Pool
@@ -109,11 +111,11 @@ class Strict:
         self._used.add((declaring(self._protocol, name).__name__, name))
 
     def _standing(self, value: Any, annotation: Any) -> Any:
-        """Return what stands for a value of an annotation; values of no protocol, and lists of any, as they are."""
+        """Return what stands for a value of an annotation; lists, models of torch and values of no protocol as they are."""
         if typing.get_origin(annotation) is Mapping:
             return {key: self._standing(one, typing.get_args(annotation)[1]) for key, one in value.items()}
         protocol = protocol_in(annotation)
-        if protocol is None or value is None or isinstance(value, Strict | list | tuple):
+        if protocol is None or value is None or isinstance(value, Strict | list | tuple | torch.nn.Module):
             return value
         return strict(value, protocol, self._used)
 

@@ -22,7 +22,6 @@ from specframe.contracts.round import Batch, Kept
 from specframe.devices import kinds
 from specframe.errors import CompositionError, ModelError, sentence
 from specframe.model.run import Run
-from specframe.model.runner import ModelRunner
 from specframe.models.loading import load_model, load_tokenizer, read_config, silent
 from specframe.models.vocabulary import check_vocabularies
 from specframe.row_map import RowMap
@@ -102,16 +101,12 @@ class Pard(HeadDrafter):
         if run.target_tokenizer is not None:
             tokenizer = load_tokenizer(str(self.checkpoint.folder))
             check_vocabularies(model_of(run), self.head.model, run.target_tokenizer, tokenizer)
-        if self._runner is None or not self._runner.serves(self.head.model):  # a model is tried once
-            self._runner = ModelRunner(self.head.model, "draft")
-        self._cache = run.open_cache(self._runner)
-        if self._runner.state_layers:
+        self._cache = run.open_cache(self.head.model)
+        if self._cache.runner.state_layers:
             raise CompositionError(
                 f"{self.checkpoint} has layers that keep a state, and drafter 'pard' feeds tokens again: expected others"
             )
         self._row_map, self._read = RowMap(run.rows), np.zeros(run.rows, dtype=np.int64)
-
-    _runner: ModelRunner | None = None
 
     def observe(self, outcome: Outcome) -> None:
         """Read the prefill chunk that the target has read; all else is told by the next batch's lengths."""

@@ -22,7 +22,6 @@ from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, ModelError
 from specframe.model.cached import CachedModel
 from specframe.model.run import Run
-from specframe.model.runner import ModelRunner
 from specframe.row_map import RowMap
 from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
@@ -90,7 +89,7 @@ class Mtp(PairDrafter):
         self._tails = Tails(run.rows, len(self._caches) - 1)
 
     def _another(self, run: Run, backbone: MtpBackbone) -> CachedModel:
-        return open_ragged(run, ModelRunner(backbone, "draft"), run.capacity + MOST_WAITING + self.beyond(), past=True)
+        return open_ragged(run, backbone, run.capacity + MOST_WAITING + self.beyond(), past=True)
 
     def beyond(self) -> int:
         """Return the slots per row needed beyond those of the target's rows."""

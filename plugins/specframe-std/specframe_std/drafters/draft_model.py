@@ -15,7 +15,6 @@ from specframe.devices.kinds import constant
 from specframe.errors import CompositionError
 from specframe.model.cached import CachedModel
 from specframe.model.run import Run
-from specframe.model.runner import ModelRunner
 from specframe.row_map import RowMap
 from specframe.text.sampling import apply_processors, is_unshaped, one_hot_greedy_rows
 from specframe_std.drafters.speculating import Speculating, places, spread
@@ -53,8 +52,6 @@ class ModelDrafter:
     needs: frozenset[str] = frozenset()
     offers = frozenset({"chain", "logits", "budget", "steady", "stops"})
 
-    _runner: ModelRunner | None = None
-
     def __init__(
         self, tree: str = "chain", branch: str | int | None = None, nodes: int | None = None, top: int | None = None
     ) -> None:
@@ -83,9 +80,7 @@ class ModelDrafter:
         """Return the draft model with its cache."""
         if run.draft_model is None:
             raise CompositionError("drafter 'model' needs a draft language model: pass one as --drafter or drafter=")
-        if self._runner is None or not self._runner.serves(run.draft_model):  # a model is tried once
-            self._runner = ModelRunner(run.draft_model, "draft")
-        return run.open_cache(self._runner)
+        return run.open_cache(run.draft_model)
 
     def start(self, run: Run) -> None:
         """Open the cache; raise :class:`CompositionError` for trees of a draft model that keeps states."""

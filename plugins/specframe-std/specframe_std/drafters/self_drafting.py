@@ -29,6 +29,7 @@ class SelfDrafter(ModelDrafter, abc.ABC):
     ) -> None:
         super().__init__(tree, branch, nodes, top)
         self.needs = self.needs | type(self).needs
+        self._runner: ModelRunner | None = None
         self._target: Model | None = None
 
     @abc.abstractmethod

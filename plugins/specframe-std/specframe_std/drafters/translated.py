@@ -22,7 +22,6 @@ from specframe.errors import CompositionError
 from specframe.kv.ragged_layout import RaggedLayout
 from specframe.model.cached import CachedModel
 from specframe.model.run import Run
-from specframe.model.runner import ModelRunner
 from specframe_std.drafters.texts import Transcript, Translation, codecs, common
 from specframe_std.kv.slab import Slab
 
@@ -73,8 +72,6 @@ class TranslatedDrafter:
     needs: frozenset[str] = frozenset()
     offers = frozenset({"chain"})
 
-    _runner: ModelRunner | None = None
-
     def start(self, run: Run) -> None:
         """Open the draft model's cache."""
         if run.draft_model is None:
@@ -84,13 +81,11 @@ class TranslatedDrafter:
         for role, tokenizer in (("target", run.target_tokenizer), ("draft", run.draft_tokenizer)):
             if tokenizer is None:
                 raise CompositionError(f"drafter 'translated' needs the tokenizers of both models: the {role} has none")
-        self._run = run
-        if self._runner is None or not self._runner.serves(run.draft_model):  # a model is tried once
-            self._runner = ModelRunner(run.draft_model, "draft")
+        self._run, self._model = run, run.draft_model
         self._target, self._draft = codecs(run.target_tokenizer, run.draft_tokenizer)
-        self._vocabulary = min(self._runner.vocabulary, len(self._draft.tokenizer))
         self._rows: weakref.WeakKeyDictionary[Sequence, TranslatedRow] = weakref.WeakKeyDictionary()
         self._cache = self._open(run.capacity)
+        self._vocabulary = min(self._cache.runner.vocabulary, len(self._draft.tokenizer))
 
     def observe(self, outcome: Outcome) -> None:
         """Read the prefill chunk that the target has read; the tokens of a round are in the next batch."""
@@ -187,5 +182,4 @@ class TranslatedDrafter:
 
     def _open(self, capacity: int) -> CachedModel:
         self._capacity = capacity
-        assert self._runner is not None, "start() has made it"
-        return self._run.open_cache(self._runner, layout=RaggedLayout, kv=Slab(), capacity=capacity)
+        return self._run.open_cache(self._model, layout=RaggedLayout, kv=Slab(), capacity=capacity)
