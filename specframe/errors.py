@@ -37,14 +37,18 @@ class UnknownNameError(SpecframeError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
-        nearest = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         expected = (
             f"expected one of {', '.join(self.known)}"
             if self.known
             else "expected one that an installed plugin registers, and none does"
         )
-        super().__init__(f"unknown {kind} {name!r}: {expected}{hint}")
+        super().__init__(f"unknown {kind} {name!r}: {expected}{nearest(name, self.known)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that asks for the known name most like this one, or nothing if none is like it."""
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 class OptionError(SpecframeError, ValueError):

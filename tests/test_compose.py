@@ -57,7 +57,10 @@ def test_nothing_fits_an_alignment_with_needs_of_its_own():
     with pytest.raises(CompositionError, match=r"needs 'scatter' .* does not offer it, as none that is installed does"):
         composed(align=needy, kv="dynamic")
     needy.needs = frozenset({"teleport"})
-    with pytest.raises(CompositionError, match=r"needs 'teleport' to be offered, and no other strategy does"):
+    with pytest.raises(CompositionError, match=r"needs 'teleport' to be offered, and no other strategy does$"):
+        composed(align=needy)
+    needy.needs = frozenset({"scater"})
+    with pytest.raises(CompositionError, match=r"no other strategy does; did you mean 'scatter'\?$"):
         composed(align=needy)
 
 

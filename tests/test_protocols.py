@@ -19,9 +19,11 @@ from specframe_testing.strict import OF_THE_CORE, UndeclaredError, declared, str
 
 from specframe import contracts
 from specframe.contracts import cache, roles
+from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.engine import Executor
 from specframe.contracts.model import Model
 from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch
 from specframe.contracts.states import StateStore
 from specframe.engine.pool import Pool
 from specframe.errors import ContractError
@@ -143,6 +145,21 @@ def test_what_is_not_declared_is_seen(look: Callable[[Any], Any], said: str) -> 
     with pytest.raises(ContractError, match="UndeclaredError") as caught:
         harness.decode(pipe, ASKED)
     assert said in str(caught.value)
+
+
+def test_a_strategy_inherits_what_it_leaves_out() -> None:
+    """A drafter whose class inherits from its protocol writes what it proposes, and Python refuses one that does not."""
+
+    class Least(roles.Drafter):
+        def propose(self, batch: Batch, budget: Budget) -> Draft:
+            return Draft(batch.last_tokens(1).repeat(1, budget.depth))
+
+    class Less(roles.Drafter):
+        pass
+
+    harness.check(harness.pipeline(TARGET, Least(), draft_length=3), ASKED)
+    with pytest.raises(TypeError, match="propose"):
+        Less()
 
 
 @pytest.mark.wide

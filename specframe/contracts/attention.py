@@ -5,6 +5,7 @@ Tensor names carry their shape: B rows, T queries per row, H heads, D size of a 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Protocol
 
 import attrs
@@ -51,15 +52,17 @@ class AttentionBackend(Protocol):
     where its plans call kernels of torch.compile.
     """
 
-    needs: frozenset[str]
-    offers: frozenset[str]
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
     expects: str
     """The models and devices that it suits, in words, for the error where it suits none."""
 
+    @abstractmethod
     def suits(self, facts: AttentionFacts) -> bool:
         """Return whether it can attend for a model, which is then tried against mask tensors; where ``facts.asked`` is False,
         whether "auto" takes it."""
 
+    @abstractmethod
     def plan(self, placement: Placement) -> Attend | None:
         """Return the attention of a forward over the slots of ``key_index_BS``, or None to use the core's mask tensors."""
 

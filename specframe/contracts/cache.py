@@ -5,6 +5,7 @@ Tensor names carry their shape: B rows, T tokens fed per row, S slots.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, cast
 
@@ -275,12 +276,13 @@ class PrefixStore(KVStore, Protocol):
 class KVBackend(Protocol):
     """Decides how keys and values are stored."""
 
-    needs: frozenset[str]
-    offers: frozenset[str]
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
     """What its stores do: "scatter" (write any slot), "append" (the next columns), "move", "grow" (beyond the capacity), "gather"
     (hand out ``Placement.attended_BS`` alone), "any-row" (begin at ``Placement.first_row``); their views, "dense" or "paged"; and
     the words of larger protocols: "pooled", "prefix" and "bounded" of stores, "states", "rounded" and "drafts" of backends."""
 
+    @abstractmethod
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""
 

@@ -1,10 +1,12 @@
-"""The roles, as protocols. A strategy is any object with these members; it needs no base class.
+"""The roles, as protocols. A strategy is any object with these members. One whose class inherits from its role's protocol may leave
+out those that have a value or a body here, and Python refuses it without the others.
 
 Shapes: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed per row, V vocabulary.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,8 +27,8 @@ class Strategy(Protocol):
     """The members that every role has. ``needs`` and ``offers`` are words, those of docs/plugins.md and a plugin's own: a
     combination is refused if no strategy offers a needed word."""
 
-    needs: frozenset[str]
-    offers: frozenset[str]
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
 
 
 class Started(Strategy, Protocol):
@@ -34,16 +36,19 @@ class Started(Strategy, Protocol):
 
     def start(self, run: Run) -> None:
         """Prepare for a run: open caches, keep a reference to ``run``. Called once, before the first round."""
+        return  # of methods without a statement, type checkers would ask a subclass for all
 
 
 class Drafter(Started, Protocol):
     """Decides which tokens to propose. Offers "chain" or "tree", and "logits" if its tokens are sampled from logits."""
 
+    @abstractmethod
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return a draft within the budget for every row; an empty draft in the round that ends the reading of prompts."""
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a round, or from a prefill chunk that the target has read."""
+        return
 
 
 class SizedDrafter(Drafter, Protocol):
@@ -63,6 +68,7 @@ class MatchingDrafter(Drafter, Protocol):
 class Verifier(Started, Protocol):
     """Decides how the target scores a draft. Offers "chain", "tree", and "hidden" if its scores have hidden states."""
 
+    @abstractmethod
     def score(self, batch: Batch, draft: Draft) -> Scores:
         """Return the target's scores after each row's last token and each draft token: logits (B, N + 1, V). In a batch that reads
         prompts the draft is empty, and ``run.target.read(batch)`` feeds them."""
@@ -76,9 +82,11 @@ class AcceptanceRule(Started, Protocol):
     and "tree" if it judges trees, as a :class:`TreeRule`.
     """
 
+    @abstractmethod
     def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
         """Return the token a drafter should propose at the place ``offset`` after each row's end, (B,)."""
 
+    @abstractmethod
     def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         """Return the acceptance result, from the target's shaped logits (B, N + 1, V), without leaving the device."""
 
@@ -132,9 +140,11 @@ class Alignment(Started, Protocol):
     kv: str
     """Name of the alignment's default KV backend."""
 
+    @abstractmethod
     def layout(self, store: KVStore, rows: int, capacity: int) -> Layout:
         """Return the layout of one model's cache: ``rows`` rows of up to ``capacity`` slots."""
 
+    @abstractmethod
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Return the transfer of the acceptance result that stands, ``transfer.of(acceptance)`` where it is not the rule's
         (``transfer.acceptance``, on the host ``transfer.host``). The loop then commits the target's cache."""
@@ -143,9 +153,11 @@ class Alignment(Started, Protocol):
 class Scheduler(Strategy, Protocol):
     """Decides which sequences form the next batch."""
 
+    @abstractmethod
     def rows(self, batch_size: int) -> int:
         """Return how many sequences may be live at once."""
 
+    @abstractmethod
     def next_batch(self, pool: Pool) -> Batch | None:
         """Return the next batch, or None when everything has finished."""
 
@@ -156,11 +168,13 @@ class BudgetPolicy(Started, Protocol):
 
     maximum: Budget
 
+    @abstractmethod
     def budget(self, batch: Batch) -> Budget:
         """Return the budget of this round, up to ``maximum``."""
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a finished round that used this policy's budget."""
+        return
 
 
 class TreePolicy(BudgetPolicy, Protocol):
@@ -183,8 +197,6 @@ class CalibratedPolicy(BudgetPolicy, Protocol):
 
 class Observer(Protocol):
     """Watches a run. A subclass has the methods it needs: those here do nothing, and are not called."""
-
-    # each returns: of methods without a statement, type checkers would ask a subclass for all
 
     def enter(self, stage: str) -> None:
         """Called when a stage begins."""

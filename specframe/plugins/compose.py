@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
+from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError, nearest
 from specframe.plugins.entries import Entry
 from specframe.plugins.recipe import PLAIN, Recipe, is_auto, own_budget
 from specframe.plugins.registry import Registry, parse_specification
@@ -238,7 +238,7 @@ def require_offers(registry: Registry, use: Composition) -> None:
             others = [other for other in roles if other != kind] if asked is None else asked
             lacking = [other for other in others if word not in roles[other].offers]
             if lacking and (asked is not None or len(lacking) == len(others)):
-                whom = "no other strategy does"
+                whom = f"no other strategy does{nearest(word, ASKED_OF)}"
                 if asked:
                     all_asked = {one for one in roles[kind].needs if lacking[0] in ASKED_OF.get(one, ())}
                     able_to = " or ".join(map(repr, able(registry, lacking[0], all_asked))) or "none that is installed"

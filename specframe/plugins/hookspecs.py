@@ -48,9 +48,9 @@ def specframe_register_verifiers(register: Register) -> None:
 
 @hookspec
 def specframe_register_acceptance_rules(register: Register) -> None:
-    """Offer acceptance rules (:class:`specframe.contracts.roles.AcceptanceRule`): they judge drafts, and choose the bonus token.
+    """Offer acceptance rules (:class:`specframe.contracts.roles.AcceptanceRule`): they accept a part of each draft.
 
-    Must: judge on the device, every row on its own; give K + 1 tokens on full acceptance.
+    Must: accept on the device, every row on its own; give K + 1 tokens on full acceptance.
     Must not: synchronise host and device; claim ``lossless`` if the output distribution is not the target's.
     """
 

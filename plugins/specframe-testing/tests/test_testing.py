@@ -259,6 +259,23 @@ def test_suites_catch_faults(suite, fault, test, arguments):
         getattr(Tests(), test)(**arguments)
 
 
+def test_a_misspelt_capability_is_told():
+    """A suite names a word that nobody knows and that is nearly a known one; a plugin's own words pass."""
+
+    class Tests(conformance.DrafterSuite):
+        offers = "chian"
+
+        def make(self):
+            made = ModelDrafter()
+            made.offers = frozenset({self.offers})
+            return made
+
+    with pytest.raises(AssertionError, match=r"ModelDrafter has the word 'chian': did you mean 'chain'\?"):
+        Tests().test_capabilities_are_spelt_right()
+    Tests.offers = "of-my-own"
+    Tests().test_capabilities_are_spelt_right()
+
+
 @pytest.mark.wide
 def test_suite_without_make_says_what_is_missing():
     """A suite whose author has not written ``make`` says so, with its role."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -12,8 +13,11 @@ from specframe.contracts.cache import rounding
 from specframe.contracts.requests import Request
 from specframe.engine.guards.guard_table import guard
 from specframe.pipeline import Pipeline
-from specframe.plugins.compose import OPTIONS, strategy
+from specframe.plugins.compose import ASKED_OF, OPTIONS, strategy
+from specframe.plugins.entries import ROLES
+from specframe.plugins.protocols import OFFERED
 from specframe.plugins.registry import registry
+from specframe.value_checks import unwrap_guards
 from specframe_testing import fakes, harness
 
 
@@ -59,6 +63,17 @@ class Suite:
         if self.lossless:
             harness.assert_exact(pipe.target_model, asked, results, rounding(pipe.composition.kv))
         return results
+
+    def test_capabilities_are_spelt_right(self) -> None:
+        """No word that it needs or offers is nearly one that others use: a misspelt one would have no effect."""
+        one = self.object()
+        own = registry().entry_of(self.role, one)
+        traits = [entry.traits for kind in ROLES for entry in registry().of(kind) if entry != own]
+        known = {word for one in traits for word in one.able("needs") | one.able("offers")}
+        known.update(ASKED_OF, *OFFERED.values())
+        for word in sorted((getattr(one, "needs", set()) | getattr(one, "offers", set())) - known):
+            near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+            assert not near, f"{type(unwrap_guards(one)).__name__} has the word {word!r}: did you mean {near[0]!r}?"
 
     def require_lossless(self) -> None:
         """Skip a test that says nothing about a strategy that promises nothing."""

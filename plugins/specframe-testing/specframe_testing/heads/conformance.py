@@ -85,6 +85,10 @@ class HeadSuite(DrafterSuite):
         """Put planted models in place of fake ones."""
         replace(monkeypatch)
 
+    def object(self) -> Any:
+        """Return the drafter of a head."""
+        return self.pipeline(planted()).composition.drafter
+
     def pipeline(self, target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipeline:
         """Return a pipeline with a head for the target; with the target as draft model: one that is always right."""
         self.make = lambda: f"{self.name},checkpoint={self.saved(target, draft is target)}{self.options}"  # type: ignore[method-assign]
