@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import itertools
+import pkgutil
 import re
 import shlex
 import sys
@@ -22,6 +23,8 @@ from specframe.cli import cli
 from specframe.plugins import hookspecs
 from specframe.plugins import registry as plugins
 from specframe.plugins.entries import ROLES
+
+CONTRACTS = ROOT / "specframe/contracts"
 
 STRATEGY_OPTIONS = {
     "--align": "alignment",
@@ -104,6 +107,49 @@ def test_links_resolve(page: Path) -> None:
         target = (page.parent / file).resolve() if file else page
         assert target.exists(), f"{name(page)} links to {link}"
         assert not heading or heading in anchors(target), f"{name(page)} links to {link}"
+
+
+def resolves(name: str) -> bool:
+    """Return whether a module, or a member of one, has this dotted name; attributes of classes may be annotations alone."""
+    try:
+        return pkgutil.resolve_name(name) is not None
+    except ModuleNotFoundError:
+        return False
+    except AttributeError:
+        owner, _, member = name.rpartition(".")
+        one = pkgutil.resolve_name(owner) if resolves(owner) else None
+        return isinstance(one, type) and any(member in vars(base).get("__annotations__", {}) for base in one.__mro__)
+
+
+CLASSES = {
+    name: f"{module.__name__}.{name}"
+    for module in (importlib.import_module(f"specframe.contracts.{one.stem}") for one in CONTRACTS.glob("[a-z]*.py"))
+    for name, one in vars(module).items()
+    if isinstance(one, type) and one.__module__ == module.__name__
+}
+"""The classes of the contracts, by the name that pages call them."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_names_exist(page: Path) -> None:
+    """What a page names in backticks is there: modules and their members, members of contracts, and files of Python."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    text = text.partition("### Modules that moved in 0.3")[0] if page.name == "stability.md" else text
+    if page.name == "CHANGELOG.md" or page.parent.name == "changes":
+        return  # what was
+    told = re.findall(r"`(specframe(?:_\w+)?(?:\.\w+)+)(?:\(.*?\))?`", text)
+    told += [CLASSES[one] + member for one, member in re.findall(r"`(\w+)(\.\w+)(?:\(.*?\))?`", text) if one in CLASSES]
+    assert [one for one in told if not one.endswith((".py", ".html")) and not resolves(one)] == []
+    for shown, link in re.findall(r"\[([^\]]+\.py)`?\]\(([^)#]+\.py)\)", text):
+        assert Path(link).name == re.split(r"[/ `]", shown)[-1], f"{shown} leads to {link}"
+    own = page.parent if page.parent.parent == ROOT / "plugins" else ROOT
+    files = {str(path) for path in own.rglob("*.py") if ".venv" not in path.parts}
+    for file in re.findall(r"`([\w/-]+\.py)`", text):
+        assert file in ELSEWHERE or any(path.endswith(f"/{file}") for path in files), file
+
+
+ELSEWHERE = {"cnets.py", "cnets1.py"}
+"""Files of other projects that pages name."""
 
 
 @pytest.mark.wide
