@@ -232,8 +232,16 @@ def watch_store(guard: Guard, store: Any, *_: Any) -> Any:
     STORES[store] = guard
     if not hasattr(store, "__dict__"):
         return store
-    write = store.write
+    write, expect = store.write, store.expect
+    extent = "S"  # the slots attended to, once a forward has announced them
     held = weakref.ref(store)  # a store that held itself would keep its memory until it is collected
+
+    def expect_once(placement: Placement) -> None:
+        nonlocal extent
+        vars(store).pop("expect", None)
+        attended = placement.attended_BS
+        extent = str((placement.key_index_BS if attended is None else attended).shape[1])
+        expect(placement)
 
     def write_once(layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
         vars(store).pop("write", None)  # whoever holds it may call it again
@@ -243,8 +251,8 @@ def watch_store(guard: Guard, store: Any, *_: Any) -> Any:
         for name, fed in {"keys": keys, "values": values}.items() if isinstance(view, DenseView) else ():
             (rows, heads, _, size), given = fed.shape, getattr(view, name)
             shape = tuple(getattr(given, "shape", ()))
-            if len(shape) != 4 or (*shape[:2], shape[3]) != (rows, heads, size):
-                words = f"{name} of shape (B, H, S, D) = ({rows}, {heads}, S, {size})"
+            if len(shape) != 4 or (*shape[:2], shape[3]) != (rows, heads, size) or extent not in ("S", str(shape[2])):
+                words = f"{name} of shape (B, H, S, D) = ({rows}, {heads}, {extent}, {size})"
                 refuse(guard, "store.write", (words, shape or value_words(given)))
         return view
 
@@ -255,7 +263,7 @@ def watch_store(guard: Guard, store: Any, *_: Any) -> Any:
             refuse(guard, "store.reserve", f"a number of tokens from 0 to {tokens}, or None", cached)
         return cached
 
-    store.write = write_once
+    store.write, store.expect = write_once, expect_once
     if hasattr(type(store), "reserve"):
         store.reserve = reserve
     return store
