@@ -14,6 +14,7 @@ from specframe.contracts.roles import Layout
 from specframe.contracts.states import PrefixStates, StateStore
 from specframe.devices.kinds import CapturedGraph
 from specframe.model.captured_graphs import CapturedChain, CapturedForward, Forward
+from specframe.model.runner import ModelRunner
 from specframe.model.twin import ModelState, all_equal, settings
 from specframe.value_checks import unwrap_guards
 
