@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -130,6 +131,13 @@ CLASSES = {
 """The classes of the contracts, by the name that pages call them."""
 
 
+@functools.cache
+def sources() -> list[str]:
+    """Return the project's files of Python; environments beside them have thousands more."""
+    folders = ("specframe", "plugins", "tests", "benchmarks", "examples", "docs")
+    return [str(path) for folder in folders for path in (ROOT / folder).rglob("*.py")] + [str(ROOT / "conftest.py")]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_names_exist(page: Path) -> None:
     """What a page names in backticks is there: modules and their members, members of contracts, and files of Python."""
@@ -143,7 +151,7 @@ def test_names_exist(page: Path) -> None:
     for shown, link in re.findall(r"\[([^\]]+\.py)`?\]\(([^)#]+\.py)\)", text):
         assert Path(link).name == re.split(r"[/ `]", shown)[-1], f"{shown} leads to {link}"
     own = page.parent if page.parent.parent == ROOT / "plugins" else ROOT
-    files = {str(path) for path in own.rglob("*.py") if ".venv" not in path.parts}
+    files = [file for file in sources() if file.startswith(str(own))]
     for file in re.findall(r"`([\w/-]+\.py)`", text):
         assert file in ELSEWHERE or any(path.endswith(f"/{file}") for path in files), file
 
