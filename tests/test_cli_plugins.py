@@ -79,7 +79,7 @@ def test_list() -> None:
 def test_list_of_what_does_not_work(site: Path) -> None:
     """A plugin that failed to load and a strategy that does not import are listed with the reason."""
     listed = rows(invoke("list").stdout)
-    assert ["acceptance rule", "bold", "no", "bold", "Takes every draft token as it is; see `judge`."] in listed
+    assert ["acceptance rule", "bold", "no", "bold", "Takes every draft token as it is; see `accept`."] in listed
     broken = next(row for row in listed if row[:2] == ["drafter", "bold"])
     assert "cannot be used" in broken[-1]
     failed = next(row for row in listed if row[0] == "(failed to load)")
@@ -97,7 +97,6 @@ def test_show_everything_of_a_name() -> None:
     assert ["length", "default 5"] in rows(shown)
 
 
-@pytest.mark.wide
 def test_show_required_options(site: Path) -> None:
     """Options without a default are marked as required, the docstring is there, and what does not import says so."""
     shown = invoke("show", "bold").stdout
