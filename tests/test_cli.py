@@ -165,10 +165,10 @@ def test_plugins_in_conflict(site: Path) -> None:
 @pytest.mark.wide
 def test_a_plugin_that_takes_the_name_of_an_own_command(site: Path) -> None:
     """specframe's own commands have no privilege: a name that a plugin takes is in conflict, and both are named."""
-    install(site, "greeter", PLUGIN.replace('"greet", greet', '"models", greet'))
-    refused = invoke("models")
+    install(site, "greeter", PLUGIN.replace('"greet", greet', '"run", greet'))
+    refused = invoke("run")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "command 'models' is offered by both specframe and greeter" in refused.stderr
+    assert "command 'run' is offered by both specframe and greeter" in refused.stderr
     assert invoke("plugins", "list").exit_code == 0
 
 
