@@ -32,13 +32,13 @@ SAVED: dict[str, Callable[..., Any]] = {
 def saved(kind: str) -> Path:
     """Return the folder of a head for the target, the same one every time."""
     folder = Path(tempfile.mkdtemp(prefix="head")) / kind
-    SAVED[kind](folder, model("qwen3"))
+    SAVED[kind](folder, model("deep"))
     return folder
 
 
 def case(kind: str, shape: str = "", load: Workload = LOAD, **options: Any) -> Case:
     """Return a pair of the target and a head."""
-    return Case("qwen3", f"{saved(kind)}{shape}", load, {"draft_length": 3, "kv": "slab", **options})
+    return Case("deep", f"{saved(kind)}{shape}", load, {"draft_length": 3, "kv": "slab", **options})
 
 
 TREE = ",tree=dynamic,nodes=8,top=3"
@@ -97,6 +97,6 @@ def test_a_head_stays_in_memory_where_nothing_is_drafted() -> None:
 @pytest.mark.wide
 def test_a_drafter_object_is_copied_before_it_starts() -> None:
     """A plan of requests with a temperature, which comes after greedy ones were decoded, is made of the same copies."""
-    pipe = Pipeline(model("qwen3"), Eagle(str(saved("eagle3"))), draft_length=2, memory="64MB", generation_config=None)
+    pipe = Pipeline(model("deep"), Eagle(str(saved("eagle3"))), draft_length=2, memory="64MB", generation_config=None)
     assert len([*pipe.generate([[1, 2, 3]], 4)]) == 1
     assert len([*pipe.generate([[1, 2, 3]], 4, sampling=Sampling(temperature=1.0))]) == 1

@@ -42,6 +42,7 @@ AT_ONCE = ["hybrid_sliding", "hybrid"]
 STATES_AND_ALL = ["linear_attention", "full_attention"]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {**WIDE, "num_hidden_layers": 1}),
+    "deep": ("qwen3", WIDE),
     "draft": ("qwen3", NARROW),
     "llama": ("llama", {**WIDE, "num_key_value_heads": 4, "num_hidden_layers": 1}),
     "gemma3": ("gemma3_text", {**WIDE, "sliding_window": 24, "layer_types": BOTH_KINDS}),
