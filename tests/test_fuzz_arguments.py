@@ -110,7 +110,7 @@ PIPELINE: dict[str, Takes] = {
     "tokenizer": lambda v: None if v is None or v is TOKENIZER else False,
     "observers": lambda v: isinstance(v, list | tuple | set | frozenset | range) and len(v) == 0,
     "check": lambda v: isinstance(v, bool), "attention": word("auto", "masked", "packed", "flex"),
-    "graphs": word("auto", "on", "off"), "layers": word("eager", "compiled", "auto"),
+    "graphs": word("auto", "on", "off"), "layers": word("auto", "eager", "traced", "compiled"),
     "generation_config": or_none(word("auto", "none")), "executor": strategy("local"),
     "bitwise": lambda v: isinstance(v, bool),
     "load_options": or_none(lambda v: v == "none" if isinstance(v, str) else isinstance(v, dict) and not v),
@@ -160,7 +160,7 @@ CALLED = {
 }  # fmt: skip
 """What else a sentence may call an argument."""
 
-SLOW = {"layers": ("compiled", "auto"), "attention": ("flex",)}
+SLOW = {"layers": ("compiled",), "attention": ("flex",)}
 """Values that compile, which takes half a minute."""
 
 

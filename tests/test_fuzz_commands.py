@@ -87,7 +87,7 @@ RANGES: dict[str, Takes] = {
     "--device": word("auto", "cpu", "cuda", "cuda:0"),
     "--dtype": word("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16"), "--seed": whole(0, 2**64 - 1),
     "--attention": word("auto", "packed", "flex", "masked"), "--graphs": word("auto", "on", "off"),
-    "--layers": word("eager", "compiled", "auto"), "--load-options": quantisation, "--constraint": lambda given: False,
+    "--layers": word("auto", "eager", "traced", "compiled"), "--load-options": quantisation, "--constraint": lambda given: False,
     "--config": text, "--temperature": number(0), "--top-k": whole(1), "--top-p": number(0, 1, above=True),
     "--min-p": number(0, 1), "--typical-p": number(0, 1, above=True), "--repetition-penalty": number(0, above=True),
     "--presence-penalty": number(), "--min-new-tokens": whole(1), "--stop": text, "--max-time": number(0, above=True),

@@ -20,7 +20,6 @@ from specframe.contracts.round import Batch
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
 from specframe.kv.slab_store import SlabStore
-from specframe.model import decoder_layers
 from specframe.model.attention import choice
 from specframe.model.cached import CachedModel
 from specframe.model.padding_free import MixedBatch
@@ -75,16 +74,15 @@ def test_architectures(name: str, joined: list[tuple[int, int]]) -> None:
         ({"align": "eqspec", "check": True}, False),
         pytest.param({"align": "exspec"}, False, marks=pytest.mark.slow),
         pytest.param({"align": "eqspec", "kv": "slab"}, False, marks=pytest.mark.slow),
-        pytest.param({"layers": "compiled"}, True, marks=pytest.mark.slow),
+        pytest.param({"layers": "traced"}, True, marks=pytest.mark.slow),
     ],
     ids=lambda one: re.sub(r"<\S*?(\w+) object at \w+>", r"\1", str(one)),
 )
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
 def test_whatever_attends_stores_and_drafts(
-    options: dict[str, Any], joins: bool, joined: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], joins: bool, joined: list[tuple[int, int]]
 ) -> None:
     """Chains and trees beside pieces, under every alignment, store and attention backend, and with all invariants checked."""
-    monkeypatch.setattr(decoder_layers, "BACKEND", lambda graph, _inputs: graph.forward)
     target = zoo.build("gemma3")
     draft = None if options.get("drafter") == "none" else zoo.good_draft(target)
     given = {"align": "ragged", "schedule": MIXED, "batch_size": 3, "draft_length": 3, **options}

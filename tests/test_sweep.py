@@ -14,13 +14,11 @@ from pathlib import Path
 
 import architectures
 import pytest
-import torch
 import transformers
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.errors import SpecframeError
-from specframe.model import decoder_layers
 
 FROZEN = json.loads(Path(__file__).with_name("architectures.json").read_text())
 SAME = transformers.__version__ == FROZEN["transformers"]
@@ -127,16 +125,14 @@ def test_an_architecture_is_exact_or_refused(name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*layers are not compiled")
+@pytest.mark.filterwarnings("ignore:.*layers are not traced")
 @pytest.mark.parametrize("name", EXACT if ALL else sorted({*ALWAYS, "axk1", "deepseek_v3", "diffllama"} & set(EXACT)))
-def test_compiled_layers_are_exact_or_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With layers compiled, to graphs that are run as they are, an architecture has the reference decoder's tokens as well."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(decoder_layers, "BACKEND", lambda graph, _: graph.forward)
+def test_traced_forwards_are_exact_or_not_used(name: str) -> None:
+    """With forwards run as pieces an architecture has the reference decoder's tokens as well."""
     if name in architectures.NAMES:
         target = architectures.build(name)
         draft = zoo.good_draft(target)
-        pipe = harness.pipeline(target, draft, batch_size=3, draft_length=3, layers="compiled", graphs="on")
+        pipe = harness.pipeline(target, draft, batch_size=3, draft_length=3, layers="traced", graphs="on")
         harness.check(pipe, REQUESTS)
 
 

@@ -52,13 +52,6 @@ def side_by_side(model: PreTrainedModel, *tasks: Callable[[], Any]) -> list[Any]
         return [future.result() for future in [pool.submit(run, task) for task in tasks]]
 
 
-@pytest.fixture
-def graphs_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let torch.compile run the graphs it finds."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(decoder_layers, "BACKEND", lambda graph, _inputs: graph.forward)
-
-
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
 @pytest.mark.parametrize(
@@ -66,12 +59,9 @@ def graphs_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"attention": "masked"}, {"attention": "flex"}),
         pytest.param(({"attention": "flex"}, {"attention": "flex"}), marks=pytest.mark.slow),
-        pytest.param(({"layers": "compiled"}, {"attention": "flex"}), marks=pytest.mark.slow),
-        pytest.param(({"layers": "compiled"}, {"layers": "compiled"}), marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
     ids=str,
 )
-@pytest.mark.usefixtures("graphs_run_as_they_are")
 def test_pipelines_do_not_see_each_other(ways: tuple[dict[str, str], dict[str, str]]) -> None:
     """Two pipelines on one model object, which attend and run layers in different ways at one time, are both exact."""
     target = zoo.build("mistral")

@@ -15,7 +15,7 @@ from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Block, Budget, Draft
-from specframe.model import decoder_layers, padding_free
+from specframe.model import padding_free
 from specframe.model.captured_graphs import CapturedForward, EagerGraph, in_bucket
 from specframe.model.model_checks import Reordered, Scratch
 from specframe.model.padding_free import PaddingFree
@@ -135,7 +135,7 @@ WAYS: list[tuple[dict[str, Any], str]] = [
     ({"bitwise": True}, "chain"),
     ({"graphs": "on"}, "both"),
     ({"kv": "dynamic", "align": "eqspec"}, "chain"),
-    ({"layers": "compiled"}, "none"),
+    ({"layers": "traced"}, "none"),
     ({"check": True}, "tree"),
     ({"accept": "gumbel"}, "tree"),
     ({"accept": "rejection"}, "chain"),
@@ -159,10 +159,9 @@ WAYS: list[tuple[dict[str, Any], str]] = [
 )
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
 def test_drafts_of_unequal_length_with_whatever_attends_and_judges(
-    options: dict[str, Any], tree: bool, fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], tree: bool, fed: list[tuple[int, ...]]
 ) -> None:
     """Chains and trees of unequal length are verified alike by every store, attention backend and rule."""
-    monkeypatch.setattr(decoder_layers, "BACKEND", lambda graph, _inputs: graph.forward)
     target = zoo.build("gemma3")
     drafter = {"drafter": ModelDrafter(branch="3/1/1")} if tree else {}
     options = {"align": "ragged", "batch_size": 4, "draft_length": fakes.Uneven(TREE if tree else UNEVEN), **options}

@@ -179,7 +179,7 @@ EXECUTION = (
         "An attention backend, as packed, flex or masked.",
     ),
     choice_option("--graphs", "G", OneOf(*GRAPHS), "Record CUDA graphs: on or off."),
-    choice_option("--layers", "L", OneOf(*LAYERS), "Decoder layers: eager, compiled or auto."),
+    choice_option("--layers", "L", OneOf(*LAYERS), "Decoder layers: auto, eager, traced or compiled."),
     click.option(
         "--bitwise",
         is_flag=True,

@@ -1,8 +1,4 @@
-"""The decoder layers of a model: which modules they are, the hidden states between them, and layers compiled with torch.compile.
-
-What a layer does to its input is compiled; attention, and the cache with it, is one operator that is not looked into. So a
-graph depends neither on the layer nor on the KV backend, and eager and compiled layers share all code that knows of slots. A
-graph is compiled for one row and for several, with one token per row and with more.
+"""The decoder layers of a model: which modules they are, and the hidden states between them.
 
 Hidden states have the numbers of transformers' ``output_hidden_states``: 0 is the embedding, n the output of layer n, and the
 last one what follows the final norm. One number more is the output of the last layer before that norm, which transformers does
@@ -12,22 +8,15 @@ not return.
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.fx.experimental._config
 from transformers import PreTrainedModel
 
 from specframe.errors import ModelError
-from specframe.model.attention.interface import attend
-from specframe.model.twin import CURRENT, own
-
-OPERATOR = "specframe::attend"
-BACKEND = "inductor"
-"""Backend of torch.compile."""
-
+from specframe.model.twin import own
 
 Forwards = Mapping[torch.nn.Module, Callable[..., Any]]
 """What is called in place of the ``forward`` of modules."""
@@ -39,11 +28,6 @@ def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in kinds]
 
 
-def compiled_forwards(model: PreTrainedModel) -> Forwards:
-    """Return the compiled ``forward`` of each decoder layer of a model."""
-    return {layer: torch.compile(own(layer), dynamic=True, backend=BACKEND) for layer in decoder_layers(model)}
-
-
 @contextlib.contextmanager
 def ints_and_sizes_left_open() -> Iterator[None]:
     """Compile graphs inside the block that hold for every layer index, and for sizes that happened to be equal."""
@@ -52,38 +36,6 @@ def ints_and_sizes_left_open() -> Iterator[None]:
         torch.fx.experimental._config.patch(use_duck_shape=False),  # type: ignore[attr-defined]
     ):
         yield
-
-
-torch.library.define(
-    OPERATOR,
-    "(Tensor query, Tensor key, Tensor value, Tensor? mask, SymInt layer, float? scaling, SymInt? window) -> Tensor",
-)
-
-
-@torch.library.impl(OPERATOR, "default")
-def _update_and_attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    layer: int,
-    scaling: float | None,
-    window: int | None,
-) -> torch.Tensor:
-    state, module = CURRENT.get(), cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
-    if state.cache is not None:  # None: another thread has compiled the model for itself
-        key, value = state.cache.update(key, value, layer)
-    if state.masks and mask is not None:
-        if (address := mask.data_ptr()) not in state.masks:
-            raise ModelError("expected layers that hand their mask on as it is, found some that compute another")
-        mask = state.masks[address]
-    return attend(module, query, key, value, mask, scaling, sliding_window=window)[0]
-
-
-@torch.library.register_fake(OPERATOR)
-def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
-    rows, heads, length, _size = query.shape
-    return query.new_empty(rows, length, heads, value.shape[-1])
 
 
 class HiddenStates:

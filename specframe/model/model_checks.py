@@ -17,9 +17,9 @@ from specframe.devices import kinds
 from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.model import current_numerics
 from specframe.model.attention.interface import Watched, in_pages
-from specframe.model.decoder_layers import Forwards
 from specframe.model.padding_free import PaddingFree
 from specframe.model.row_states import RowStates, state_forwards
+from specframe.model.traced import TracedForward
 from specframe.model.transformers_model import AS_IS, CallOptions, TransformersModel
 from specframe.model.twin import twin
 from specframe.models.own_cache import OwnCache
@@ -246,7 +246,11 @@ class SelfTests:
 
     @torch.inference_mode()
     def _fed(
-        self, placement: Placement, options: CallOptions = AS_IS, masks: Any = None, store: Any = None
+        self,
+        placement: Placement,
+        options: CallOptions = AS_IS,
+        masks: Any = None,
+        store: Any = None,
     ) -> torch.Tensor:
         """Return the logits of the real tokens of a placement, (N, V), in rows that hold other tokens already."""
         ids_BT, shown = (
@@ -271,21 +275,20 @@ class SelfTests:
             return None
         return "its layers do not tell attention their sliding windows"
 
-    def require_agreement(self, layers: Forwards) -> None:
-        """Raise :class:`ModelError` if a model's compiled layers cannot be used, or give other logits than its own.
+    @torch.inference_mode()
+    def require_agreement(self, traced: TracedForward, one_row: bool, one_token: bool) -> None:
+        """Raise :class:`ModelError` if a forward as pieces gives other logits than the model's modules.
 
         Rows are fed that hold tokens already: a layer that attends by itself, or changes keys after they were written, shows there.
+
+        Args:
+            traced: the forward.
+            one_row, one_token: whether it is tried on one row, and on one token of each, or on several.
         """
-        if self._feeder.indexed or self._feeder.counts.in_layers:
-            raise ModelError("expected layers that are told positions and slots, found some that count or choose them")
-        expected = self._fed(self._uneven)
-        if not layers:
-            raise ModelError("expected a model that says which of its modules are layers")
-        if (attends := self._feeder.implementation) != "sdpa":
-            raise ModelError(f"expected layers with sdpa attention, found {attends}")
-        found = self._fed(self._uneven, CallOptions(compiles=True, forwards=layers))
+        placement = cut(self._uneven, 1 if one_row else None, 1 if one_token else None)
+        expected, found = self._fed(placement), self._fed(placement, CallOptions(traced=traced))
         if not (off := distance(found, expected)) < self._tolerance:
-            raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
+            raise ModelError(f"their logits are off by {off:.2g} standard deviations")
 
     @functools.cached_property
     def _tolerance(self) -> float:
@@ -349,6 +352,15 @@ class Scratch:
         held = (noise * spread).to(states.device, states.dtype)
         held[torch.arange(rows, device=states.device)[:, None], slots_BT] = states.transpose(1, 2)
         return held.transpose(1, 2)
+
+
+def cut(placement: Placement, rows: int | None, width: int | None) -> Placement:
+    """Return the last rows and tokens of a placement; None stands for all of them."""
+    own, last = slice(-(rows or len(placement.index_BT)), None), slice(-(width or placement.index_BT.shape[1]), None)
+    positions_BT, slots_BT, index_BT = (
+        one[own, last] for one in (placement.positions_BT, placement.slots_BT, placement.index_BT)
+    )
+    return Placement(positions_BT, slots_BT, index_BT, placement.key_index_BS, in_order=placement.in_order)
 
 
 def uneven_placement(window: int | None, slots: int, device: torch.device) -> Placement:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 
@@ -18,20 +17,15 @@ from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import PLAIN, ForwardOptions
 from specframe.contracts.requests import Request
-from specframe.errors import ModelError, PromptError, SpecframeWarning
+from specframe.errors import ModelError, PromptError
 from specframe.model import current_numerics
 from specframe.model.attention.choice import Attention, AttentionChoice
-from specframe.model.decoder_layers import Forwards, HiddenStates, compiled_forwards, decoder_layers
+from specframe.model.decoder_layers import Forwards, HiddenStates, decoder_layers
 from specframe.model.model_checks import SelfTests
 from specframe.model.padding_free import PaddingFree, PaddingFreeBlock, pays
 from specframe.model.row_states import state_forwards
+from specframe.model.traces import Kind, Traces
 from specframe.model.transformers_model import NOTHING, CallOptions, TransformersModel
-
-COMPILING_PAYS = 100_000
-"""Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
-
-SMALL_LAYER = 1_000_000
-"""Parameters of a layer up to which compiling shortens it on a CPU; larger ones are bound by their matrices."""
 
 
 class ModelRunner(TransformersModel):
@@ -39,9 +33,9 @@ class ModelRunner(TransformersModel):
 
     def __init__(self, model: PreTrainedModel, role: str) -> None:
         super().__init__(model, role)
-        self._layers_run = 0
         self._ways = weakref.WeakKeyDictionary[ForwardOptions, tuple[AttentionChoice, Forwards]]()
-        self._tests = SelfTests(self)
+        self.tests = SelfTests(self)
+        self.traces = Traces(self)
 
     @property
     def kv_shapes(self) -> list[KVShape]:
@@ -60,13 +54,13 @@ class ModelRunner(TransformersModel):
                 f"{self} is in {str(own)[6:]} and torch.autocast is on for {str(cast)[6:]}: expected one precision, so load the "
                 "model in that, or decode outside of autocast"
             )
-        return self._tests.kv_shapes
+        return self.tests.kv_shapes
 
     @functools.cached_property
     def _numbers(self) -> Mapping[int, int] | None:
         """A store's number of each layer that attends, by the model's, and of indexers, or None if all attend."""
         same = not self.state_layers and not self.indexed
-        return None if same else {number: place for place, number in enumerate(self._tests.attending)}
+        return None if same else {number: place for place, number in enumerate(self.tests.attending)}
 
     @property
     def spread(self) -> bool:
@@ -75,7 +69,7 @@ class ModelRunner(TransformersModel):
 
     def without_masks(self, backend: AttentionBackend) -> str | None:
         """Return why an attention backend cannot take the place of this model's masks, or None if it can."""
-        return "its layers are on several devices" if self.spread else self._tests.without_masks(backend)
+        return "its layers are on several devices" if self.spread else self.tests.without_masks(backend)
 
     def forward(
         self,
@@ -91,7 +85,7 @@ class ModelRunner(TransformersModel):
         if not torch.is_inference_mode_enabled():  # rounds are in it, and to enter it again takes its time
             with torch.inference_mode():
                 return self.forward(block, placement, store, keep=keep, hidden=hidden, how=how)
-        plan, offers, layers = None, frozenset[str](), self.layers(how.layers)
+        plan, offers = None, frozenset[str]()
         choice, forwards = self._kept(how)
         stored, placement = self.narrowed(placement, store.slots)
         if (backend := choice.way(placement)) is not None:
@@ -106,12 +100,13 @@ class ModelRunner(TransformersModel):
             positions_BT = positions_BT.clamp(0, self.rope.last_position)
         shown = self.masks(placement) if plan is None else self.uncached
         ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
-        if layers:
-            forwards = {**layers, **forwards}
-        found: Mapping[int, torch.Tensor] = {}
-        if hidden:
-            forwards, found = self.taps.placed(hidden, forwards)
         of_tokens, padding_free = block.extra, self._padding_free(block)
+        traced, found = None, dict[int, torch.Tensor]()
+        if not of_tokens and not forwards:
+            rows, width = ids_BT.shape if padding_free is None else (1, padding_free.tokens)
+            traced = self.traces.of(how.layers, rows, width, Kind(hidden, bool(self.rope.forwards)))
+        if hidden and traced is None:
+            forwards, found = self.taps.placed(hidden, forwards)
         if padding_free is not None:
             of_tokens = {name: padding_free.row(values) for name, values in of_tokens.items()}
         with current_numerics.attending(placement):
@@ -125,12 +120,13 @@ class ModelRunner(TransformersModel):
                 CallOptions(
                     plan,
                     offers,
-                    layers is not None,
+                    traced,
                     forwards,
                     of_tokens,
                     self._numbers,
                     padding_free,
                     stored.key_index_BS.shape[1],
+                    found,
                 ),
             )
         if padding_free is not None:
@@ -158,9 +154,9 @@ class ModelRunner(TransformersModel):
 
         Layers with a state take in rows, and layers that choose what they attend to mask rows: both are fed the rectangle.
         """
-        if self.state_layers or self.indexed or not pays(places, tokens, self._layer_weights):
+        if self.state_layers or self.indexed or not pays(places, tokens, self.layer_weights):
             return False
-        return not self.spread and self._tests.without_padding
+        return not self.spread and self.tests.without_padding
 
     @functools.cached_property
     def taps(self) -> HiddenStates:
@@ -182,14 +178,14 @@ class ModelRunner(TransformersModel):
     def require(self, how: ForwardOptions, hidden: Iterable[int] = ()) -> None:
         """Raise :class:`ModelError` unless the model can attend so, and these are numbers of its hidden states.
 
-        Layers that are asked for as compiled are compiled here, before the first round: what that takes is no time of decoding.
+        Layers that are asked for as traced or compiled are so here, before the first round: what that takes is no time of decoding.
         """
         self._kept(how)
-        if how.layers == "compiled":
-            with torch.inference_mode():
-                self.layers(how.layers)
-        if wanted := [*hidden]:
+        if wanted := tuple(hidden):
             self.taps.check(wanted)
+        if how.layers in ("traced", "compiled"):
+            with torch.inference_mode():
+                self.traces.of(how.layers, 2, 2, Kind(wanted, bool(self.rope.forwards)))
 
     def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
         """Return how many tokens of prompts, over all rows, are read in one forward that attends to ``slots`` slots."""
@@ -209,38 +205,8 @@ class ModelRunner(TransformersModel):
         """Return the context in which forwards take the rotary factors of a group."""
         return self.rope.decoding(group)
 
-    def layers(self, kind: str) -> Forwards | None:
-        """Return what runs the decoder layers in the forward about to start, or None if they run as they are.
-
-        Args:
-            kind: "eager", "compiled", or "auto": small layers on a CPU are compiled as soon as so many were run that compiling
-                them at the start would have paid by now, by what was measured (benchmarks/README.md).
-        """
-        if kind == "auto" and self.device.type == "cpu" and self._small_layers:
-            self._layers_run += len(self.kv_shapes)
-            kind = "compiled" if self._layers_run > COMPILING_PAYS else "eager"
-        return self.compiled_layers if kind == "compiled" else None
-
     @functools.cached_property
-    def _small_layers(self) -> bool:
-        return bool(decoder_layers(self.twin)) and self._layer_weights <= SMALL_LAYER
-
-    @functools.cached_property
-    def _layer_weights(self) -> int:
+    def layer_weights(self) -> int:
         """Weights of the largest decoder layer, those of the model where its layers are not known."""
         layers = decoder_layers(self.twin) or [self.twin]
         return max(sum(weight.numel() for weight in layer.parameters()) for layer in layers)
-
-    @functools.cached_property
-    def compiled_layers(self) -> Forwards | None:
-        """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
-        layers = compiled_forwards(self.twin)
-        try:
-            self._tests.require_agreement(layers)
-        except Exception as error:  # whatever a compiler raises
-            reason = str(getattr(error, "inner_exception", error)).partition("\n")[0]
-            warnings.warn(
-                f"the {self.role}'s layers are not compiled, and run eagerly: {reason}", SpecframeWarning, stacklevel=2
-            )
-            return None
-        return layers

@@ -16,13 +16,15 @@ from transformers import PreTrainedModel
 from specframe.contracts.attention import Attend
 from specframe.contracts.cache import ChunkWindow, Placement, Window
 from specframe.contracts.states import StateLayer
+from specframe.devices.kinds import numbers
 from specframe.errors import ModelError
-from specframe.model.attention.interface import StoreCache, Unwritten
+from specframe.model.attention.interface import StoreCache
 from specframe.model.attention.masks import masks
 from specframe.model.decoder_layers import Forwards, decoder_layers, ints_and_sizes_left_open
 from specframe.model.padding_free import PaddingFree
 from specframe.model.positions import Rope, context_length, counted_positions, takes_position_ids
 from specframe.model.row_states import state_layers
+from specframe.model.traced import TracedForward
 from specframe.model.twin import NAME, CurrentForward, attention_of, made_of, running, twin
 from specframe.models.layer_configs import layer_configs
 
@@ -37,8 +39,8 @@ class CallOptions:
     """Attends in place of the model's own attention, or None if that attends by the masks."""
     offers: frozenset[str] = frozenset()
     """The capabilities of the attention backend that made the plan."""
-    compiles: bool = False
-    """Whether decoder layers are compiled."""
+    traced: TracedForward | None = None
+    """The forward as pieces that compute what the modules do, or None to call the modules."""
     forwards: Forwards = NOTHING
     """Replacements of modules' ``forward``, beside those of rotary modules."""
     extra: Mapping[str, Any] = NOTHING
@@ -49,6 +51,8 @@ class CallOptions:
     """Lays the real tokens in one row, or None if the model is fed the rectangle."""
     orders: int | None = None
     """The number that all token indices of keys are below, or None for the number of slots attended to."""
+    hidden: dict[int, torch.Tensor] = attrs.Factory(dict)
+    """The hidden states that pieces give, by their number, which the forward fills in."""
 
 
 AS_IS = CallOptions()
@@ -114,7 +118,7 @@ class TransformersModel:
                 f"{self} is set to {attends}, which takes no mask tensor: expected sdpa or eager, so load it with "
                 "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
             )
-        self._takes_logits_to_keep = "logits_to_keep" in takes
+        self.takes_logits_to_keep = "logits_to_keep" in takes
         self._kinds = hasattr(self.config, "layer_types")
         """Whether each kind of layer has a mask of its own, or there is one for all."""
         self.rope = Rope(model, self.context, str(self))
@@ -133,7 +137,7 @@ class TransformersModel:
     @functools.cached_property
     def uncached(self) -> torch.Tensor | dict[str, Any]:
         """Masks that are not looked at, one for each kind of layer: without any, transformers would build its own."""
-        return self._per_kind(
+        return self.per_kind(
             {kind: torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device) for kind in self.windows}
         )
 
@@ -161,34 +165,48 @@ class TransformersModel:
         if padding_free is not None:
             ids_BT, positions_BT = padding_free.row(ids_BT), padding_free.row(positions_BT)
         kept = keep if padding_free is None else padding_free.kept(keep)
-        given: dict[str, Any] = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
-        compiles = how.compiles or "compiled" in how.offers
-        compiling = ints_and_sizes_left_open() if compiles else contextlib.nullcontext()
+        compiling = ints_and_sizes_left_open() if "compiled" in how.offers else contextlib.nullcontext()
         extent = key_index_BS.shape[1]
         told = self.counts.told(positions_BT, key_index_BS, how.orders or extent)
         cache = StoreCache(store, extent, self.dense, padding_free, how.numbers, told.lengths, "paged" in how.offers)
-        shown = Unwritten(extent) if how.compiles else cache
         replaced = {**self.rope.forwards, **told.forwards, **how.forwards}
-        meant = {}
-        if how.compiles and plan is None and self.windows:  # a graph that is given a mask holds for its strides alone
-            masks, meant = self.uncached, by_address(self.uncached, masks)
-        state = CurrentForward(plan, cache, replaced, told.functions, padding_free, self.chunks, [], meant)
+        state = CurrentForward(plan, cache, replaced, told.functions, padding_free, self.chunks, [])
         with compiling, running(state):
-            if self.windows:
-                given["attention_mask"] = masks
-                if self._hands_positions_on:
-                    given["position_ids"] = positions_BT
-            output = self.twin(
-                input_ids=ids_BT,
-                use_cache=not self._mixed,  # some ask for a cache of a class of their own where they are to fill it
-                **{self._cache: shown},
-                **given,
-                **how.extra,
-            )
-        logits = output.logits
+            if how.traced is None:
+                logits = self.output(ids_BT, positions_BT, masks, cache, kept, how.extra)
+            else:
+                shown = masks.values() if isinstance(masks, dict) else [masks]
+                if isinstance(kept, int):  # 0 stands for all
+                    kept = numbers(kept and ids_BT.shape[1] - kept, ids_BT.shape[1], self.device)[0]
+                logits, *states = how.traced(ids_BT.contiguous(), positions_BT.contiguous(), key_index_BS, kept, *shown)
+                how.hidden.update(zip(how.traced.hidden, states, strict=True))
         if padding_free is not None:
             return padding_free.logits(logits, keep)
         return logits if logits.shape[1] == keep else logits[:, -keep:]
+
+    def output(
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        masks: Any,
+        cache: Any,
+        kept: Any,
+        extra: Mapping[str, Any] = NOTHING,
+    ) -> torch.Tensor:
+        """Return the logits of the model's modules, of the tokens that ``kept`` tells as ``logits_to_keep`` does."""
+        given: dict[str, Any] = {"logits_to_keep": kept} if self.takes_logits_to_keep else {}
+        if self.windows:
+            given["attention_mask"] = masks
+            if self._hands_positions_on:
+                given["position_ids"] = positions_BT
+        output = self.twin(
+            input_ids=ids_BT,
+            use_cache=not self._mixed,  # some ask for a cache of a class of their own where they are to fill it
+            **{self._cache: cache},
+            **given,
+            **extra,
+        )
+        return cast("torch.Tensor", output.logits)
 
     def masks(self, placement: Placement, window: int | None = None) -> torch.Tensor | dict[str, Any]:
         """Return the additive mask (B, 1, T, S) of each kind of layer, as the model takes them.
@@ -202,20 +220,13 @@ class TransformersModel:
                 for kind, own in windows.items()
             }
         made = masks(placement, windows.values(), self.dtype)
-        return self._per_kind({kind: made[own] for kind, own in windows.items()})
+        return self.per_kind({kind: made[own] for kind, own in windows.items()})
 
-    def _per_kind(self, masks: dict[str, Any]) -> torch.Tensor | dict[str, Any]:
+    def per_kind(self, masks: dict[str, Any]) -> torch.Tensor | dict[str, Any]:
         """Return masks as the model takes them: one per kind of layer, None for those without keys and values, or one for all."""
         if not self._kinds:
             return masks["all"]
         return KindMasks(masks) if self._mixed else masks
-
-
-def by_address(shown: torch.Tensor | dict[str, Any], masks: torch.Tensor | dict[str, Any]) -> dict[int, torch.Tensor]:
-    """Return masks by the address of what is shown in their place, both as a model takes them."""
-    if isinstance(shown, torch.Tensor):
-        return {shown.data_ptr(): cast("torch.Tensor", masks)}
-    return {shown[kind].data_ptr(): own for kind, own in cast("dict[str, Any]", masks).items()}
 
 
 def by_interface(model: torch.nn.Module) -> bool:

@@ -43,8 +43,8 @@ class CurrentForward:
     """The layers that attend in chunks, by their number: transformers' layers do not tell attention of them."""
     repeated: list[torch.Tensor] | None = None
     """The mask of the latest layer, and the same for the heads that share keys, or None outside of forwards."""
-    masks: Mapping[int, torch.Tensor] = attrs.Factory(dict)
-    """The masks that compiled layers attend under, by the address of the tensor that the layers are given in place of each."""
+    traced: bool = False
+    """Whether it is traced: attention is an operator then, see :mod:`specframe.model.traced`."""
 
 
 CURRENT: ContextVar[CurrentForward] = ContextVar("specframe.model", default=CurrentForward())  # noqa: B039 - it is never written to

@@ -35,7 +35,7 @@ MAX_NEW_TOKENS = 64
 """Tokens generated per prompt unless it stops before."""
 
 GRAPHS = ("auto", "on", "off")
-LAYERS = ("eager", "compiled", "auto")
+LAYERS = ("auto", "eager", "traced", "compiled")
 GENERATION_CONFIG = ("auto", "none")
 """The words that options take, the default first."""
 
@@ -101,7 +101,7 @@ class Recipe:
             return self
         if self.layers == "compiled":
             raise OptionError("bitwise: expected no layers 'compiled', whose kernels go by the shape of a batch")
-        return attrs.evolve(self, layers=LAYERS[0])
+        return attrs.evolve(self, layers="eager")
 
     def named(self, known: Registry) -> Recipe:
         """Return the recipe with the alignment, verifier and executor that "auto" stands for."""

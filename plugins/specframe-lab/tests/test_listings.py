@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from specframe_testing import zoo
 
 from specframe.cli import cli
 from specframe.plugins.registry import registry
@@ -64,3 +65,12 @@ def test_models_show_of_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     refused = invoke("models", "show", "vicuna-7")
     assert refused.exit_code == 2
     assert refused.stderr.endswith("did you mean 'vicuna-7b'?\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("gemma3", "yes, as 3 pieces"), ("qwen3.5", "no: it has layers that keep a state")]
+)
+def test_a_model_is_told_to_be_traced_or_why_not(tmp_path: Path, name: str, told: str) -> None:
+    """The configuration is enough."""
+    zoo.build(name).config.save_pretrained(tmp_path)
+    assert told in " ".join(invoke("models", "show", str(tmp_path), "--trace").stdout.split())

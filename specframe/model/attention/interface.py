@@ -51,7 +51,7 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend (B, H, T, D) queries to (B, G, S, D) keys and values, G dividing H, under an additive mask or without.
 
-    While a layer is compiled it is an operator. In a thread that runs no forward of ours it is ``sdpa``: another thread may call
+    In a forward that is traced it is an operator. In a thread that runs no forward of ours it is ``sdpa``: another thread may call
     the model as it is. The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S). Where a layer's indexer has
     chosen slots, ``indices`` (B, T, K), a query sees those alone that the mask shows and that are among them. In a forward without
     padding the queries are (1, H, N, D), those of all rows after each other.
@@ -62,13 +62,12 @@ def attend(
     Raises:
         ModelError: the scores have a bias, or slots are chosen, and there is no mask to go with it.
     """
-    if torch.compiler.is_dynamo_compiling():  # an operator that is not looked into
-        window = options.get("sliding_window")
-        return torch.ops.specframe.attend(query, key, value, attention_mask, module.layer_idx, scaling, window), None
+    state = CURRENT.get()
+    if state.traced:
+        return as_operator(module, query, key, value, attention_mask, scaling, **options), None
     biased = options.get("position_bias") is not None
     if (chosen := options.get("indices")) is not None:
         attention_mask = masked_but(attention_mask, chosen)
-    state = CURRENT.get()
     if (padding_free := state.padding_free) is not None:
         query = padding_free.heads(query)
     elif biased and state.attends is None and attention_mask is not None and attention_mask.is_floating_point():
@@ -94,6 +93,29 @@ def attend(
     else:
         output = masked_attention(query, key, value, attention_mask, scaling, state.repeated)
     return (output if padding_free is None else padding_free.row(output)), None
+
+
+def as_operator(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Return the attention of a forward that is traced, see :mod:`specframe.model.traced`.
+
+    Raises:
+        ModelError: the scores have a bias, slots are chosen, or there is no mask.
+    """
+    if options.get("position_bias") is not None or options.get("indices") is not None or attention_mask is None:
+        raise ModelError("its attention adds a bias to scores, chooses slots, or has no mask")
+    found: torch.Tensor = torch.ops.specframe.attend(
+        query, key, value, attention_mask, module.layer_idx, scaling, sliding_window
+    )
+    return found
 
 
 def masked_but(mask_B1TS: torch.Tensor | None, chosen_BTK: torch.Tensor) -> torch.Tensor:
@@ -222,24 +244,6 @@ class StoreCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> Any:
         """Return the number of slots attended to, from which no position comes, or what the layer is told of its tokens."""
         return self._lengths.get(layer_idx, self._extent)
-
-
-class Unwritten(Cache):
-    """Hands a layer its own keys and values back: the operator that attends takes them to the store."""
-
-    def __init__(self, extent: int) -> None:
-        super().__init__(layers=[])
-        self._extent = extent
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the arguments unchanged."""
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of slots attended to."""
-        return self._extent
 
 
 def gather_slots(view: KVView, slots: int) -> DenseView:

@@ -17,7 +17,8 @@ from specframe.models.local import CONFIG, on_disk, require_model_folder
 
 @click.command()
 @click.argument("name")
-def show(name: str) -> None:
+@click.option("--trace", "traces", is_flag=True, help="Also tell whether its forward can be traced.")
+def show(name: str, traces: bool) -> None:
     """Show a model's location, its paired models, and its sizes if it is on disk."""
     location, known = resolve(name), known_aliases()
     require_model_folder(f"model {name!r}", location)
@@ -26,8 +27,30 @@ def show(name: str) -> None:
         if row.alias == name:
             facts |= {"state": row.state, "offered by": row.distribution, "drafts for": row.target or ""}
     facts["drafted for by"] = ", ".join(row.alias for row in known if row.target == name)
-    rows = [(fact, value) for fact, value in (facts | shape(location)).items() if value]
+    facts |= shape(location) | (forward(location) if traces else {})
+    rows = [(fact, value) for fact, value in facts.items() if value]
     show_table(("name", name), rows)
+
+
+def forward(location: str) -> dict[str, str]:
+    """Return whether a model's forward can be traced, told of a model without weights; empty if its files cannot be read."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from specframe.errors import SpecframeError
+    from specframe.model.runner import ModelRunner
+    from specframe.model.traced import trace
+
+    try:
+        config = AutoConfig.from_pretrained(on_disk(location) or location)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:  # whatever transformers raises
+        return {}
+    try:
+        return {"traced": f"yes, as {len(trace(ModelRunner(model, 'target')).pieces)} pieces"}
+    except SpecframeError as error:
+        return {"traced": f"no: {error}"}
 
 
 LAYER_TYPES = ("layer_types", "layers_block_type")
@@ -71,7 +94,5 @@ def layer_kinds(config: dict[str, Any]) -> dict[str, str]:
         return {}
     told = {"layer types": ", ".join(f"{count} {kind}" for kind, count in counts.items())}
     if {*counts} - ATTENDING:
-        told["not offered"] = (
-            "trees of a draft model, layer-skip of layers that only keep a state, recorded and compiled forwards"
-        )
+        told["not offered"] = "trees of a draft model, layer-skip of layers that only keep a state, recorded forwards"
     return told

@@ -1,0 +1,428 @@
+"""A model's forward traced to straight code: pieces of operators between the calls of attention.
+
+A twin's forward is run once on tensors without numbers, whose sizes are symbols, and what it computes is written down. Cut at
+attention, and with weights as arguments, the code of equal layers is equal, so it is held once: a first piece with the
+embedding, one for all layers of a kind, and a last one with the head. Pieces take no mask, no slot and no cache: these are the
+business of attention, which is called between them. So one trace serves all KV stores, alignments and attention backends.
+
+Tensor names carry their shape: B rows, T tokens fed per row, K tokens whose logits are asked for, S slots attended to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from transformers import Cache
+
+from specframe.errors import ModelError, sentence
+from specframe.model.attention.interface import attend
+from specframe.model.decoder_layers import Forwards
+from specframe.model.twin import CURRENT, NAME, CurrentForward, attention_of, running, sets_own_buffers
+
+if TYPE_CHECKING:
+    from specframe.model.runner import ModelRunner
+
+ROWS, WIDTH, SLOTS, KEPT = 3, 5, 11, 2
+"""The sizes of the tensors that are traced. All differ, since torch takes equal ones for the same size; none is 1, for which
+code would be written that holds for 1 alone. What is written serves rows or tokens of one as well, see
+:meth:`specframe.model.model_checks.SelfTests.require_agreement`."""
+
+OPERATOR = "specframe::attend"
+
+torch.library.define(
+    OPERATOR, "(Tensor query, Tensor key, Tensor value, Tensor mask, int layer, float? scaling, int? window) -> Tensor"
+)
+
+
+@torch.library.register_fake(OPERATOR)
+def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
+    rows, heads, length, _size = query.shape
+    return query.new_empty(rows, length, heads, value.shape[-1])
+
+
+def update_and_attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    layer: int,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """Write a layer's keys and values to the cache of the forward under way, and attend to all that it holds."""
+    module = cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
+    key, value = CURRENT.get().cache.update(key, value, layer)
+    return attend(module, query, key, value, mask, scaling, sliding_window=window)[0].contiguous()
+
+
+class Untold(Cache):
+    """Takes a cache's place in a trace: hands a layer its own keys and values back, which attention takes to the store."""
+
+    def __init__(self, slots: Any) -> None:
+        super().__init__(layers=[])
+        self._slots = slots
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the arguments unchanged."""
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        """Return the number of slots attended to, a symbol."""
+        return self._slots
+
+
+@attrs.frozen(eq=False)
+class Weight:
+    """Where a model holds a parameter or a buffer: the dictionaries of modules, several where it is tied, and its name in each.
+
+    What is put in its place later is taken.
+    """
+
+    held: tuple[tuple[dict[str, Any], str], ...]
+
+    def tied(self) -> bool:
+        """Return whether all that held it hold the same still."""
+        (holder, name), *others = self.held
+        return all(one[other] is holder[name] for one, other in others)
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """Operators between two calls of attention, with all that they read as arguments."""
+
+    graph: torch.fx.GraphModule
+    """The code, of torch's operators."""
+    run: Callable[..., Any]
+    """Computes it, with the functions of torch in place of its operators: a tuple of what the code gives."""
+    text: str
+    """What it computes, as :func:`spelled` writes it."""
+
+
+@attrs.define(eq=False)
+class TracedForward:
+    """A model's forward as pieces."""
+
+    pieces: list[Piece]
+    """Each distinct one."""
+    weights: list[Weight]
+    constants: list[torch.Tensor]
+    """Tensors that the forward made of numbers."""
+    calls: torch.fx.GraphModule
+    """The calls of pieces and of attention, of what a forward is given, of weights and of constants."""
+    hidden: tuple[int, ...] = ()
+    """The numbers of the hidden states that it gives."""
+    compiled: bool = False
+    """Whether its pieces are compiled."""
+    tried: bool = False
+    """Whether that was tried."""
+
+    def take(self, code: Mapping[str, Callable[..., Any]]) -> None:
+        """Run the compiled code of the pieces from now on, by their texts."""
+        texts = {piece.run: piece.text for piece in self.pieces}
+        for node in self.calls.graph.nodes:
+            if node.target in texts:
+                node.target = function(code[texts[node.target]])
+        self.calls.recompile()
+        self.compiled = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether the weights that were tied are."""
+        return all(one.tied() for one in self.weights if len(one.held) > 1)
+
+    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        """Return the logits, and the hidden states that the forward was traced with.
+
+        Args:
+            given: ids (B, T), positions (B, T), the index of the token in each slot (B, S), the numbers of the tokens whose logits
+                are asked for (K,), and the mask of each kind of layer.
+        """
+        weights = [one.held[0][0][one.held[0][1]] for one in self.weights]
+        found: list[torch.Tensor] = self.calls.forward(*given, *weights, *self.constants)
+        return found
+
+
+def trace(model: ModelRunner, hidden: tuple[int, ...] = ()) -> TracedForward:
+    """Return a model's forward as pieces.
+
+    Args:
+        model: the model, whose layers attend by our function.
+        hidden: the numbers of the hidden states that are taken.
+
+    Raises:
+        ModelError: the forward cannot be traced, with the reason.
+    """
+    if why := untraceable(model):
+        raise ModelError(why)
+    before = [(one, dict(vars(one)), dict(one._buffers), dict(one._parameters)) for one in model.twin.modules()]
+    try:
+        graph = _graph(model, hidden)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a model, or a trace of it, raises
+        raise ModelError(
+            f"its forward cannot be traced, since it raises {type(error).__name__} ({sentence(error)})"
+        ) from error
+    finally:
+        changed = [type(one).__name__ for one, *held in before if not _as_it_was(one, *held)]
+    if changed:
+        raise ModelError(f"its forward changes {changed[0]} itself")
+    simplify(graph)
+    return _Cutter(graph, model.twin, hidden).cut()
+
+
+def _as_it_was(module: torch.nn.Module, *held: dict[str, Any]) -> bool:
+    """Return whether a module has the attributes, buffers and parameters that it had, which it has again."""
+    same = True
+    found: tuple[dict[str, Any], ...] = vars(module), module._buffers, module._parameters
+    for now, then in zip(found, held, strict=True):
+        if now.keys() != then.keys() or any(now[name] is not then[name] for name in then):
+            same = False
+            now.clear()
+            now.update(then)
+    return same
+
+
+def untraceable(model: ModelRunner) -> str | None:
+    """Return why no trace of a model would tell what it computes, or None if there is no such reason."""
+    if model.state_layers or model.indexed:
+        return "it has layers that keep a state, or choose what they attend to"
+    if model.counts.in_layers or model.counts.biases or model.counts.relative:
+        return "it counts positions in its layers"
+    if attention_of(model.config) != NAME:
+        return f"it attends by {model.implementation}, and not by transformers' interface for sdpa"
+    modules = [*model.twin.modules()]
+    if changing := [one for one in modules if sets_own_buffers(one)]:
+        return f"{type(changing[0]).__name__} computes its factors from the longest position"
+    if hooked := [one for one in modules if one._forward_hooks or one._forward_pre_hooks]:
+        return f"{type(hooked[0]).__name__} has hooks"
+    kinds = {type(one) for part in modules for one in (*part._parameters.values(), *part._buffers.values())}
+    if others := kinds - {torch.Tensor, torch.nn.Parameter, type(None)}:
+        return f"it has weights of type {next(iter(others)).__name__}"
+    if len({one.device for one in model.twin.parameters()}) > 1:
+        return "its weights are on several devices"
+    return None
+
+
+def _graph(model: ModelRunner, hidden: tuple[int, ...]) -> torch.fx.GraphModule:
+    """Return what a model computes, with attention as one operator."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    kinds = [*model.windows]
+
+    def sized(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
+        open_sizes: Any = StatelessSymbolicContext(
+            [DimDynamic.STATIC if size == 1 else DimDynamic.DUCK for size in shape]
+        )
+        return mode.from_tensor(torch.zeros(shape, dtype=dtype, device=model.device), symbolic_context=open_sizes)
+
+    def forward(ids_BT: Any, positions_BT: Any, key_index_BS: Any, kept_K: Any, *masks: Any) -> list[torch.Tensor]:
+        slots, found = key_index_BS.shape[1], dict[int, torch.Tensor]()
+        told = model.counts.told(positions_BT, key_index_BS, slots)
+        replaced: Forwards = {**model.rope.forwards, **told.forwards}
+        if hidden:
+            replaced, found = model.taps.placed(hidden, replaced)
+        with running(CurrentForward(None, Untold(slots), replaced, told.functions, traced=True)):
+            shown = model.per_kind(dict(zip(kinds, masks, strict=True)))
+            logits = model.output(ids_BT, positions_BT, shown, Untold(slots), kept_K)
+        return [logits, *(found[number] for number in hidden)]
+
+    masks = [sized(ROWS, 1, WIDTH, SLOTS, dtype=model.dtype) for _ in kinds]
+    given = (sized(ROWS, WIDTH), sized(ROWS, WIDTH), sized(ROWS, SLOTS), sized(KEPT), *masks)
+    # as pre-dispatch operators, a linear layer is one; outside of inference mode, whose tensors cannot be made fake
+    with torch.inference_mode(False), torch.no_grad(), mode, unlogged():
+        return make_fx(forward, pre_dispatch=True, _allow_non_fake_inputs=True)(*given)
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep torch inside the block from logging the errors of a trace, which are told in one sentence."""
+    loggers = [
+        logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+    ]
+    before = [one.disabled for one in loggers]
+    for one in loggers:
+        one.disabled = True
+    try:
+        yield
+    finally:
+        for one, was in zip(loggers, before, strict=True):
+            one.disabled = was
+
+
+ATEN, ATTEND = torch.ops.aten, torch.ops.specframe.attend.default
+CASTS = frozenset({ATEN.to.dtype, ATEN.to.device, ATEN.to.dtype_layout})
+"""Operators that return what they are given where it has the type and the device already."""
+EVERYTHING = 2**63 - 1
+"""The end of a slice without one."""
+
+
+def simplify(module: torch.fx.GraphModule) -> None:
+    """Take operators out of a graph that return what they are given, and what is not used."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is torch._C._set_grad_enabled:
+            module.graph.erase_node(node)
+        elif passes_on(node):
+            node.replace_all_uses_with(node.args[0])
+    module.graph.eliminate_dead_code()
+
+
+def passes_on(node: torch.fx.Node) -> bool:
+    """Return whether an operator returns what it is given."""
+    if node.target in CASTS and not node.kwargs.get("copy"):
+        made, given = node.meta["val"], cast("torch.fx.Node", node.args[0]).meta["val"]
+        return bool((made.dtype, made.device) == (given.dtype, given.device))
+    if node.target is ATEN.slice.Tensor:
+        start, end = [*node.args[2:4], None, None][:2] if len(node.args) > 2 else (0, EVERYTHING)
+        return bool(len(node.args) < 5 and not start and end == EVERYTHING)
+    trains = node.target is ATEN.dropout.default and bool(node.args[2])
+    return node.target in {ATEN.detach.default, ATEN.alias.default, ATEN.dropout.default} and not trains
+
+
+def spelled(graph: torch.fx.Graph) -> str:
+    """Return a graph as text, the same one for graphs that compute the same of inputs of the same shapes."""
+    numbers = {node: f"%{number}" for number, node in enumerate(graph.nodes)}
+
+    def told(node: torch.fx.Node) -> Any:
+        if node.op == "placeholder":
+            value = node.meta["val"]
+            shaped = isinstance(value, torch.Tensor)
+            return (*value.shape, *value.stride(), value.dtype, value.device) if shaped else str(value)
+        return str(node.target), *(torch.fx.node.map_arg(one, numbers.__getitem__) for one in (node.args, node.kwargs))
+
+    return "\n".join(str(told(node)) for node in graph.nodes)
+
+
+def quick(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Return the graph with torch's functions and methods in place of its operators: those are called in half of the time."""
+    made = torch.fx.Graph()
+    copies = dict[torch.fx.Node, torch.fx.Node]()
+    for node in graph.nodes:
+        copies[node] = one = made.node_copy(node, copies.__getitem__)
+        if isinstance(node.target, torch._ops.OpOverload):
+            name, arguments = node.target._schema.name.partition("::")[2], node.target._schema.arguments
+            method = isinstance(getattr(torch.Tensor, name, None), types.MethodDescriptorType)
+            if method and arguments[0].name == "self":  # not so of torch.where
+                one.op, one.target = "call_method", name
+            elif name in ("linear", "silu", "gelu"):
+                one.target = getattr(torch._C._nn, name)
+    return made
+
+
+def compile_piece(module: torch.fx.GraphModule) -> Callable[..., Any]:
+    """Return what computes a piece, compiled by Inductor for all sizes, with the rounding of each operator as it is."""
+    for node in module.graph.nodes:
+        node.meta["example_value"] = node.meta.get("val")  # that is where Inductor finds the symbols
+    inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    options = {"config_patches": {"emulate_precision_casts": True}}
+    return torch._inductor.standalone_compile(module, inputs, options=options)
+
+
+def function(called: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls something else, as the node of a graph has to have one."""
+
+    def run(*given: Any) -> Any:
+        return called(*given)
+
+    return run
+
+
+class _Cutter:
+    """Cuts a graph at attention into pieces, each distinct one of which is held once."""
+
+    def __init__(self, module: torch.fx.GraphModule, model: torch.nn.Module, hidden: tuple[int, ...]) -> None:
+        self._module, self._hidden, self._pieces = module, hidden, dict[str, int]()
+        self._made: list[Piece] = []
+        self._calls = torch.fx.Graph()
+        self._values: dict[torch.fx.Node, torch.fx.Node] = {}
+        """The node among the calls that has the value of one of the graph."""
+        self._holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        for part in model.modules():
+            for held in (part._parameters, part._buffers):
+                for name, tensor in held.items():
+                    self._holders.setdefault(id(tensor), []).append((held, name))
+
+    def cut(self) -> TracedForward:
+        """Return the pieces of the graph.
+
+        Raises:
+            ModelError: the layers compute masks themselves, or do not attend by our function.
+        """
+        nodes = list(self._module.graph.nodes)
+        given = [node for node in nodes if node.op == "placeholder"]
+        held = self._held(nodes)
+        operators = [node for node in nodes if node.op == "call_function"]
+        attending = [node for node in operators if node.target is ATTEND]
+        if not attending:
+            raise ModelError("its layers do not attend by transformers' interface for sdpa")
+        masks, read = set(given[4:]), {node.args[3] for node in attending}
+        if read - masks or any(user.target is not ATTEND for mask in masks for user in mask.users):
+            raise ModelError("its layers compute masks themselves")
+        weights = [node for number, node in held.items() if number in self._holders]
+        constants = [node for number, node in held.items() if number not in self._holders]
+        for number, node in enumerate((*given, *weights, *constants)):
+            self._values[node] = self._calls.placeholder(f"given{number}")
+        piece = list[torch.fx.Node]()
+        for node in operators:
+            if node.target is ATTEND:
+                self._piece(piece)
+                piece = []
+                arguments = torch.fx.node.map_arg(node.args, self._values.__getitem__)
+                self._values[node] = self._calls.call_function(update_and_attend, arguments)
+            else:
+                piece.append(node)
+        self._piece(piece)
+        self._calls.output([self._values[node] for node in nodes[-1].args[0]])
+        return TracedForward(
+            self._made,
+            [Weight(tuple(self._holders[id(self._tensor(node))])) for node in weights],
+            [self._tensor(node) for node in constants],
+            torch.fx.GraphModule(torch.nn.Module(), self._calls),
+            self._hidden,
+        )
+
+    def _held(self, nodes: list[torch.fx.Node]) -> dict[int, torch.fx.Node]:
+        """Return the node of each tensor that the forward reads beside its arguments, by the tensor's id; there is one of each."""
+        held = dict[int, torch.fx.Node]()
+        for node in nodes:
+            if node.op == "get_attr" and (first := held.setdefault(id(self._tensor(node)), node)) is not node:
+                node.replace_all_uses_with(first)
+        return held
+
+    def _tensor(self, node: torch.fx.Node) -> torch.Tensor:
+        return cast("torch.Tensor", operator.attrgetter(str(node.target))(self._module))
+
+    def _piece(self, nodes: list[torch.fx.Node]) -> None:
+        """Add the call of a piece."""
+        if not nodes:
+            return
+        mine, graph, copies = set(nodes), torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+        reads = dict.fromkeys(one for node in nodes for one in node.all_input_nodes if one not in mine)
+        for one in reads:
+            copies[one] = graph.placeholder(f"a{len(copies)}")
+            copies[one].meta["val"] = one.meta["val"]
+        for node in nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = {"val": node.meta.get("val")}
+        outputs = [node for node in nodes if any(user not in mine for user in node.users)]
+        graph.output(tuple(copies[node] for node in outputs))
+        number = self._pieces.setdefault(text := spelled(graph), len(self._made))
+        if number == len(self._made):
+            module, fast = (torch.fx.GraphModule(torch.nn.Module(), one) for one in (graph, quick(graph)))
+            self._made.append(Piece(module, function(fast.forward), text))
+        call = self._calls.call_function(self._made[number].run, tuple(self._values[one] for one in reads))
+        for place, node in enumerate(outputs):
+            self._values[node] = self._calls.call_function(operator.getitem, (call, place))

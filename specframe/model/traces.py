@@ -1,0 +1,142 @@
+"""The traced forwards of one model: which forwards run as pieces, from when on, and when pieces are compiled."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from specframe.devices import kinds
+from specframe.errors import ModelError, SpecframeWarning, sentence
+from specframe.model import current_numerics
+from specframe.model.traced import Piece, TracedForward, compile_piece, trace
+
+if TYPE_CHECKING:
+    from specframe.model.runner import ModelRunner
+
+TRACING_PAYS = 1_000
+"""Forwards from which on pieces take the place of modules unasked. On a CPU a layer takes 0.14 s to trace, and 0.13 ms less in each
+forward then (benchmarks/README.md): tracing costs what so many forwards have lost."""
+
+COMPILING_PAYS = 10_000
+"""Forwards from which on pieces are compiled unasked, on a CPU. Compiling takes 15 to 30 s, and saves ten layers 1.3 to 2 ms a
+forward (benchmarks/README.md). Pieces that an earlier process has compiled are so at once."""
+
+SMALL_LAYER = 1_000_000
+"""Weights of a layer up to which compiling shortens it on a CPU; larger ones are bound by their matrices."""
+
+_log = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class Kind:
+    """What the forwards that share a trace have in common."""
+
+    hidden: tuple[int, ...] = ()
+    """The numbers of the hidden states that are taken."""
+    long_rope: bool = False
+    """Whether rotary modules give the long ones of two sets of factors."""
+
+
+@attrs.define(eq=False)
+class Traces:
+    """The traced forwards of one model."""
+
+    _runner: ModelRunner
+    _seen: Counter[Kind] = attrs.Factory(Counter)
+    _made: dict[Kind, TracedForward | None] = attrs.Factory(dict)
+    _agreeing: dict[tuple[Kind, bool, bool, bool], bool] = attrs.Factory(dict)
+    """Whether a trace gives what the modules do, by whether it is compiled, for one row or several, for one token or several."""
+    _code: dict[str, Callable[..., Any]] = attrs.Factory(dict)
+    """The compiled code of pieces, by what they compute: traces share it."""
+
+    def of(self, layers: str, rows: int, width: int, kind: Kind) -> TracedForward | None:
+        """Return the forward to run as pieces, or None where the modules are called.
+
+        Args:
+            layers: "eager", "traced", "compiled", or "auto", which is eager until another has paid by now.
+            rows, width: of the tokens that are fed.
+            kind: of the forward.
+        """
+        asked, values = layers != "auto", kinds.of(self._runner.device).values
+        self._seen[kind] += 1
+        late = not asked and self._seen[kind] <= TRACING_PAYS
+        if layers == "eager" or late or not values or current_numerics.are_active():
+            return None
+        if (found := self._traced(kind, asked)) is None:
+            return None
+        if not found.tried and (layers == "compiled" or (not asked and self._compiling_pays(kind, found))):
+            self._compile(found, asked)
+        return found if self._agrees(found, kind, rows == 1, width == 1, asked) else None
+
+    def _traced(self, kind: Kind, asked: bool) -> TracedForward | None:
+        """Return the trace of a kind of forwards, which is made once, or None if there can be none."""
+        if (found := self._made.get(kind)) is not None and not found.holds:
+            self._made.clear()
+            self._agreeing.clear()
+        if kind not in self._made:
+            self._made[kind] = None
+            try:
+                self._made[kind] = trace(self._runner, kind.hidden)
+            except ModelError as error:
+                self._tell("traced", error, asked)
+        return self._made[kind]
+
+    def _compiling_pays(self, kind: Kind, found: TracedForward) -> bool:
+        """Return whether compiling a trace has paid by now, or takes no time since an earlier process has done it."""
+        if self._runner.device.type != "cpu" or self._runner.layer_weights > SMALL_LAYER:
+            return False
+        return self._seen[kind] > COMPILING_PAYS or all(note(piece).exists() for piece in found.pieces)
+
+    def _compile(self, found: TracedForward, asked: bool) -> None:
+        """Compile the pieces of a trace, which stay as they are where that cannot be done."""
+        began, found.tried = time.monotonic(), True
+        try:
+            for piece in found.pieces:
+                if piece.text not in self._code:
+                    self._code[piece.text] = compile_piece(piece.graph)
+                    note(piece).parent.mkdir(parents=True, exist_ok=True)
+                    note(piece).touch()
+        except Exception as error:  # whatever a compiler raises
+            self._tell("compiled", error, asked)
+        else:
+            found.take(self._code)
+            _log.info("the %s's layers were compiled in %.2g s", self._runner.role, time.monotonic() - began)
+
+    def _agrees(self, found: TracedForward, kind: Kind, one_row: bool, one_token: bool, asked: bool) -> bool:
+        """Return whether a trace gives the logits of the modules, which is tried the first time that it is asked."""
+        key = kind, found.compiled, one_row, one_token
+        if key not in self._agreeing:
+            self._agreeing[key] = True
+            try:
+                self._runner.tests.require_agreement(found, one_row, one_token)
+            except torch.OutOfMemoryError:
+                del self._agreeing[key]
+                raise
+            except Exception as error:  # whatever what was compiled raises
+                self._agreeing[key] = False
+                self._tell("compiled" if found.compiled else "traced", error, asked)
+        return self._agreeing[key]
+
+    def _tell(self, what: str, error: Exception, asked: bool) -> None:
+        """Say why the modules are called: in a warning where something else was asked for, else in the log."""
+        text = f"the {self._runner.role}'s layers are not {what}, and run eagerly: {sentence(error)}"
+        if asked:
+            warnings.warn(text, SpecframeWarning, stacklevel=2)
+        else:
+            _log.info(text)
+
+
+def note(piece: Piece) -> Path:
+    """Return the file that stands beside Inductor's cache once a piece was compiled."""
+    about = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {piece.text}"
+    return Path(cache_dir()) / "specframe" / hashlib.sha256(about.encode()).hexdigest()

@@ -1,0 +1,280 @@
+"""Forwards run as pieces give what a model's modules give, whatever the sizes, weights and hidden states."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import architectures
+import pytest
+import torch
+from specframe_testing import harness, zoo
+
+from specframe.contracts.roles import Observer
+from specframe.errors import ModelError, SpecframeWarning
+from specframe.model import traces
+from specframe.model.model_checks import SelfTests
+from specframe.model.runner import ModelRunner
+from specframe.model.traced import trace
+from specframe.model.traces import Kind
+from specframe.model.transformers_model import CallOptions
+
+PIECES = pytest.mark.filterwarnings("error:.*layers are not (traced|compiled)")
+"""A test of layers that have to run as pieces: modules have the same tokens."""
+PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
+LENGTHS = [9, 14, 3, 12, 7]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Take the code of pieces for compiled as it is, collect it, and note what was compiled in a folder of the test's own."""
+    found: list[Any] = []
+
+    def collect(graph: Any) -> Any:
+        found.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(traces, "compile_piece", collect)
+    monkeypatch.setattr(traces, "cache_dir", lambda: tmp_path)
+    return found
+
+
+SLOW = ("llama", "gpt2", "gemma3", "phi3", "glm4", "qwen3")
+
+
+@pytest.mark.wide
+@PIECES
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("opt", "compiled"),
+        ("mistral", "traced"),
+        *(pytest.param(name, "traced", marks=pytest.mark.slow) for name in SLOW),
+    ],
+)
+def test_tokens_are_the_reference_decoder_s(compiled: list[Any], name: str, layers: str) -> None:
+    """Draft and target run as pieces, in chains and prompts, one row and several: what is decoded is exact."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers=layers)
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+    assert bool(compiled) == (layers == "compiled")
+
+
+def runner_of(model: Any) -> ModelRunner:
+    """Return a runner whose model was tried."""
+    found = ModelRunner(model, "target")
+    with torch.inference_mode():
+        assert found.kv_shapes
+    return found
+
+
+def test_equal_layers_share_a_piece() -> None:
+    """Four layers are a first piece, one between them that is called three times, and a last one, unless sizes differ."""
+    model = zoo.build("llama", num_hidden_layers=4)
+    found = trace(runner_of(model))
+    assert len(found.pieces) == 3
+    assert [node.target for node in found.calls.graph.nodes].count(found.pieces[1].run) == 3
+    assert not found.constants
+    part = model.model.layers[1].mlp
+    for name, narrow in (("gate_proj", part.gate_proj), ("up_proj", part.up_proj)):
+        setattr(part, name, torch.nn.Linear(narrow.in_features, 8, bias=False))
+    part.down_proj = torch.nn.Linear(8, part.down_proj.out_features, bias=False)
+    assert len(trace(runner_of(model)).pieces) == 4  # one has other sizes
+
+
+@pytest.mark.parametrize("way", ["written to", "put in its place"])
+def test_a_changed_weight_is_the_pieces_s_as_well(way: str) -> None:
+    """The weights of one layer change between two forwards: pieces give what modules give then, of this layer and the others."""
+    runner = runner_of(zoo.build("llama", num_hidden_layers=3))
+    found, attention = trace(runner), runner.module.model.layers[1].self_attn
+    if way == "written to":
+        attention.v_proj.weight.data.mul_(3)
+    else:
+        attention.v_proj.weight = torch.nn.Parameter(attention.v_proj.weight.detach() * 3)
+    runner.tests.require_agreement(found, False, False)
+
+
+@PIECES
+def test_a_weight_that_is_no_longer_tied_is_seen() -> None:
+    """The head gets a weight of its own: the trace of before, which reads one weight for both, is not used."""
+    model = zoo.build("qwen3")
+    runner = runner_of(model)
+    with torch.inference_mode():
+        first = runner.traces.of("traced", 3, 4, Kind())
+    assert first is not None
+    assert first.holds
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * -1)
+    with torch.inference_mode():
+        second = runner.traces.of("traced", 3, 4, Kind())
+    assert second is not None
+    assert second is not first
+    runner.tests.require_agreement(second, False, False)
+
+
+def test_hidden_states_are_those_of_the_modules() -> None:
+    """The embedding, a layer's output, and those after the last layer with its norm and without are taken as they are else."""
+    runner, wanted, found = runner_of(zoo.build("llama")), (0, 1, 2, 3), dict[int, torch.Tensor]()
+    tests, (forwards, expected) = runner.tests, runner.taps.placed(wanted, {})
+    tests._fed(tests._uneven, CallOptions(forwards=forwards))
+    tests._fed(tests._uneven, CallOptions(traced=trace(runner, wanted), hidden=found))
+    assert [*found] == [*wanted]
+    for number in wanted:
+        torch.testing.assert_close(found[number], expected[number])
+
+
+@pytest.mark.wide
+def test_layers_that_compute_their_masks_are_not_traced() -> None:
+    """A trace has no numbers of masks; a warning says so, and the tokens are exact."""
+    target = zoo.build("opt")
+    for layer in target.model.decoder.layers:
+        layer.forward = computes_its_mask(layer.forward)
+    pipe = harness.pipeline(target, None, batch_size=3, layers="traced")
+    with pytest.warns(SpecframeWarning, match="are not traced, and run eagerly: its layers compute masks themselves"):
+        harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
+def computes_its_mask(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a layer's ``forward`` that makes another mask of the one it is given."""
+
+    def other(*arguments: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> Any:
+        made = None if attention_mask is None else attention_mask + 0.0
+        return forward(*arguments, attention_mask=made, **options)
+
+    return other
+
+
+class Counting(torch.nn.Linear):
+    """Counts its calls."""
+
+    calls = 0
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return its output."""
+        self.calls += 1
+        return super().forward(input)
+
+
+def test_what_a_trace_would_not_tell_is_refused() -> None:
+    """Modules that change as they are called, which stay as they were, hooks, other attention, and weights of another kind."""
+    model = zoo.build("llama")
+    model.lm_head.__class__ = Counting
+    runner = runner_of(model)
+    before = runner.twin.lm_head.calls
+    with pytest.raises(ModelError, match="its forward changes Counting itself"):
+        trace(runner)
+    assert runner.twin.lm_head.calls == before
+    hooked = zoo.build("llama")
+    hooked.model.norm.register_forward_hook(lambda *_: None)
+    with pytest.raises(ModelError, match="LlamaRMSNorm has hooks"):
+        trace(runner_of(hooked))
+    eager = zoo.build("llama")
+    eager.set_attn_implementation("eager")
+    with pytest.raises(ModelError, match="it attends by eager"):
+        trace(runner_of(eager))
+
+
+def test_logits_that_are_no_numbers_are_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN is no agreement: no comparison with it holds."""
+    tests = ModelRunner(zoo.build("opt"), "target").tests
+
+    def fed(self: SelfTests, _: Any, options: Any = None) -> torch.Tensor:
+        return torch.arange(4.0) * (float("nan") if options else 1.0)
+
+    monkeypatch.setattr(SelfTests, "_fed", fed)
+    with pytest.raises(ModelError, match="logits are off by nan"):
+        tests.require_agreement(object(), False, False)  # type: ignore[arg-type]
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["doge", "falcon", "deepseek_v3"])
+def test_architectures_that_cannot_be_traced_are_exact(name: str) -> None:
+    """They make masks of values, attend by themselves, or have experts whose products have no shape function in float32."""
+    target = architectures.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="traced")
+    with pytest.warns(SpecframeWarning, match="layers are not traced"):
+        harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
+def test_compiling_is_no_time_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of target and draft model are compiled, or found not to compile, before the first stage of the first round."""
+    seen: list[str] = []
+
+    def fails(graph: Any) -> Any:
+        seen.append("compiler")
+        raise RuntimeError("no compiler\nmore of it")
+
+    class Stages(Observer):
+        def enter(self, stage: str) -> None:
+            seen.append(stage)
+
+    monkeypatch.setattr(traces, "compile_piece", fails)
+    target = zoo.build("opt")
+    pipe = harness.pipeline(target, zoo.good_draft(target), layers="compiled", observers=[Stages()])
+    with pytest.warns(SpecframeWarning, match="layers are not compiled, and run eagerly: no compiler") as told:
+        harness.check(pipe, harness.requests(PROMPTS[:2], 4))
+    assert [line for line in map(str, (one.message for one in told)) if "\n" in line] == []
+    assert seen.count("compiler") == 2
+    assert "compiler" not in seen[next(at for at, what in enumerate(seen) if what != "compiler") :]
+
+
+def test_pieces_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A compiler that gets it wrong is found out before anything is decoded, for rows and tokens of one as for more."""
+    monkeypatch.setattr(traces, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(
+        traces,
+        "compile_piece",
+        lambda graph: (
+            lambda *given: [
+                one * 1.1 if torch.is_tensor(one) and one.is_floating_point() else one for one in graph(*given)
+            ]
+        ),
+    )
+    runner = runner_of(zoo.build("opt"))
+    for rows, width in ((3, 4), (1, 1)):
+        with torch.inference_mode(), pytest.warns(RuntimeWarning, match="not compiled, and run eagerly: .* off by"):
+            assert runner.traces.of("compiled", rows, width, Kind()) is None
+
+
+@pytest.mark.slow
+@PIECES
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("gpt2", marks=pytest.mark.nightly)])
+def test_tokens_are_exact_when_compiled(name: str) -> None:
+    """The same with torch's own compiler, in which one code serves all sizes."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled")
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
+@pytest.mark.wide
+@pytest.mark.cuda
+@pytest.mark.parametrize("graph", ["on", "off"])
+def test_tokens_are_exact_on_cuda(graph: str) -> None:
+    """Compiled pieces give the reference's tokens in fp32, captured or not."""
+    target = zoo.build("qwen3").to("cuda")
+    pipe = harness.pipeline(
+        target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled", graphs=graph
+    )
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
+def test_auto_takes_pieces_when_they_pay(compiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many forwards call the modules; then they are pieces, which are compiled later, and at once in the next process."""
+    model = zoo.build("opt")
+    monkeypatch.setattr(traces, "TRACING_PAYS", 2)
+    monkeypatch.setattr(traces, "COMPILING_PAYS", 4)
+
+    def forwards() -> list[str]:
+        runner, told = runner_of(model), []
+        with torch.inference_mode():
+            for _ in range(6):
+                found = runner.traces.of("auto", 3, 4, Kind())
+                told.append("eager" if found is None else "compiled" if found.compiled else "traced")
+        return told
+
+    assert forwards() == ["eager", "eager", "traced", "traced", "compiled", "compiled"]
+    assert len(compiled) == 3
+    assert forwards() == ["eager", "eager", "compiled", "compiled", "compiled", "compiled"]
