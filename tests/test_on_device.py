@@ -26,6 +26,7 @@ from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.captured_graphs import SimRecording, tape
+from specframe_testing.device.counters import ALLOCATION, COUNTERS
 from specframe_testing.device.device_memory import MEMORY
 from specframe_testing.device.rounds import watched_rounds
 from specframe_testing.paged_fake import Pages
@@ -33,7 +34,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specframe import Pipeline
-from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.cache import DenseView, KVStore, Placement
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
@@ -550,6 +551,17 @@ def test_the_packed_kernel_refuses(name: str) -> None:
     torch.ops.aten._flash_attention_forward(**flash_arguments())
     with pytest.raises(RuntimeError, match=expected):
         torch.ops.aten._flash_attention_forward(**flash_arguments(**changed))
+
+
+@takes_lengths
+def test_packed_attention_makes_two_tensors() -> None:
+    """A call of packed attention makes its output and the log sums: no state of random numbers is made and filled."""
+    query, key = (torch.zeros(3, 5, heads, 16, dtype=torch.bfloat16, device="sim").transpose(1, 2) for heads in (4, 2))
+    places = torch.arange(5, device="sim")[None]
+    plan = Packed().plan(Placement(*(places.repeat(3, 1),) * 3, places, in_order=True))
+    with torch.inference_mode(), COUNTERS.watched(ALLOCATION) as made:
+        plan.attend(query, DenseView(key, key), None, None)
+    assert made.total() == 2, made
 
 
 @pytest.mark.wide

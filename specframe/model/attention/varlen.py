@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -111,9 +110,7 @@ class Packing:
 @functools.cache
 def reads_pages(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int, page: int) -> bool:
     """Return whether the flash kernel takes pages of ``page`` slots and agrees with masked attention; tried once."""
-    public = _varlen()
-    takes_tables = public is not None and "block_table" in inspect.signature(public).parameters
-    if not takes_tables:
+    if _varlen() is None:
         return False
     own = contextvars.Context()  # a forward is under way, and the trial is none of its layers
     return own.run(agrees, InPages(page), device, dtype, heads, key_heads, size)
@@ -147,6 +144,7 @@ def flash(
 ) -> torch.Tensor:
     """Call torch's variable-length flash attention: a public function where it takes lengths, its operator before that.
 
+    Of the two public functions the one that fills a given tensor makes no other: no state of random numbers in every layer.
     With a table, keys and values are pages (P, page, H, D). Flash attention of pages is wrong where it splits the keys of a row
     (flash-attention 1217, pytorch 194167), so it is told not to.
     """
@@ -155,6 +153,7 @@ def flash(
         gqa = query.shape[1] != key.shape[-2]
         pages = {} if table_BN is None else {"block_table": table_BN, "num_splits": 1}
         return public(
+            torch.empty_like(query),
             query,
             key,
             value,
@@ -173,7 +172,7 @@ def flash(
 @functools.cache
 def _varlen() -> Callable[..., Any] | None:
     try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
+        from torch.nn.attention.varlen import varlen_attn_out
+    except ImportError:  # before torch 2.12, when the other function began to take lengths and pages
         return None
-    return varlen_attn if "seqused_k" in inspect.signature(varlen_attn).parameters else None
+    return varlen_attn_out

@@ -140,6 +140,9 @@ def register() -> Simulated:
     KERNELS[aten.index_put_.default] = indexed.index_put
     KERNELS[aten.scatter_.src] = indexed.scatter
     PARTS[torch.ops.torch_attn._varlen_attn.default] = varlen._varlen_attn._init_fn
+    if hasattr(varlen, "varlen_attn_out"):  # since torch 2.12
+        KERNELS[aten._flash_attention_forward_no_dropout_inplace.default] = varlen_kernels.flash_out
+        PARTS[torch.ops.torch_attn._varlen_attn_out.default] = varlen._varlen_attn_out._init_fn
     return Simulated()
 
 

@@ -1,8 +1,8 @@
 """Variable-length attention: what torch's flash kernel computes, and what it refuses.
 
 ``torch.nn.attention.varlen.varlen_attn`` (with lengths since 2.12) comes down to the operator ``aten::_flash_attention_forward``,
-which older code calls itself: this is that operator. Its arguments are checked as the kernel checks them (flash_api.cpp in torch's
-sources): precisions, whole numbers of 32 bits, strides, head sizes, heads, pages.
+which older code calls itself: this is that operator, and the one behind ``varlen_attn_out``. Arguments are checked as the kernel
+checks them (flash_api.cpp in torch's sources): precisions, whole numbers of 32 bits, strides, head sizes, heads, pages.
 """
 
 from __future__ import annotations
@@ -119,6 +119,13 @@ def flash(
         output[first:last], sums[:, first:last] = attended(query[first:last], keys, values, scale, left, right)
     nothing = torch.zeros(2, dtype=torch.uint64)
     return output, sums, nothing, torch.zeros((), dtype=torch.uint64), query.new_zeros(0)
+
+
+def flash_out(output: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """Write what :func:`flash` returns into a tensor, and return the log sums."""
+    found, sums, *_ = flash(*args, **options)
+    output.copy_(found)
+    return sums
 
 
 def held(states: torch.Tensor, row: int, bounds: list[int], used: int, table: torch.Tensor | None) -> torch.Tensor:
