@@ -22,7 +22,7 @@ NUMERIC := $(addprefix tests/test_,attention.py equivalence.py features.py flex.
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test wide nightly bounds mutants test-ray test-clients test-speculators test-arctic test-torchao kernels fuzz check docs site changelog wheels bench clean
+.PHONY: run install test wide nightly bounds mutants test-ray test-clients test-speculators test-arctic test-torchao test-triton kernels fuzz check docs site changelog wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -115,6 +115,14 @@ test-torchao: .venv-torchao/installed  ## models that torchao quantises, in an e
 	.venv-torchao/bin/$(PIP_INSTALL) torch==2.13.0 torchao==0.18.0 -e . $(addprefix -e plugins/specframe-,std bitwise testing tiny) pytest
 	touch $@
 
+test-triton: .venv-triton/installed  ## the kernels of decode attention by Triton's interpreter, in an environment of their own
+	OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-std/kernels
+
+.venv-triton/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-testing/pyproject.toml
+	$(PYTHON) -m venv .venv-triton
+	.venv-triton/bin/$(PIP_INSTALL) -e . -e "plugins/specframe-std[triton]" $(addprefix -e plugins/specframe-,bitwise testing) pytest
+	touch $@
+
 kernels: install  ## tests of what models compute, with the kernels of a CPU that has no vector instructions
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not nightly" --every $(EVERY) $(NUMERIC)
 
@@ -151,4 +159,4 @@ bench: install  ## tokens per second beside transformers' own decoding, on two p
 	$(BIN)/python benchmarks/bench.py --pair cpu --device cpu --quick --budget 280
 
 clean:
-	rm -rf .venv .venv-ray .venv-speculators .venv-arctic .venv-torchao .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info
+	rm -rf .venv .venv-ray .venv-speculators .venv-arctic .venv-torchao .venv-triton .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info

@@ -1,4 +1,4 @@
-"""What each way to attend costs: masked, packed and flex, for rounds and for prompts, over short and long caches.
+"""What each way to attend costs: masked, packed, decode and flex, for rounds and for prompts, over short and long caches.
 
     python benchmarks/attention.py [--heads 32,8,128] [--dtype bfloat16] [--device cuda|cpu] [--small]
 
@@ -20,6 +20,7 @@ import click
 import torch
 from rich.console import Console
 from rich.table import Table
+from specframe_std.attention import decode
 from torch.utils.benchmark import Timer
 
 from specframe.contracts.cache import DenseView, Placement
@@ -30,7 +31,7 @@ from specframe.model.attention.masks import masks
 from specframe.model.decoder_layers import ints_and_sizes_left_open
 from specframe.models.loading import pick_device, pick_dtype
 
-WAYS = {"packed": varlen.Packed(), "flex": Flex()}
+WAYS = {"packed": varlen.Packed(), "decode": decode.Decode(), "flex": Flex()}
 """Backends that need no masks."""
 
 SHAPES = (*((rows, 6, slots) for slots in (1024, 8192) for rows in (1, 8, 64)), (1, 4096, 8192), (8, 512, 8192))
@@ -68,8 +69,9 @@ def timed(
     query = torch.randn(rows, queries, fed, size, device=device, dtype=dtype)
     key, value = (torch.randn(rows, slots, keys, size, device=device, dtype=dtype).transpose(1, 2) for _ in range(2))
     placement = half_full(rows, fed, slots, device)
-    packs = varlen.works(device, dtype, queries, keys, size)
-    for way in ("masked", "packed", "flex") if packs else ("masked", "flex"):
+    tried = {"packed": varlen.works, "decode": decode.works}
+    working = [way for way, works in tried.items() if works(device, dtype, queries, keys, size)]
+    for way in ("masked", *working, "flex"):
         if time.perf_counter() > deadline:
             return
         row: dict[str, Any] = {"rows": rows, "tokens": fed, "slots": slots, "way": way, "fault": None}

@@ -131,8 +131,10 @@ class GpuCells:
 
     def attention(self, way: str, batch: int, fed: int, live: int) -> list[Row]:
         """Time one layer's attention in a graph of many, whose keys are too many for the L2 cache."""
-        if way != "masked" and way not in kinds.of(self._device).kernels:
+        if way != "masked" and {"decode": "triton"}.get(way, way) not in kinds.of(self._device).kernels:
             raise AbsentError(f"{self._device.type} has no kernel for it")
+        if way == "decode" and not find_spec("triton"):
+            raise AbsentError("there is no Triton")
         config, slots = shape(PAIRS[self._pair][0]), -(-live // 64) * 64
         heads, size = config.num_key_value_heads, config.head_dim
         query = torch.randn(batch, config.num_attention_heads, fed, size, **self._on)

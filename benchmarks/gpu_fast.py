@@ -61,7 +61,7 @@ def cells(small: bool = False) -> list[Cell]:
         *grid("forwards", "forwards", 30, way=("compiled", "regions"), batch=batches),
         *grid("rounds", "rounds", 6, way=("compiled", "deferred", "eager"), length=(0, 3, 5), batch=batches),
         *grid("runs", "runs", 10, batch=batches, scheme=SCHEMES),
-        *grid("attention", "attention", 1.5, way=("packed", "masked"), **attended),
+        *grid("attention", "attention", 1.5, way=("decode", "packed", "masked"), **attended),
         *grid("attention", "attention", 6, way=("flex",), **attended),
         *grid("products", "products", 5, weight=PRODUCTS, rows=(rows,), triton=(False,)),
         *grid("products", "products", 30, weight=PRODUCTS, rows=((1, 8, 48),), triton=(True,)),

@@ -57,8 +57,8 @@ class Pipeline:
         observers: objects told about every round, see :class:`specframe.contracts.roles.Observer`.
         check: verify the invariants of :mod:`specframe_testing.instrumentation.invariants` all along; slow.
         attention: an attention backend: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by
-            blocks), "masked", one of a plugin, or "auto": packed on CUDA where it fits, flex there where masks would be large,
-            masked otherwise, and a plugin's where the KV backend keeps pages.
+            blocks), "masked", one of a plugin, or "auto": on CUDA packed, or a plugin's that needs no masks either, where it
+            fits, flex there where masks would be large, masked otherwise, and a plugin's where the KV backend keeps pages.
         graphs: record forwards as CUDA graphs: "on", "off", or "auto": where there is CUDA. "on" without CUDA fills the same
             buffers and records nothing.
         layers: "eager" calls the models' modules. "traced" runs what they compute as straight code, traced before the first

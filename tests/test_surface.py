@@ -146,11 +146,11 @@ def test_import_is_light():
     assert isolated(code) == "set()"
 
 
-BOTH = frozenset(
-    {"model", "none", "chain", "tree", "block", "fixed", "greedy", "dynamic", "first", "paged", "pool", "window"}
-)
+BOTH = frozenset({
+    "model", "none", "chain", "tree", "block", "fixed", "greedy", "dynamic", "first", "paged", "pool", "window", "decode",
+})  # fmt: skip
 """Names of strategies that are words of the core, too: a kind of thing, plain decoding, a draft without branches, the first, a kind
-of view, the sequences of a run, what a layer sees, ..."""
+of view, the sequences of a run, what a layer sees, what a tokenizer does, ..."""
 
 
 def names_in(source: str, names: set[str]) -> set[str]:

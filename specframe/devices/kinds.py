@@ -57,7 +57,7 @@ class DeviceKind:
     called = "CPU"
     """What messages call it."""
     kernels: frozenset[str] = frozenset()
-    """Its kernels for attention without masks, of "packed" and "flex"."""
+    """Its kernels for attention without masks, of "packed" and "flex", and those that "triton" compiles."""
     dtype = torch.float32
     """The precision of models that are loaded in no particular one."""
     generators = False
@@ -125,7 +125,7 @@ class Cuda(DeviceKind):
     """CUDA."""
 
     called = "CUDA"
-    kernels = frozenset({"packed", "flex"})
+    kernels = frozenset({"packed", "flex", "triton"})
     dtype = torch.bfloat16
     generators = True
     words = 8

@@ -77,6 +77,11 @@ def specframe_register_kv_backends(register: Register) -> None:
 
 
 @hookimpl
+def specframe_register_attention_backends(register: Register) -> None:
+    register("decode", "specframe_std.attention.decode:Decode")  # "auto" takes the first by name that suits
+
+
+@hookimpl
 def specframe_register_draft_length_policies(register: Register) -> None:
     register("fixed", "specframe_std.policies.fixed_length:FixedLength")
     register("explicit", "specframe_std.policies.explicit:Explicit")
