@@ -14,7 +14,7 @@ from specframe_std.attention import decode
 from specframe_std.attention.decode import Decode
 from specframe_std.attention.tiles import Tiles
 from specframe_std.kv.slab import Slab
-from specframe_testing import harness, zoo
+from specframe_testing import harness, suite_device, zoo
 from specframe_testing.device.kind import Simulated
 
 from specframe.contracts.attention import AttentionFacts
@@ -104,6 +104,17 @@ def test_float32_is_for_those_who_ask(kernel: Kernel) -> None:
     assert Decode().suits(facts(16, asked=True))
     assert {width for _, width in kernel.calls} == {3, 200}
     assert not Decode().suits(facts(264, asked=True))
+
+
+def test_recorded_rounds_are_exact(kernel: Kernel) -> None:
+    """Asked for by name in float32, it attends in recorded rounds and in prompts, and the tokens are the reference's."""
+    with suite_device.running_on("sim"):
+        target = zoo.build("gemma3")
+        pipe = harness.pipeline(
+            target, zoo.good_draft(target), batch_size=3, draft_length=3, attention="decode", graphs="on"
+        )
+        harness.check(pipe, harness.requests(harness.random_prompts([3, 19, 1, 7], zoo.VOCABULARY), 9, {zoo.EOS}))
+    assert {1, 4, 19} <= {width for _, width in kernel.calls}
 
 
 def test_it_is_refused_in_one_sentence() -> None:
