@@ -22,7 +22,7 @@ NUMERIC := $(addprefix tests/test_,attention.py equivalence.py features.py flex.
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test wide nightly bounds mutants test-ray test-clients test-speculators test-arctic test-torchao test-triton kernels fuzz check docs site changelog wheels bench clean
+.PHONY: run install test wide nightly bounds mutants mutants-ray test-ray test-clients test-speculators test-arctic test-torchao test-triton kernels fuzz check docs site changelog wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -42,10 +42,13 @@ wide: install  ## a part of all other tests, always the same one
 
 nightly: install  ## all tests, 1,000 inputs at random, the lowest versions, and all planted faults: hours
 	SPECFRAME_FULL_MATRIX=1 SPECFRAME_ALL_ARCHITECTURES=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q --ignore tests/test_wheels.py
-	$(MAKE) fuzz bounds mutants
+	$(MAKE) fuzz bounds mutants mutants-ray
 
 mutants: install  ## plant faults of one line, one at a time, in copies of the project: each has to turn a test of the quick set red
 	$(BIN)/python tests/mutation.py --jobs $(JOBS) $(MUTANTS)
+
+mutants-ray: .venv-ray/installed  ## plant the faults whose tests need Ray
+	RAY_worker_niceness=0 .venv-ray/bin/python tests/mutation.py --environment ray
 
 test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment of their own
 	RAY_worker_niceness=0 OMP_NUM_THREADS=1 timeout $(RAY_SECONDS) .venv-ray/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-ray/tests

@@ -60,6 +60,13 @@ class Mutant:
     find: str
     replace: str
     tests: tuple[str, ...] = attrs.field(converter=tuple)
+    environment: str = ""
+    """The virtual environment that its tests need, as "ray" for .venv-ray; "" stands for the project's own."""
+
+    @property
+    def named(self) -> bool:
+        """Whether single tests are named, which are run though they are slow."""
+        return all("::" in test for test in self.tests)
 
 
 @attrs.frozen
@@ -79,13 +86,14 @@ def read(folder: Path = FOLDER) -> list[Mutant]:
     """Return the mutants of all files of a folder; ValueError names an entry with other keys than those of :class:`Mutant`."""
     mutants = []
     keys = {field.name for field in attrs.fields(Mutant)}
+    own = keys - {"environment"}
     for path in sorted(folder.glob("*.toml")):
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         if tables.keys() - {"mutant"}:
             raise ValueError(f"{path.name}: expected only [[mutant]] tables, got {sorted(tables)}")
         for entry in tables.get("mutant", []):
-            if entry.keys() != keys:
-                raise ValueError(f"{path.name}: expected the keys {sorted(keys)} in each entry, got {sorted(entry)}")
+            if not own <= entry.keys() <= keys:
+                raise ValueError(f"{path.name}: expected the keys {sorted(own)} in each entry, got {sorted(entry)}")
             mutants.append(Mutant(**entry))
     return mutants
 
@@ -209,8 +217,7 @@ def run(copy: Copy, mutant: Mutant, whole: bool = False, seconds: float = SECOND
     """Plant a mutant in a copy and run its tests; with ``whole`` the whole quick set, too, where none of them fails."""
     begun = time.monotonic()
     with copy.planted(mutant):
-        named = all("::" in test for test in mutant.tests)  # a test that is named is run though it is slow
-        outcome, detail = outcome_of(*copy.test(mutant.tests, seconds, "-x", *(() if named else FAST)))
+        outcome, detail = outcome_of(*copy.test(mutant.tests, seconds, "-x", *(() if mutant.named else FAST)))
         if outcome == "not caught" and whole:
             outcome, detail = outcome_of(*copy.test([], WHOLE_SECONDS, "-x", *FAST))
             detail = f"{detail}, which its entry does not name" if outcome == "caught" else detail
@@ -239,15 +246,24 @@ def unfit(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> str | None:
     """Return why the copies tell nothing about the project: others' packages are imported, or a test fails without a fault."""
     if elsewhere := copies[0].imported_from_elsewhere():
         return f"the copy's packages have to be imported; another folder's are: {', '.join(elsewhere)}"
-    tests = sorted({test for mutant in mutants for test in mutant.tests})
-    status, output = copies[0].test(tests, WHOLE_SECONDS, "-n", str(len(copies)), *FAST)
-    return None if status == 0 else f"the tests fail without any fault (status {status}):\n{output[-2000:]}"
+    jobs = (
+        ("-n", str(len(copies)), "--dist", "loadfile") if len(copies) > 1 else ()
+    )  # environments of their own have no pytest-xdist
+    for named in (False, True):
+        tests = sorted({test for mutant in mutants if mutant.named == named for test in mutant.tests})
+        status, output = copies[0].test(tests, WHOLE_SECONDS, *jobs, *(() if named else FAST)) if tests else (0, "")
+        if status != 0:
+            return f"the tests fail without any fault (status {status}):\n{output[-2000:]}"
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the mutants, print one line each, and return the exit status: 0 if all are caught, 1 if not, 2 if none was run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", metavar="NAME", action="append", help="run this mutant only; may be given again")
+    parser.add_argument(
+        "--environment", metavar="NAME", default="", help="run the mutants of another environment, as ray"
+    )
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="mutants at a time, each in a copy of its own")
     parser.add_argument("--whole", action="store_true", help="run the whole quick set on mutants that their tests miss")
     given = parser.parse_args(arguments)
@@ -258,7 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no mutant {', '.join(sorted(missing))}")
     if given.jobs < 1:
         parser.error(f"--jobs: expected a whole number of at least 1, got {given.jobs}")
-    mutants = [mutant for mutant in mutants if not given.only or mutant.name in given.only]
+    mutants = [
+        one for one in mutants if (one.name in given.only if given.only else one.environment == given.environment)
+    ]
     wrong = problems(mutants)
     with tempfile.TemporaryDirectory(prefix="specframe-mutants-") as scratch:
         copies = (

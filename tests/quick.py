@@ -86,7 +86,8 @@ def measure(folder: Path, jobs: int, only: Sequence[str]) -> None:
         if not any(folder.glob("reach-*.json")):
             reach(copies[0], folder, jobs)
         table = Table.read(folder)
-        left = [one for one in mutation.read() if one.name not in table.caught and (not only or one.name in only)]
+        faults = [one for one in mutation.read() if not one.environment]
+        left = [one for one in faults if one.name not in table.caught and (not only or one.name in only)]
         with (folder / "caught.jsonl").open("a", encoding="utf-8") as file:
             for mutant, tests in by_rule(copies, left, table):
                 print(json.dumps({"fault": mutant.name, "tests": tests}), file=file, flush=True)
@@ -285,7 +286,7 @@ def check() -> list[str]:
     found = [
         f"{mutant.name}: none of the test files that its entry names has a test in the quick set"
         for mutant in mutation.read()
-        if not quick & {file_of(test) for test in mutant.tests}
+        if not mutant.named and not mutant.environment and not quick & {file_of(test) for test in mutant.tests}
     ]
     names = {name for one in tests for name in (short(one.test, True), short(one.test, False))}
     for path in sorted({file_of(one.test) for one in tests}):
