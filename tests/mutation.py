@@ -246,9 +246,8 @@ def unfit(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> str | None:
     """Return why the copies tell nothing about the project: others' packages are imported, or a test fails without a fault."""
     if elsewhere := copies[0].imported_from_elsewhere():
         return f"the copy's packages have to be imported; another folder's are: {', '.join(elsewhere)}"
-    jobs = (
-        ("-n", str(len(copies)), "--dist", "loadfile") if len(copies) > 1 else ()
-    )  # environments of their own have no pytest-xdist
+    # environments of their own have no pytest-xdist
+    jobs = ("-n", str(len(copies)), "--dist", "loadfile") if len(copies) > 1 else ()
     for named in (False, True):
         tests = sorted({test for mutant in mutants if mutant.named == named for test in mutant.tests})
         status, output = copies[0].test(tests, WHOLE_SECONDS, *jobs, *(() if named else FAST)) if tests else (0, "")

@@ -182,17 +182,6 @@ def test_each_rule_draws_from_the_target(rule: str) -> None:
 
 
 @pytest.mark.wide
-def test_sample_covers_the_matrix() -> None:
-    """Every rule meets every alignment, draft length and sampling; every alignment both draft lengths and three samplings."""
-    seen = cells()
-    assert {(c.rule, c.align) for c in seen} == set(itertools.product(RULES, ALIGNMENTS))
-    assert {(c.rule, c.length) for c in seen} == set(itertools.product(RULES, LENGTHS))
-    assert {(c.rule, c.sampling) for c in seen} == set(itertools.product(RULES, SAMPLINGS))
-    assert {(c.align, c.length) for c in seen} == set(itertools.product(ALIGNMENTS, LENGTHS))
-    assert all(len({c.sampling for c in seen if c.align == align}) >= 3 for align in ALIGNMENTS)
-
-
-@pytest.mark.wide
 def test_typical_acceptance_is_seen_to_be_biased() -> None:
     """A rule that is not lossless fails, by far."""
     assert by_rule(Cell("typical", "ragged", 4, "t1"), FEWER) < LEAST**2

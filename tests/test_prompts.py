@@ -45,27 +45,25 @@ def given(content: Any, name: str) -> list[Any]:
     return [prompt.given for prompt in found]
 
 
-ENTRIES: list[tuple[Any, Any]] = [
-    ("a text", "a text"),
-    ([5, 6, 7], [5, 6, 7]),
-    (ANSWERED, ASKED),
-    ({"prompt": "p", "text": "t"}, "p"),
-    ({"prompt_token_ids": [1, 2]}, [1, 2]),
-    ({"messages": ASKED, "id": 3}, ASKED),
-    (
-        {
-            "conversations": [
-                {"from": "system", "value": "s"},
-                {"from": "human", "value": "q"},
-                {"from": "gpt", "value": "a"},
-            ]
-        },
-        "q",
+ENTRIES: list[Any] = [
+    *(
+        "a text",
+        [5, 6, 7],
+        ANSWERED,
+        {"prompt": "p", "text": "t"},
+        {"prompt_token_ids": [1, 2]},
+        {"messages": ASKED, "id": 3},
     ),
-    ({"conversations": ANSWERED}, ASKED),
-    ({"instruction": "Add.", "input": "1 2", "output": "3"}, "Add.\n\n1 2"),
+    {
+        "conversations": [
+            {"from": "system", "value": "s"},
+            {"from": "human", "value": "q"},
+            {"from": "gpt", "value": "a"},
+        ]
+    },
+    *({"conversations": ANSWERED}, {"instruction": "Add.", "input": "1 2", "output": "3"}),
 ]
-"""Entries, and what a pipeline is handed for each."""
+"""Entries of every form."""
 
 
 @pytest.mark.wide
@@ -129,15 +127,14 @@ def damaged(text: str, random: Random) -> bytes:
 def test_damaged_files(name: str) -> None:
     """Whatever is in a file, it gives prompts that have a fault or a form that a pipeline takes, or one sentence."""
     random = Random(name)
-    entries = [entry for entry, _ in ENTRIES]
     table = 'id,prompt,turns\n1,a,\n2,,"[""b""]"\n'
     whole = {
-        "p.json": json.dumps(entries),
+        "p.json": json.dumps(ENTRIES),
         "p.csv": table,
         "p.tsv": table.replace(",", "\t"),
         "p.ids": "1 2 3\n[4, 5]\n",
     }
-    lines = "\n".join(json.dumps(entry) for entry in entries)
+    lines = "\n".join(json.dumps(entry) for entry in ENTRIES)
     for _ in range(150):
         content = damaged(whole.get(name, lines), random)
         fault, found = "", []

@@ -165,28 +165,6 @@ def test_an_interruption_while_the_command_line_is_imported(
     assert (exit_.value.code, capsys.readouterr().err) == (130, "\ninterrupted\n")
 
 
-@pytest.mark.slow
-def test_a_run_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None:
-    """SIGTERM ends a run with a sentence and status 143, and the file holds whole lines, as many as it says."""
-    file = tmp_path / "out.jsonl"
-    command = [*RUN, "--output", str(file), "--max-new-tokens", "40"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 1200
-        while (not file.exists() or not file.stat().st_size) and time.monotonic() < deadline:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate()
-    count = file.read_bytes().count(b"\n")
-    assert 0 < count < 400
-    assert file.read_bytes().endswith(b"\n")
-    assert process.returncode == 143
-    assert said == (
-        f"\nterminated after {count} of 400 prompts; {file} holds {count} of 400 results, --resume decodes the rest\n"
-    )
-    assert list(tmp_path.iterdir()) == [file]
-
-
 @pytest.mark.wide(but=["2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_was_written_is_counted(

@@ -58,7 +58,6 @@ def side_by_side(model: PreTrainedModel, *tasks: Callable[[], Any]) -> list[Any]
     "ways",
     [
         ({"attention": "masked"}, {"attention": "flex"}),
-        pytest.param(({"attention": "flex"}, {"attention": "flex"}), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import torch
@@ -22,18 +20,6 @@ class Raising(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
         raise ValueError("no such thing")
-
-
-class Deadly(LogitsProcessor):
-    """Kills the process that it is called in, unless that is the one that made it."""
-
-    def __init__(self) -> None:
-        self.spared = os.getpid()
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
-        if os.getpid() != self.spared:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return scores
 
 
 class After(StoppingCriteria):

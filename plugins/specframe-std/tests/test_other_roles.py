@@ -40,14 +40,6 @@ class TestRejection(AcceptanceRuleSuite):
         return "rejection"
 
 
-@pytest.mark.slow
-class TestIndependentRejection(AcceptanceRuleSuite):
-    """The acceptance rule ``rejection`` for siblings that are drawn with replacement."""
-
-    def make(self) -> str:
-        return "rejection,siblings=independent"
-
-
 @pytest.mark.wide(but=["test_equals_reference[default]", "test_a_tree_without_distribution"])
 class TestTraversal(AcceptanceRuleSuite):
     """The acceptance rule ``traversal``, without doubt about any token."""

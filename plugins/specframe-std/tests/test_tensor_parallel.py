@@ -299,18 +299,6 @@ def test_an_error_of_rank_zero_ends_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_prompts_are_read_by_rank_zero(tmp_path: Path) -> None:
-    """Results are those of one process, and a prompt that cannot be decoded gives both ranks the exit status 1."""
-    file = tmp_path / "out.jsonl"
-    (first, _), second = torchrun(
-        tmp_path, "--output", str(file), "--quiet", "--max-new-tokens", "5", "def f", "x" * 200
-    )
-    assert (first, second) == (1, (1, ""))
-    kept = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [one["finish_reason"] for one in kept] == ["length", "error"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "end", "told"),
     [("killed", -9, "another rank has ended without a word"), ("gone", 0, "rank 1: its program has ended")],

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from specframe_std.executors.workers.executor import Workers
-from specframe_testing import fakes, harness
-from workers_objects import Deadly
 
 from specframe.cli import cli
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
 pytestmark = pytest.mark.slow
-
-TARGET = fakes.fake_target()
-DRAFT = fakes.fake_draft(TARGET)
-KILLS = 10 if os.environ.get("SPECFRAME_FULL_MATRIX") else 3
-"""Workers that are killed, one after the other. Most time goes to the start of those in their place, which import torch."""
 
 
 def children(parent: int) -> list[int]:
@@ -66,48 +56,6 @@ def wait_for(what: Callable[[], Any], seconds: float = 1200.0) -> Any:
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
     return found
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[Workers]:
-    """Two workers."""
-    made = Workers(2)
-    yield made
-    made.dismiss()
-
-
-def test_kills(executor: Workers) -> None:
-    """Workers that are killed at random moments give every result once, with the tokens of one process."""
-    prompts = harness.random_prompts([1 + place % 13 for place in range(15 * KILLS + 15)], 61, seed=7)
-    how = Sampling(temperature=0.9)
-    options: dict[str, Any] = {"batch_size": 2, "draft_length": 3, "accept": "gumbel"}
-    expected = [
-        (r.index, r.token_ids) for r in harness.pipeline(TARGET, DRAFT, **options).generate(prompts, 24, sampling=how)
-    ]
-    draw = random.Random(3)
-    pipe = harness.pipeline(TARGET, DRAFT, executor=executor, **options)
-    # so far from each other that no request is there at three kills, after which it would be given up
-    moments = {15 * number + draw.randrange(8) for number in range(KILLS)}
-    found = []
-    for number, result in enumerate(pipe.as_completed(prompts, 24, sampling=how)):
-        found.append((result.index, result.token_ids))
-        if number in moments:
-            victim = f"specframe-worker-{draw.randrange(2)}"
-            next(one for one in multiprocessing.active_children() if one.name == victim).kill()
-    assert sorted(found) == expected
-
-
-@pytest.mark.filterwarnings("ignore:.*called for")
-def test_a_request_that_kills(executor: Workers) -> None:
-    """A request that workers die with ends with an error that says so, and the others are decoded."""
-    prompts = harness.random_prompts((6, 1, 9, 4, 3), 61, seed=5)
-    how = [Sampling()] * 5
-    how[1] = Sampling(processors=(Deadly(),))
-    found = [*harness.pipeline(TARGET, DRAFT, executor=executor, batch_size=2).generate(prompts, 9, sampling=how)]
-    expected = [*harness.pipeline(TARGET, DRAFT, batch_size=2).generate(prompts, 9)]
-    assert found[1].finish_reason == "error"
-    assert found[1].error == "3 worker processes have died with this request, the last one by signal 9"
-    assert [r.token_ids for r in found if r.index != 1] == [r.token_ids for r in expected if r.index != 1]
 
 
 def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
