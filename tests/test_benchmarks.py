@@ -251,7 +251,7 @@ def test_a_cell_that_ends_its_process_is_a_line_and_the_others_go_on(
     worker = budgeted.Worker("some_cells", "Cells", {"word": "set"})
     names = ("fine", "missing", "broken", "fine", "lost", "fine", "crash", "hang", "fine")
     try:
-        rows = [worker.ask(budgeted.Cell("", name, name, {}, 1), 1 if name == "hang" else 60, 60) for name in names]
+        rows = [worker.ask(budgeted.Cell("", name, name, {}, 1), 1 if name == "hang" else 1200, 1200) for name in names]
     finally:
         worker.close()
     told = [row.get("reason", row["outcome"]) for row in rows]
@@ -272,7 +272,7 @@ def test_a_cell_that_ends_its_process_is_a_line_and_the_others_go_on(
     assert first["word"] == "set"
     assert len({first["process"], second["process"], third["process"]}) == 3
     worker = budgeted.Worker("some_cells", "Cells", {})
-    assert worker.ask(budgeted.Cell("", "fine", "fine", {}, 1), 60, 60)["reason"].startswith(
+    assert worker.ask(budgeted.Cell("", "fine", "fine", {}, 1), 1200, 1200)["reason"].startswith(
         "TypeError: Cells.__init__()"
     )
 
