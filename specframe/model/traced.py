@@ -27,6 +27,7 @@ from transformers import Cache
 from specframe.errors import ModelError, sentence
 from specframe.model.attention.interface import attend
 from specframe.model.decoder_layers import Forwards
+from specframe.model.merged_weights import Merged, merge, tensor_of
 from specframe.model.twin import CURRENT, NAME, CurrentForward, attention_of, running, sets_own_buffers
 
 if TYPE_CHECKING:
@@ -118,11 +119,13 @@ class TracedForward:
     """Each distinct one."""
     weights: list[Weight]
     constants: list[torch.Tensor]
-    """Tensors that the forward made of numbers."""
+    """Tensors that the forward made of numbers, and buffers of merged weights."""
     calls: torch.fx.GraphModule
     """The calls of pieces and of attention, of what a forward is given, of weights and of constants."""
     hidden: tuple[int, ...] = ()
     """The numbers of the hidden states that it gives."""
+    merged: list[Merged] = attrs.Factory(list)
+    """The weights that it reads together."""
     compiled: bool = False
     """Whether its pieces are compiled."""
     tried: bool = False
@@ -139,8 +142,9 @@ class TracedForward:
 
     @property
     def holds(self) -> bool:
-        """Whether the weights that were tied are."""
-        return all(one.tied() for one in self.weights if len(one.held) > 1)
+        """Whether the weights that were tied are, and those that were merged lie together."""
+        tied = all(one.tied() for one in self.weights if len(one.held) > 1)
+        return tied and all(one.holds for one in self.merged)
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         """Return the logits, and the hidden states that the forward was traced with.
@@ -154,12 +158,13 @@ class TracedForward:
         return found
 
 
-def trace(model: ModelRunner, hidden: tuple[int, ...] = ()) -> TracedForward:
+def trace(model: ModelRunner, hidden: tuple[int, ...] = (), merges: bool = False) -> TracedForward:
     """Return a model's forward as pieces.
 
     Args:
         model: the model, whose layers attend by our function.
         hidden: the numbers of the hidden states that are taken.
+        merges: whether linear layers that read the same tensor are merged, see :mod:`specframe.model.merged_weights`.
 
     Raises:
         ModelError: the forward cannot be traced, with the reason.
@@ -180,7 +185,8 @@ def trace(model: ModelRunner, hidden: tuple[int, ...] = ()) -> TracedForward:
     if changed:
         raise ModelError(f"its forward changes {changed[0]} itself")
     simplify(graph)
-    return _Cutter(graph, model.twin, hidden).cut()
+    merged = merge(graph) if merges else []
+    return _Cutter(graph, model.twin, hidden).cut(merged)
 
 
 def _as_it_was(module: torch.nn.Module, *held: dict[str, Any]) -> bool:
@@ -355,7 +361,7 @@ class _Cutter:
                 for name, tensor in held.items():
                     self._holders.setdefault(id(tensor), []).append((held, name))
 
-    def cut(self) -> TracedForward:
+    def cut(self, merged: list[Merged]) -> TracedForward:
         """Return the pieces of the graph.
 
         Raises:
@@ -388,22 +394,23 @@ class _Cutter:
         self._calls.output([self._values[node] for node in nodes[-1].args[0]])
         return TracedForward(
             self._made,
-            [Weight(tuple(self._holders[id(self._tensor(node))])) for node in weights],
-            [self._tensor(node) for node in constants],
+            [Weight(tuple(self._holders[id(tensor_of(self._module, node))])) for node in weights],
+            [tensor_of(self._module, node) for node in constants],
             torch.fx.GraphModule(torch.nn.Module(), self._calls),
             self._hidden,
+            merged,
         )
 
     def _held(self, nodes: list[torch.fx.Node]) -> dict[int, torch.fx.Node]:
         """Return the node of each tensor that the forward reads beside its arguments, by the tensor's id; there is one of each."""
         held = dict[int, torch.fx.Node]()
         for node in nodes:
-            if node.op == "get_attr" and (first := held.setdefault(id(self._tensor(node)), node)) is not node:
+            if (
+                node.op == "get_attr"
+                and (first := held.setdefault(id(tensor_of(self._module, node)), node)) is not node
+            ):
                 node.replace_all_uses_with(first)
         return held
-
-    def _tensor(self, node: torch.fx.Node) -> torch.Tensor:
-        return cast("torch.Tensor", operator.attrgetter(str(node.target))(self._module))
 
     def _piece(self, nodes: list[torch.fx.Node]) -> None:
         """Add the call of a piece."""

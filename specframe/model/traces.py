@@ -79,14 +79,18 @@ class Traces:
         return found if self._agrees(found, kind, rows == 1, width == 1, asked) else None
 
     def _traced(self, kind: Kind, asked: bool) -> TracedForward | None:
-        """Return the trace of a kind of forwards, which is made once, or None if there can be none."""
+        """Return the trace of a kind of forwards, which is made once, or None if there can be none.
+
+        Weights are merged where that was asked for, before anything is captured that would read them where they lay. On a CPU it
+        saves nothing.
+        """
         if (found := self._made.get(kind)) is not None and not found.holds:
             self._made.clear()
             self._agreeing.clear()
         if kind not in self._made:
             self._made[kind] = None
             try:
-                self._made[kind] = trace(self._runner, kind.hidden)
+                self._made[kind] = trace(self._runner, kind.hidden, asked and self._runner.device.type != "cpu")
             except ModelError as error:
                 self._tell("traced", error, asked)
         return self._made[kind]
