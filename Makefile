@@ -22,7 +22,7 @@ NUMERIC := $(addprefix tests/test_,attention.py equivalence.py features.py flex.
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test wide nightly bounds mutants mutants-ray test-ray test-clients test-speculators test-arctic test-torchao test-triton kernels fuzz check docs site changelog wheels bench clean
+.PHONY: run install test wide nightly bounds mutants mutants-ray test-ray test-clients test-speculators test-arctic test-torchao test-triton test-launches kernels fuzz check docs site changelog wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -120,6 +120,9 @@ test-torchao: .venv-torchao/installed  ## models that torchao quantises, in an e
 
 test-triton: .venv-triton/installed  ## the kernels of decode attention by Triton's interpreter, in an environment of their own
 	OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-std/kernels
+
+test-launches: .venv-triton/installed  ## the kernels that a layer launches on an H100, counted in the code that Inductor writes for one
+	PYTHONPATH=launches .venv-triton/bin/python -m pytest -q -p no:cacheprovider launches
 
 .venv-triton/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-testing/pyproject.toml
 	$(PYTHON) -m venv .venv-triton
