@@ -39,7 +39,7 @@ SHARES = {
     "bandwidth": 40, "forwards": 150, "rounds": 120, "runs": 90, "attention": 60, "products": 100, "exactness": 40,
 }  # fmt: skip
 """Seconds of each section in a budget of 600, the most telling first."""
-NOT_BUILT = {"regions", "deferred"} - {*LAYERS}
+NOT_BUILT = {"deferred"} - {*LAYERS}
 """Ways to run forwards and rounds that do not exist yet."""
 PRODUCTS = (
     "8B key 1024x4096", "8B query 4096x4096", "8B qkv 6144x4096", "8B gate 12288x4096", "8B down 4096x12288",
@@ -58,7 +58,7 @@ def cells(small: bool = False) -> list[Cell]:
     found = [
         *grid("bandwidth", "bandwidth", 20),
         *grid("forwards", "forwards", 15, way=("eager",), batch=batches),  # recordings are made
-        *grid("forwards", "forwards", 30, way=("compiled", "regions"), batch=batches),
+        *grid("forwards", "forwards", 30, way=("compiled", "traced"), batch=batches),
         *grid("rounds", "rounds", 6, way=("compiled", "deferred", "eager"), length=(0, 3, 5), batch=batches),
         *grid("runs", "runs", 10, batch=batches, scheme=SCHEMES),
         *grid("attention", "attention", 1.5, way=("decode", "packed", "masked"), **attended),

@@ -23,9 +23,9 @@ from specframe.model.traced import Piece, TracedForward, compile_piece, trace
 if TYPE_CHECKING:
     from specframe.model.runner import ModelRunner
 
-TRACING_PAYS = 1_000
-"""Forwards from which on pieces take the place of modules unasked. On a CPU a layer takes 0.14 s to trace, and 0.13 ms less in each
-forward then (benchmarks/README.md): tracing costs what so many forwards have lost."""
+TRACING_PAYS = 2_000
+"""Forwards from which on pieces take the place of modules unasked. On a CPU a layer takes 0.25 s to trace, and 0.1 ms less in each
+forward then (benchmarks/README.md): by then the modules have cost most of what tracing does."""
 
 COMPILING_PAYS = 10_000
 """Forwards from which on pieces are compiled unasked, on a CPU. Compiling takes 15 to 30 s, and saves ten layers 1.3 to 2 ms a
