@@ -15,7 +15,9 @@ def gain(pool, batch, rows, accepted=None):
     """Give every row these tokens, the last of each row's accepted ones being the bonus token."""
     tokens_BT = torch.tensor(rows)
     accepted_B = torch.full((len(rows),), tokens_BT.shape[1] - 1) if accepted is None else torch.tensor(accepted)
-    return pool.advance(batch, Transfer(Draft(tokens_BT[:, :-1]), Acceptance(accepted_B, tokens_BT)))
+    acceptance = Acceptance(accepted_B, tokens_BT)
+    pool.append(batch, acceptance)
+    return pool.advance(batch, Transfer(Draft(tokens_BT[:, :-1]), acceptance))
 
 
 def started(asked, **options):
@@ -23,6 +25,7 @@ def started(asked, **options):
     pool = open_pool(asked, **options)
     batch = pool.batch(pool.admit(len(asked)))
     acceptance = Acceptance(torch.zeros(len(asked), dtype=torch.long), torch.full((len(asked), 1), 9))
+    pool.append(batch, acceptance)
     pool.advance(batch, Transfer(Draft(batch.tokens_BS[:, :0]), acceptance))
     return pool, pool.batch(pool.live)
 

@@ -216,12 +216,14 @@ def test_samples_take_no_more_rows_than_there_are():
     pool = Pool([Request(0, [1, 2], 1), Request(0, [1, 2], 9, sample=1), Request(1, [3], 9)], 2, 16, 64)
     batch = pool.batch(pool.admit(2))
     tokens = Transfer(Draft(batch.tokens_BS[:, :0]), Acceptance(batch.lengths_B * 0, torch.tensor([[9]])))
+    pool.append(batch, tokens.acceptance)
     parent = pool.advance(batch, tokens).finished[0]
     assert pool.admit(2) == []
     assert [one.request.key for one in pool.live] == [(0, 1)]
     assert not parent.gone
     batch = pool.batch(pool.live)
     assert (batch.starts, batch.lengths.tolist(), batch.tokens_BS[0, :2].tolist()) == (True, [2], [1, 2])
+    pool.append(batch, tokens.acceptance)
     pool.advance(batch, tokens)
     assert parent.gone
     assert [one.request.key for one in pool.admit(2)] == [(1, 0)]

@@ -223,6 +223,7 @@ def rounds(pool, clock, gains, seconds):
         tokens_BT = torch.arange(5, 6 + count).repeat(len(batch), 1)
         clock.now += seconds
         acceptance = Acceptance(torch.full((len(batch),), count), tokens_BT)
+        pool.append(batch, acceptance)
         report = pool.advance(batch, Transfer(Draft(tokens_BT[:, :-1]), acceptance))
         finished.append([(one.request.index, one.finish_reason, len(one.token_ids)) for one in report.finished])
     return finished

@@ -273,11 +273,21 @@ class Transfer:
         return Kept(self.acceptance.accepted_B, self.acceptance.path_BT, accepted)
 
     @functools.cached_property
+    def _arriving(self) -> Callable[[], dict[str, np.ndarray]]:
+        """Returns the numbers, which have been sent to the host, when they are there."""
+        parts = {name: part for name, part in self._parts().items() if part is not None}
+        if kinds.of(self.acceptance.accepted_B.device).queues:
+            return kinds.sent_to_host(parts)
+        return lambda: {name: part.numpy() for name, part in parts.items()}
+
+    def send(self) -> None:
+        """Send the numbers to the host, without a wait."""
+        self._arriving  # noqa: B018
+
+    @functools.cached_property
     def host(self) -> Numbers:
         """The numbers on the host."""
-        parts = {name: part for name, part in self._parts().items() if part is not None}
-        queues = kinds.of(self.acceptance.accepted_B.device).queues
-        numbers = Numbers(**(kinds.on_host(parts) if queues else {name: part.numpy() for name, part in parts.items()}))
+        numbers = Numbers(**self._arriving())
         if self.check:
             self.check(self, numbers)
         return numbers

@@ -282,14 +282,30 @@ def _numbers(count: int, device: torch.device, rows: int) -> torch.Tensor:
 
 def on_host(parts: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Return whole numbers and truth values of a device, (B,) or (B, N) each, as arrays of the host, brought in one copy."""
+    return sent_to_host(parts)()
+
+
+def sent_to_host(parts: Mapping[str, torch.Tensor]) -> Callable[[], dict[str, np.ndarray]]:
+    """Send the same to the host in one copy, without a wait; the function that is returned waits for that copy alone."""
+    device = next(iter(parts.values())).device
+    kind = of(device)
     columns_B = [part.to(torch.long).reshape(len(part), -1) for part in parts.values()]
     joined = torch.cat(columns_B, dim=1)
-    copied = joined.cpu().numpy() if of(joined.device).values else np.zeros(joined.shape, dtype=np.int64)
+    forms = {name: (part.shape, bool if part.dtype == torch.bool else np.int64) for name, part in parts.items()}
     ends = np.cumsum([column_B.shape[1] for column_B in columns_B])
-    return {
-        name: found.reshape(part.shape).astype(bool if part.dtype == torch.bool else np.int64, copy=False)
-        for (name, part), found in zip(parts.items(), np.split(copied, ends[:-1], axis=1), strict=True)
-    }
+    mark = kind.event(device) if kind.event else None
+    sent = kind.to_host(joined) if mark else joined
+    if mark:
+        mark.record()
+
+    def arrived() -> dict[str, np.ndarray]:
+        if mark:
+            mark.synchronize()
+        copied = sent.cpu().numpy() if kind.values else np.zeros(sent.shape, dtype=np.int64)
+        columns = zip(forms.items(), np.split(copied, ends[:-1], axis=1), strict=True)
+        return {name: found.reshape(shape).astype(dtype, copy=False) for (name, (shape, dtype)), found in columns}
+
+    return arrived
 
 
 def constant(values: tuple[Any, ...], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -231,7 +231,8 @@ class LocalEngine:
         commit_point = functools.partial(self._require_kept_round, commit_point)
         try:
             target = opened.run.target
-            return loop.step(pool, opened.use, target, self._watch, self._broadcast, commit_point, opened.check)
+            flight = loop.launch(pool, opened.use, target, self._watch, self._broadcast, opened.check)
+            return loop.land(flight, pool, self._watch, commit_point) if flight else None
         except DiscardedRoundError:
             return None
 

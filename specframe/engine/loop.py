@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+import attrs
 import torch
 
 from specframe.contracts.drafts import Acceptance, Budget, Check, Draft, Scores, Transfer, along_path
@@ -24,16 +25,33 @@ from specframe.plugins.compose import Composition
 from specframe.text.sampling import apply_processors, one_hot_greedy_rows, undecided_places, undrawn_rows
 
 
-def step(
+@attrs.frozen(eq=False)
+class Flight:
+    """A round that the device has been given, whose numbers the host has not read yet."""
+
+    batch: Batch
+    draft: Draft
+    scores: Scores
+    transfer: Transfer
+    logits_BTV: torch.Tensor
+    """The target's logits along the accepted path."""
+    processed_BTV: torch.Tensor
+    """These logits after each row's processors."""
+    computed: int
+    """Tokens that the target computed."""
+    pieces: list[Outcome]
+    """The prefill chunk that was read beside it, if there was one."""
+
+
+def launch(
     pool: Pool,
     use: Composition,
     target: CachedModel,
     watch: Watch,
     broadcast: Callable[[Budget], Budget],
-    commit_point: Callable[[], None],
     check: Check | None = None,
-) -> tuple[RoundReport, list[Outcome]] | None:
-    """Decode one round of the sequences in ``pool``.
+) -> Flight | None:
+    """Give the device one round of the sequences in ``pool``, to the tokens and lengths that the next round begins with.
 
     Reading prompts is a round like any other, with nothing drafted: the verifier feeds what is not cached, and the
     target's own token is the bonus token. Every later round starts with all but a row's last token cached. Where a scheduler has
@@ -46,12 +64,10 @@ def step(
         target: the target with its cache.
         watch: told of stages; of the round, :func:`learn` and :func:`report_round` tell.
         broadcast: returns rank 0's budget: what a policy has measured differs from rank to rank.
-        commit_point: called before the round's tokens are taken over; other ranks may still fail until it returns.
         check: checks the round's numbers when they come to the host, or None if the strategies' guards have checked them at once.
 
     Returns:
-        The round's report, and outcomes for the drafter: the round's, and that of a prefill chunk that was read beside it. None:
-        it gave no token, or everything has finished.
+        The round, which :func:`land` takes over, or None: it gave no token, or everything has finished.
     """
     with watch.stage("schedule"):
         batch = use.scheduler.next_batch(pool)
@@ -86,12 +102,34 @@ def step(
         with watch.stage("prefill"):
             pieces.append(prefilled(batch.mixed, scores.mixed or target.read(batch.mixed), []))
     with watch.stage("accept"):
+        transfer.send()
+        pool.append(batch, transfer.acceptance)
         logits_BTV = along_path(transfer.acceptance, scores.logits_BTV)
         if transfer.acceptance.path_BT is not acceptance.path_BT:
             processed_BTV = along_path(transfer.acceptance, processed.logits_BTV)
-        computed = scores.computed or draft.tokens_BN.numel() + len(batch)
-        report = pool.advance(batch, transfer, logits_BTV, processed_BTV, commit_point, computed)
-    return report, [Outcome(batch, draft, scores, transfer, report.lengths, pool.newly_ended()), *pieces]
+    computed = scores.computed or draft.tokens_BN.numel() + len(batch)
+    return Flight(batch, draft, scores, transfer, logits_BTV, processed_BTV, computed, pieces)
+
+
+def land(
+    flight: Flight, pool: Pool, watch: Watch, commit_point: Callable[[], None]
+) -> tuple[RoundReport, list[Outcome]]:
+    """Read a round's numbers and take its tokens over.
+
+    Args:
+        flight: the round.
+        pool: the sequences.
+        watch: told of stages.
+        commit_point: called before the round's tokens are taken over; other ranks may still fail until it returns.
+
+    Returns:
+        The round's report, and outcomes for the drafter: the round's, and that of a prefill chunk that was read beside it.
+    """
+    batch, transfer = flight.batch, flight.transfer
+    with watch.stage("accept"):
+        report = pool.advance(batch, transfer, flight.logits_BTV, flight.processed_BTV, commit_point, flight.computed)
+    outcome = Outcome(batch, flight.draft, flight.scores, transfer, report.lengths, pool.newly_ended())
+    return report, [outcome, *flight.pieces]
 
 
 def prefilled(batch: Batch, scores: Scores, ended: list[Sequence]) -> Outcome:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Transfer
+from specframe.contracts.drafts import Acceptance, Transfer
 from specframe.contracts.engine import Clock
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import FinishReason, Request
@@ -307,6 +307,10 @@ class Pool:
         self.latest = held.made(held.batch, held.first, piece, starts=starts, mixed=other, waiting=waiting)
         return self.latest
 
+    def append(self, batch: Batch, acceptance: Acceptance) -> None:
+        """Append the acceptance result's tokens to each row on the device; :meth:`advance` has the host follow."""
+        self._held.append(batch, acceptance)
+
     def advance(
         self,
         batch: Batch,
@@ -316,22 +320,22 @@ class Pool:
         commit_point: Callable[[], None] = lambda: None,
         computed: int = 0,
     ) -> RoundReport:
-        """Append the acceptance result's tokens to each row, cut at the row's stop, and release finished sequences.
+        """Append the acceptance result's tokens to each row on the host, cut at the row's stop, and release finished sequences.
 
         Args:
-            batch: the rows.
+            batch: the rows, to which the device has appended them.
             transfer: the acceptance result.
             logits_BTV: the logits that it was judged by, which are handed on to observers.
             scores_BTV: these logits after processors.
             commit_point: called after all that may fail, the rows' own stop checks too, and before anything is changed.
             computed: tokens that the target computed.
         """
-        draft, acceptance, sequences = transfer.draft, transfer.acceptance, batch.sequences
+        draft, sequences = transfer.draft, batch.sequences
         held, before = self._held.tokens[self._held.own], batch.lengths.copy()
         timed = any(sequence.request.max_time is not None for sequence in sequences)
         found = gains(batch, draft, transfer.host, held, self._clock.now if timed else None)
         commit_point()
-        gained = self._held.append(batch, acceptance, found.tokens)
+        gained = self._held.take(found.tokens)
         self._under_way = []
         for sequence, drafted, accepted in zip(sequences, found.drafted, found.accepted, strict=True):
             if drafted:

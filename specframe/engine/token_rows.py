@@ -134,20 +134,13 @@ class TokenRows:
             waiting,
         )
 
-    def append(self, batch: Batch, acceptance: Acceptance, tokens: list[list[int]]) -> np.ndarray:
-        """Append a round's tokens to the rows arranged last.
-
-        Args:
-            batch: these rows.
-            acceptance: its tokens are written on the device, beyond a row's end too: the row is longer by those accepted and one
-                more.
-            tokens: the token ids that each row gains, up to its end; the host's copy has these.
-
-        Returns:
-            (B,) the number of tokens that each row gains.
-        """
+    def append(self, batch: Batch, acceptance: Acceptance) -> None:
+        """Append a round's tokens on the device, beyond a row's end too: each row is longer by those accepted and one more."""
         write(batch, acceptance.tokens_BT)
         batch.lengths_B.add_(acceptance.accepted_B + 1)
+
+    def take(self, tokens: list[list[int]]) -> np.ndarray:
+        """Append on the host the tokens that each row of the batch gains, up to its end; return their numbers, (B,)."""
         held, lengths = self.tokens[self.own], self.lengths[self.own]
         for row, (start, ids) in enumerate(zip(lengths.tolist(), tokens, strict=True)):
             held[row, start : start + len(ids)] = ids

@@ -72,6 +72,7 @@ def advance(pool: Pool, batch: Batch, gains: Gains) -> None:
     ]
     tokens_BT = torch.ones(len(batch), count + 1, dtype=torch.long, device=harness.device())
     acceptance = Acceptance(torch.tensor(gained, device=harness.device()), tokens_BT)
+    pool.append(batch, acceptance)
     pool.advance(batch, Transfer(Draft(tokens_BT[:, :count]), acceptance))
 
 

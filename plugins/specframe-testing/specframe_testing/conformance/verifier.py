@@ -33,6 +33,7 @@ class VerifierSuite(DecodingSuite):
         assert not logits_B1V.isnan().any(), f"{named}: score() must return logits that are numbers, got NaN"
         compare(logits_B1V.cpu(), whole(target, batch, batch.tokens_BS[:, :0]))
         first = Acceptance(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))
+        pool.append(batch, first)
         pool.advance(batch, Transfer(Draft(batch.tokens_BS[:, :0]), first))
 
         batch = pool.batch(pool.live)
@@ -103,7 +104,9 @@ def begin(verifier: Any, pool: Any) -> None:
     batch = pool.batch(pool.admit(3))
     nothing = Draft(batch.tokens_BS[:, :0])
     logits_B1V = verifier.score(batch, nothing).logits_BTV
-    pool.advance(batch, Transfer(nothing, Acceptance(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))))
+    first = Acceptance(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))
+    pool.append(batch, first)
+    pool.advance(batch, Transfer(nothing, first))
 
 
 @torch.inference_mode()
