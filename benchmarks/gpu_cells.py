@@ -67,7 +67,7 @@ class GpuCells:
         self._pair, self._new, self._small, self._timed = pair, new, small, 4 if small else 20
         self._device = pick_device(device)
         self._on: dict[str, Any] = {"device": self._device, "dtype": pick_dtype(dtype, self._device)}
-        self._pipes: dict[tuple[str, int, int], tuple[Pipeline, list[Graph]]] = {}
+        self._pipes: dict[tuple[str, int, int, str], tuple[Pipeline, list[Graph]]] = {}
         self._folder = tempfile.TemporaryDirectory()
         self._head = functools.cache(lambda kind: save(kind, Path(self._folder.name) / kind, self._models.target, 5))
 
@@ -104,16 +104,23 @@ class GpuCells:
         row = {"width": graph.outputs[0].shape[1], "ms": spent, "weights_gb_s": weight_bytes(model) / 1e6 / spent}
         return {**row, "nodes": nodes(graph, self._device), **found, "gap_ms": beyond(spent, found)}
 
-    def rounds(self, way: str, batch: int, length: int) -> list[Row]:
+    def rounds(self, way: str, rounds: str, batch: int, length: int) -> list[Row]:
         """Time rounds of a pipeline that is warm, and profile further ones."""
         spent, gained = [], []
-        with self._decoding(way, batch, length) as (decode, _):
+        with self._decoding(way, batch, length, rounds) as (decode, _):
             for _ in range(self._timed):
                 started = time.perf_counter()
                 gained.append(decode() / batch)
                 spent.append(1e3 * (time.perf_counter() - started))
             found, usual = profiled(decode, self._device), statistics.median(spent)
-        row = {"way": way, "batch": batch, "K": length, "tokens": statistics.mean(gained), "ms": usual}
+        row = {
+            "way": way,
+            "rounds": rounds,
+            "batch": batch,
+            "K": length,
+            "tokens": statistics.mean(gained),
+            "ms": usual,
+        }
         idle = beyond(usual, found)
         return [{**row, "most_ms": max(spent), **found, "idle_ms": idle, "idle_share": idle and idle / usual}]
 
@@ -200,17 +207,20 @@ class GpuCells:
         )
 
     @contextlib.contextmanager
-    def _decoding(self, layers: str, batch: int, length: int) -> Iterator[tuple[Callable[[], int], list[Graph]]]:
+    def _decoding(
+        self, layers: str, batch: int, length: int, rounds: str = "deferred"
+    ) -> Iterator[tuple[Callable[[], int], list[Graph]]]:
         """Open a run of a draft length, 0 for plain decoding: what decodes a round of it and returns its tokens, and its graphs.
 
         Pipelines stay for the next run; those of other ``layers`` are let go.
         """
-        key = layers, batch, length
+        key = layers, batch, length, rounds
         if key not in self._pipes:
-            if any(layers != other for other, _, _ in self._pipes):
+            if any(layers != other for other, *_ in self._pipes):
                 self._pipes.clear()
             drafting = {"drafter": self._models.draft, "draft_length": length, "accept": SYNTHETIC}
-            self._pipes[key] = self._pipe(layers, batch, **(drafting if length else {"drafter": None})), []
+            chosen = drafting if length else {"drafter": None}
+            self._pipes[key] = self._pipe(layers, batch, rounds=rounds, **chosen), []
         pipe, made = self._pipes[key]
         longest = 6 * (WARM + self._timed + 4)  # no row ends while rounds are timed
         with graphs(made), contextlib.closing(pipe.stream(self._prompts(batch), longest)) as chunks:

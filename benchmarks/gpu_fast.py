@@ -33,14 +33,10 @@ from budgeted import Cell, Row, Worker, measured
 from rich.console import Console
 from rich.table import Table
 
-from specframe.plugins.recipe import LAYERS
-
 SHARES = {
     "bandwidth": 40, "forwards": 150, "rounds": 120, "runs": 90, "attention": 60, "products": 100, "exactness": 40,
 }  # fmt: skip
 """Seconds of each section in a budget of 600, the most telling first."""
-NOT_BUILT = {"deferred"} - {*LAYERS}
-"""Ways to run forwards and rounds that do not exist yet."""
 PRODUCTS = (
     "8B key 1024x4096", "8B query 4096x4096", "8B qkv 6144x4096", "8B gate 12288x4096", "8B down 4096x12288",
     "8B head 151936x4096", "0.6B qkv 4096x1024", "0.6B gate+up 6144x1024", "0.6B down 1024x3072",
@@ -54,12 +50,14 @@ ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192)
 def cells(small: bool = False) -> list[Cell]:
     """Return all cells in order; seconds are those of one H100 whose host is slow. Small ones are few, and quick."""
     batches, lives, rows = ((1, 3), (110,), (1, 8)) if small else ((1, 8, 32), (110, 512, 4096), ROWS)
+    decoded = {"length": (0, 3, 5), "batch": batches}
     attended = {"live": lives, "fed": (1, 6), "batch": batches}
     found = [
         *grid("bandwidth", "bandwidth", 20),
         *grid("forwards", "forwards", 15, way=("eager",), batch=batches),  # recordings are made
         *grid("forwards", "forwards", 30, way=("compiled", "traced"), batch=batches),
-        *grid("rounds", "rounds", 6, way=("compiled", "deferred", "eager"), length=(0, 3, 5), batch=batches),
+        *grid("rounds", "rounds", 6, way=("compiled",), rounds=("synchronous", "deferred"), **decoded),
+        *grid("rounds", "rounds", 6, way=("eager",), rounds=("deferred",), **decoded),
         *grid("runs", "runs", 10, batch=batches, scheme=SCHEMES),
         *grid("attention", "attention", 1.5, way=("decode", "packed", "masked"), **attended),
         *grid("attention", "attention", 6, way=("flex",), **attended),
@@ -76,8 +74,7 @@ def grid(section: str, measure: str, seconds: float, *, fresh: bool = False, **a
     for values in itertools.product(*axes.values()):
         options = dict(zip(axes, values, strict=True))
         name = ", ".join(f"{axis} {value}" for axis, value in options.items() if not isinstance(value, tuple))
-        absent = "not built" if options.get("way") in NOT_BUILT else None
-        yield Cell(section, name + fresh * ", a second process", measure, options, seconds, absent, fresh)
+        yield Cell(section, name + fresh * ", a second process", measure, options, seconds, None, fresh)
 
 
 @click.command(help=__doc__.partition("\n")[0])

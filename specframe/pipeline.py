@@ -77,6 +77,8 @@ class Pipeline:
             nothing.
         memory: the most bytes that weights, caches and everything else take together while prompts are decoded, as "22GB" or
             "512MiB": drafts become shorter, then rows fewer, then nothing is drafted. None: no bound. See docs/memory.md.
+        rounds: "deferred" launches a round before the host has read the one before it, where all strategies offer that;
+            "synchronous" reads each first; "auto" defers on a device that works while the host goes on. See docs/speed.md.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
@@ -109,6 +111,7 @@ class Pipeline:
         load_options: str | Mapping[str, Any] | None = DEFAULTS.load_options,
         constraint: Any = DEFAULTS.constraint,
         memory: str | int | None = DEFAULTS.memory,
+        rounds: str = DEFAULTS.rounds,
     ) -> None:
         self.recipe = Recipe(
             target=target,
@@ -135,6 +138,7 @@ class Pipeline:
             load_options=load_options,
             constraint=constraint,
             memory=memory,
+            rounds=rounds,
         )
         self.recipe = self.recipe.checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed

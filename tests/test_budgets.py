@@ -31,7 +31,8 @@ def rows(*room: int, plain: tuple[int, ...] = ()) -> Any:
             return len(room)
 
     lengths = np.full(len(room), 10)
-    return Rows(sequences=asked, lengths=lengths, lengths_B=torch.from_numpy(lengths), limits=10 + np.array(room))
+    lengths_B = torch.from_numpy(lengths)
+    return Rows(sequences=asked, lengths=lengths, least=lengths, lengths_B=lengths_B, limits=10 + np.array(room))
 
 
 def strategies(rule: set[str], alignment: set[str]) -> Any:

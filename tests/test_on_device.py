@@ -111,7 +111,7 @@ def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, d
 
 def test_figures() -> None:
     """A report has waits and copies per decoding round; a run on a CPU has none."""
-    pipe = piped("fake")
+    pipe = piped("fake", rounds="synchronous")
     for _ in range(2):
         harness.decode(pipe, asked())
     figures = pipe.report.figures()
@@ -331,7 +331,8 @@ def test_short_prompts_are_recorded(
     asked = harness.requests(prompts, [2 + 7 * row % 13 for row in range(len(prompts))])
     counts, tokens = [], []
     for graphs_on in ("on", "off"):
-        pipe = harness.pipeline(target, zoo.good_draft(target), draft_length=3, graphs=graphs_on, **options)
+        given = {"draft_length": 3, "graphs": graphs_on, "rounds": "synchronous", **options}
+        pipe = harness.pipeline(target, zoo.good_draft(target), **given)
         found = harness.decode(pipe, asked)
         if options.get("kv") != "slab,dtype=int8":
             harness.assert_exact(target, asked, found)
@@ -439,7 +440,8 @@ def test_new_shapes_are_told(shelves: list[captured_graphs.GraphCache]) -> None:
                 """Note the number of so far."""
                 numbers.append(self.run.new_shapes)
 
-        harness.check(harness.pipeline(target, draft, graphs=mode, batch_size=2, draft_length=Told(3)), asked)
+        options: dict[str, Any] = {"graphs": mode, "batch_size": 2, "rounds": "synchronous"}
+        harness.check(harness.pipeline(target, draft, draft_length=Told(3), **options), asked)
     first, second, *others = told["auto"]
     assert second - first == 2, "target and draft are new in the first round and recorded in the second"
     assert others[:2] == [second] * 2

@@ -24,7 +24,7 @@ from specframe.cli.option_types import (
     WholeNumber,
 )
 from specframe.errors import OptionError, PluginError
-from specframe.plugins.recipe import DEFAULTS, FIXED_LENGTH, GRAPHS, LAYERS, PLAIN
+from specframe.plugins.recipe import DEFAULTS, FIXED_LENGTH, GRAPHS, LAYERS, PLAIN, ROUNDS
 from specframe.plugins.registry import registry
 from specframe.value_checks import LARGEST_SEED
 
@@ -180,6 +180,9 @@ EXECUTION = (
     ),
     choice_option("--graphs", "G", OneOf(*GRAPHS), "Record CUDA graphs: on or off."),
     choice_option("--layers", "L", OneOf(*LAYERS), "Decoder layers: auto, eager, traced or compiled."),
+    choice_option(
+        "--rounds", "R", OneOf(*ROUNDS), "Rounds: deferred, each launched before the last is read, or synchronous."
+    ),
     click.option(
         "--bitwise",
         is_flag=True,

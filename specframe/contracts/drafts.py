@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -310,6 +310,21 @@ class Transfer:
             parts["drafted"] = draft.tokens_BN
             parts["parents"] = None if draft.parents_BN is None else draft.above_BN
         return parts
+
+
+def some_rows(whole: Any, rows: list[int], count: int) -> Any:
+    """Return a batch, or what is said of one of ``count`` rows, of some of them alone."""
+    if isinstance(whole, list | np.ndarray | torch.Tensor) and len(whole) == count:
+        if isinstance(whole, list):
+            return [whole[row] for row in rows]
+        return whole[rows] if isinstance(whole, np.ndarray) else whole[kinds.constant(tuple(rows), whole.device)]
+    if not isinstance(whole, Batch | Draft | Acceptance | Numbers | Transfer):
+        return whole
+    names = [field.name for field in attrs.fields(type(whole)) if field.name != "mixed"]  # that has rows of its own
+    made = attrs.evolve(whole, **{name: some_rows(getattr(whole, name), rows, count) for name in names})
+    if isinstance(whole, Transfer):
+        vars(made)["host"] = some_rows(whole.host, rows, count)
+    return made
 
 
 Check = Callable[[Transfer, Numbers], None]

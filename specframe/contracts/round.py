@@ -151,6 +151,11 @@ class Batch:
         lengths = self.lengths.tolist()
         return lengths[0] if min(lengths) == max(lengths) else None
 
+    @property
+    def least(self) -> np.ndarray:
+        """Length that each row has at least, (B,), on the host."""
+        return self.lengths
+
     def positions(self, offset: int, count: int) -> torch.Tensor:
         """Return the ``count`` positions from ``offset`` after each row's last token on, (B, count)."""
         return self.lengths_B[:, None] + torch.arange(offset, offset + count, device=self.lengths_B.device)
@@ -161,6 +166,17 @@ class Batch:
         if (even := self.even) is not None and even + offset >= width:
             return self.tokens_BS[:, even + offset - width : even + offset]
         return self.tokens_BS.gather(1, self.positions(offset - width, width).clamp_(min=0))
+
+
+@attrs.frozen(eq=False)
+class Bounded(Batch):
+    """A batch whose rows have their lengths on the device alone: on the host ``lengths`` are the most that they may be."""
+
+    least: np.ndarray = attrs.field(kw_only=True)
+
+    @property
+    def even(self) -> None:
+        """None, since the host does not know the rows' lengths."""
 
 
 @attrs.frozen(eq=False)

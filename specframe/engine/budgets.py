@@ -52,7 +52,7 @@ def within_reach(budget: Budget, batch: Batch, alignment: Alignment) -> Budget:
     gets less itself, if the alignment lets it, where what such rows cannot use is so much padding that forwards leave it out, and
     the device is one whose forwards of few tokens are faster for that.
     """
-    room_B = batch.limits - batch.lengths
+    room_B = batch.limits - batch.least
     if int(room_B.min()) > budget.depth:
         return budget
     reach, chain = int(room_B.max()) - 1, budget.nodes == budget.depth

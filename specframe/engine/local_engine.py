@@ -27,7 +27,7 @@ from specframe.engine.guards.guard import named_error
 from specframe.engine.guards.guard_table import guard, guard_all, numbers_check
 from specframe.engine.guards.observers import installed_observers
 from specframe.engine.memory_limits import RowLimits, too_small
-from specframe.engine.open_run import Opened, leaves_nan, share_memory
+from specframe.engine.open_run import Opened, defers, leaves_nan, share_memory
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.engine.rotary_groups import Groups
@@ -194,9 +194,13 @@ class LocalEngine:
             with self._barrier() as commit_point, self._context(self._groups.current):
                 try:
                     with self._running(pool) as opened, torch.inference_mode():
-                        if (decoded := self._round(pool, opened, commit_point)) is not None:
-                            report, outcomes = decoded
-                            loop.learn(outcomes, opened.use.drafter, self._watch)
+                        flight = opened.take_ahead() or self._launch(pool, opened)
+                        try:
+                            self._launch_ahead(pool, opened, flight)
+                        finally:  # the round stands, whatever becomes of the one after it
+                            if (decoded := self._land(pool, flight, commit_point)) is not None:
+                                report, outcomes = decoded
+                                loop.learn(outcomes, opened.use.drafter, self._watch)
                 finally:
                     if report is not None:
                         loop.report_round(report, opened.use.policy, self._watch)
@@ -224,15 +228,24 @@ class LocalEngine:
             if self._discarded:
                 self._shut()
 
-    def _round(
-        self, pool: Pool, opened: Opened, commit_point: Callable[[], None]
+    def _launch(self, pool: Pool, opened: Opened, after: loop.Flight | None = None) -> loop.Flight | None:
+        """Launch a round; ``after``: before that one is landed."""
+        target, deferred = opened.run.target, opened.deferred
+        return loop.launch(pool, opened.use, target, self._watch, self._broadcast, opened.check, deferred, after)
+
+    def _launch_ahead(self, pool: Pool, opened: Opened, flight: loop.Flight | None) -> None:
+        """Launch the round after one that is not landed yet, if that may be."""
+        if flight and opened.deferred and pool.goes_on(flight.batch):
+            ahead = self._launch(pool, opened, flight)
+            opened.ahead.extend([ahead] if ahead else [])
+
+    def _land(
+        self, pool: Pool, flight: loop.Flight | None, commit_point: Callable[[], None]
     ) -> tuple[RoundReport, list[Outcome]] | None:
-        """Decode a round; one during which a request was aborted, or the engine closed, counts for nothing."""
-        commit_point = functools.partial(self._require_kept_round, commit_point)
+        """Land a round; one during which a request was aborted, or the engine closed, counts for nothing."""
+        kept = functools.partial(self._require_kept_round, commit_point)
         try:
-            target = opened.run.target
-            flight = loop.launch(pool, opened.use, target, self._watch, self._broadcast, opened.check)
-            return loop.land(flight, pool, self._watch, commit_point) if flight else None
+            return loop.land(flight, pool, self._watch, kept) if flight and not self._discarded else None
         except DiscardedRoundError:
             return None
 
@@ -350,7 +363,14 @@ class LocalEngine:
             role.start(run)
         self._parts.stores.clear()  # what no role has taken
         pool.late_forks = not run.forgetful
-        return Opened(run, use, greedy, most, prompt, check)
+        return Opened(run, use, greedy, most, prompt, check, self._defers(use, run))
+
+    def _defers(self, use: Composition, run: Run) -> bool:
+        """Return whether rounds are launched before the ones before them are landed."""
+        recipe, kind = self._recipe, kinds.of(self._parts.runner.device)
+        wanted = recipe.rounds == "deferred" or (recipe.rounds == "auto" and kind.queues and kind.event is not None)
+        exact = recipe.bitwise or recipe.memory is not None or self._barrier is not single_rank
+        return wanted and not exact and defers(use, run)
 
     def _run(self, use: Composition, pool: Pool) -> Run:
         recipe, parts = self._recipe, self._parts

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 
 import attrs
+import numpy as np
 import torch
 
 from specframe.contracts.drafts import Acceptance, Budget, Check, Draft, Scores, Transfer, along_path
@@ -41,6 +42,8 @@ class Flight:
     """Tokens that the target computed."""
     pieces: list[Outcome]
     """The prefill chunk that was read beside it, if there was one."""
+    most_B: np.ndarray | None
+    """The most tokens that each row gains, where the next round may be launched before this one is landed, or None."""
 
 
 def launch(
@@ -50,6 +53,8 @@ def launch(
     watch: Watch,
     broadcast: Callable[[Budget], Budget],
     check: Check | None = None,
+    deferred: bool = False,
+    after: Flight | None = None,
 ) -> Flight | None:
     """Give the device one round of the sequences in ``pool``, to the tokens and lengths that the next round begins with.
 
@@ -65,10 +70,14 @@ def launch(
         watch: told of stages; of the round, :func:`learn` and :func:`report_round` tell.
         broadcast: returns rank 0's budget: what a policy has measured differs from rank to rank.
         check: checks the round's numbers when they come to the host, or None if the strategies' guards have checked them at once.
+        deferred: whether the next round may be launched before this one is landed.
+        after: a round that has not landed, of the same rows.
 
     Returns:
         The round, which :func:`land` takes over, or None: it gave no token, or everything has finished.
     """
+    if after is not None and after.most_B is not None:
+        pool.expect(after.batch, after.most_B)
     with watch.stage("schedule"):
         batch = use.scheduler.next_batch(pool)
     if batch is None:
@@ -103,12 +112,13 @@ def launch(
             pieces.append(prefilled(batch.mixed, scores.mixed or target.read(batch.mixed), []))
     with watch.stage("accept"):
         transfer.send()
-        pool.append(batch, transfer.acceptance)
+        most_B = most_gained(draft, len(batch)) if deferred else None
+        pool.append(batch, transfer.acceptance, most_B)
         logits_BTV = along_path(transfer.acceptance, scores.logits_BTV)
         if transfer.acceptance.path_BT is not acceptance.path_BT:
             processed_BTV = along_path(transfer.acceptance, processed.logits_BTV)
     computed = scores.computed or draft.tokens_BN.numel() + len(batch)
-    return Flight(batch, draft, scores, transfer, logits_BTV, processed_BTV, computed, pieces)
+    return Flight(batch, draft, scores, transfer, logits_BTV, processed_BTV, computed, pieces, most_B)
 
 
 def land(
@@ -130,6 +140,11 @@ def land(
         report = pool.advance(batch, transfer, flight.logits_BTV, flight.processed_BTV, commit_point, flight.computed)
     outcome = Outcome(batch, flight.draft, flight.scores, transfer, report.lengths, pool.newly_ended())
     return report, [outcome, *flight.pieces]
+
+
+def most_gained(draft: Draft, rows: int) -> np.ndarray:
+    """Return the most tokens that each row gains by a draft, (B,)."""
+    return 1 + np.broadcast_to(draft.depth if draft.counts is None else np.minimum(draft.counts, draft.depth), rows)
 
 
 def prefilled(batch: Batch, scores: Scores, ended: list[Sequence]) -> Outcome:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
 from specframe.contracts.drafts import Check
 from specframe.contracts.reports import RoundReport
 from specframe.model.run import Run
 from specframe.plugins.compose import Composition
+
+if TYPE_CHECKING:
+    from specframe.engine.loop import Flight
 
 
 @attrs.frozen(eq=False)
@@ -24,6 +29,22 @@ class Opened:
     """Tokens of a prompt at most, where memory is bounded, or None if it is not."""
     check: Check | None
     """Checks a round's numbers when they come to the host, or None if they are checked at once."""
+    deferred: bool
+    """Whether a round is launched before the one before it is landed."""
+    ahead: list[Flight] = attrs.Factory(list)
+    """The round that was launched and has not landed, if there is one."""
+
+    def take_ahead(self) -> Flight | None:
+        """Take the round that was launched and has not landed, or None where there is none, or all of its rows have ended."""
+        flight = self.ahead.pop() if self.ahead else None
+        ended = flight is None or all(sequence.finished for sequence in flight.batch.sequences)
+        return None if ended else flight
+
+
+def defers(use: Composition, run: Run) -> bool:
+    """Return whether all strategies do with the most that rows' lengths may be, and no layer keeps a state."""
+    roles = use.drafter, use.verifier, use.rule, use.alignment, use.scheduler, use.policy, use.kv
+    return all("deferred" in one.offers for one in roles) and not run.forgetful
 
 
 def share_memory(use: Composition) -> bool:

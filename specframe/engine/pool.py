@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Acceptance, Transfer
+from specframe.contracts.drafts import Acceptance, Transfer, some_rows
 from specframe.contracts.engine import Clock
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import FinishReason, Request
@@ -21,6 +21,7 @@ from specframe.engine.token_rows import TokenRows
 from specframe.engine.waiting_queue import Key, WaitingQueue
 from specframe.errors import ModelError
 from specframe.text.constrained_logits import NONE_ALLOWED, Guide
+from specframe.text.sampling import reads_tokens
 
 
 class Pool:
@@ -307,9 +308,25 @@ class Pool:
         self.latest = held.made(held.batch, held.first, piece, starts=starts, mixed=other, waiting=waiting)
         return self.latest
 
-    def append(self, batch: Batch, acceptance: Acceptance) -> None:
-        """Append the acceptance result's tokens to each row on the device; :meth:`advance` has the host follow."""
-        self._held.append(batch, acceptance)
+    def goes_on(self, batch: Batch) -> bool:
+        """Return whether the next batch may be made before the host has read this one: rows of it may go on, whatever it brings."""
+        if batch.prefill or batch.starts or batch.mixed is not None or reads_tokens(batch):
+            return False
+        return any(not one.finished and self.length(one) + 1 < one.limit for one in batch.sequences)
+
+    def expect(self, batch: Batch, most_B: np.ndarray) -> None:
+        """Make batches, until the next :meth:`advance`, of rows that may have gained so many tokens on the device, one at least."""
+        self._held.coming = dict(zip(map(id, batch.sequences), most_B.tolist(), strict=True))
+
+    def append(self, batch: Batch, acceptance: Acceptance, most_B: np.ndarray | None = None) -> None:
+        """Append the acceptance result's tokens to each row on the device; :meth:`advance` has the host follow.
+
+        Args:
+            batch: the rows.
+            acceptance: its tokens are appended.
+            most_B: the most tokens that each row gains, where the next round may begin before the host has read this one.
+        """
+        self._held.append(batch, acceptance, most_B)
 
     def advance(
         self,
@@ -330,13 +347,20 @@ class Pool:
             commit_point: called after all that may fail, the rows' own stop checks too, and before anything is changed.
             computed: tokens that the target computed.
         """
-        draft, sequences = transfer.draft, batch.sequences
-        held, before = self._held.tokens[self._held.own], batch.lengths.copy()
+        held, latest = self._held, batch is self.latest
+        held.coming = {}
+        rest = [row for row, sequence in enumerate(batch.sequences) if not sequence.finished]
+        if len(rest) < (count := len(batch)):  # some ended before this round was landed
+            told = batch, transfer, logits_BTV, scores_BTV
+            batch, transfer, logits_BTV, scores_BTV = (some_rows(one, rest, count) for one in told)
+        draft, sequences, rows = transfer.draft, batch.sequences, held.rows(batch.sequences)
+        before = held.lengths[rows].copy()
         timed = any(sequence.request.max_time is not None for sequence in sequences)
-        found = gains(batch, draft, transfer.host, held, self._clock.now if timed else None)
+        found = gains(sequences, draft, transfer.host, held.tokens[rows], before, self._clock.now if timed else None)
         commit_point()
-        gained = self._held.take(found.tokens)
-        self._under_way = []
+        gained = held.take(rows, found.tokens)
+        if latest:
+            self._under_way = []
         for sequence, drafted, accepted in zip(sequences, found.drafted, found.accepted, strict=True):
             if drafted:
                 sequence.metrics.count(drafted, accepted)

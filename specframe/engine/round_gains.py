@@ -10,7 +10,7 @@ import numpy as np
 
 from specframe.contracts.drafts import Draft, Numbers
 from specframe.contracts.requests import FinishReason
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Sequence
 
 
 @attrs.frozen
@@ -27,22 +27,30 @@ class Gains:
     """Why rows end, by row, in order; the others go on."""
 
 
-def gains(batch: Batch, draft: Draft, numbers: Numbers, held: np.ndarray, now: float | None) -> Gains:
+def gains(
+    sequences: list[Sequence],
+    draft: Draft,
+    numbers: Numbers,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    now: float | None,
+) -> Gains:
     """Return the gains of a round.
 
     Args:
-        batch: the rows, before the round.
+        sequences: the rows.
         draft: the round's draft.
         numbers: those of the acceptance result, with ids that there are at all accepted places.
-        held: the rows' tokens on the host, (B, S).
+        tokens: the rows' tokens on the host, (B, S).
+        lengths: the rows' lengths before the round, (B,).
         now: the clock's time, or None if no row has a limit of time.
     """
     faults, counts = first_faults(numbers.undecided), numbers.counts
     found = Gains([], [], [], {})
-    rows = zip(batch.sequences, batch.lengths.tolist(), batch.limits.tolist(), strict=True)
+    rows = zip(sequences, lengths.tolist(), strict=True)
     given = zip(numbers.accepted.tolist(), numbers.tokens.tolist(), strict=True)
-    for row, ((sequence, length, limit), (accepted, ids)) in enumerate(zip(rows, given, strict=True)):
-        room = limit - length
+    for row, ((sequence, length), (accepted, ids)) in enumerate(zip(rows, given, strict=True)):
+        room = sequence.limit - length
         count = min(accepted + 1, room)
         reason: FinishReason | None = None
         stops = sequence.request.stop_token_ids
@@ -53,7 +61,7 @@ def gains(batch: Batch, draft: Draft, numbers: Numbers, held: np.ndarray, now: f
         if faults is not None and faults[row] < count:
             count, reason = faults[row], "error"
         if sequence.request.stop_checks:
-            place = stop_place(sequence, np.concatenate([held[row, :length], ids[:count]]), count)
+            place = stop_place(sequence, np.concatenate([tokens[row, :length], ids[:count]]), count)
             count, reason = (count, reason) if place is None else (place + 1, "stop")
         if count == stopped:
             reason = "eos"

@@ -5,12 +5,15 @@ Tensor names carry their shape: R all rows, S places of a row, N rows that are w
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from specframe.contracts.drafts import Acceptance
-from specframe.contracts.round import Batch, Sequence
-from specframe.devices.kinds import on_device
+from specframe.contracts.round import Batch, Bounded, Sequence
+from specframe.devices.kinds import constant, on_device
 from specframe.row_map import RowMap
 
 
@@ -36,6 +39,8 @@ class TokenRows:
         self.tokens = np.zeros((rows, capacity), dtype=np.int64)
         self.lengths = np.zeros(rows, dtype=np.int64)
         self.limits = np.zeros(rows, dtype=np.int64)
+        self.coming: dict[int, int] = {}
+        """The most tokens that rows gain by a round that has not landed, by the identity of their sequences."""
         self._views: dict[tuple[int, int], Views] = {}
 
     @property
@@ -117,7 +122,15 @@ class TokenRows:
         left = least if piece is None else max(least, uncached - piece)
         for sequence in sequences:
             sequence.uncached = min(sequence.uncached, left)
-        return Batch(
+        kind: Callable[..., Batch] = Batch
+        if self.coming:
+            most_B = np.array([self.coming.get(id(sequence), 0) for sequence in sequences])
+            # a row that goes on has not reached its limit; one that has ended is kept there on the device
+            least = np.where(most_B, np.minimum(lengths + 1, limits - 1), lengths)
+            lengths = np.where(most_B, np.minimum(lengths + most_B, limits - 1), lengths)
+            if (least != lengths).any():
+                kind = functools.partial(Bounded, least=least)
+        return kind(
             sequences,
             tokens_BS,
             lengths_B,
@@ -134,18 +147,31 @@ class TokenRows:
             waiting,
         )
 
-    def append(self, batch: Batch, acceptance: Acceptance) -> None:
-        """Append a round's tokens on the device, beyond a row's end too: each row is longer by those accepted and one more."""
+    def append(self, batch: Batch, acceptance: Acceptance, most_B: np.ndarray | None) -> None:
+        """Append a round's tokens on the device, beyond a row's end too: each row is longer by those accepted and one more.
+
+        Args:
+            batch: the rows.
+            acceptance: its tokens are appended.
+            most_B: the most tokens that each row gains, where the next round may begin before the host has read this one: rows
+                that reach their limit then stay below it, for they take part once more. None: they may be longer.
+        """
         write(batch, acceptance.tokens_BT)
         batch.lengths_B.add_(acceptance.accepted_B + 1)
+        if most_B is not None and (batch.lengths + most_B >= batch.limits).any():
+            batch.lengths_B.clamp_(max=constant(tuple((batch.limits - 1).tolist()), batch.lengths_B.device))
 
-    def take(self, tokens: list[list[int]]) -> np.ndarray:
-        """Append on the host the tokens that each row of the batch gains, up to its end; return their numbers, (B,)."""
-        held, lengths = self.tokens[self.own], self.lengths[self.own]
-        for row, (start, ids) in enumerate(zip(lengths.tolist(), tokens, strict=True)):
-            held[row, start : start + len(ids)] = ids
+    def rows(self, sequences: list[Sequence]) -> slice | list[int]:
+        """Return the rows of sequences that have one, for arrays of the host."""
+        return self.own if sequences is self.batch else [self._row_map.row(one) for one in sequences]  # type: ignore[misc]
+
+    def take(self, rows: slice | list[int], tokens: list[list[int]]) -> np.ndarray:
+        """Append on the host the tokens that each of these rows gains, up to its end; return their numbers, (B,)."""
+        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        for row, start, ids in zip(numbers, self.lengths[rows].tolist(), tokens, strict=True):
+            self.tokens[row, start : start + len(ids)] = ids
         gained = np.array([len(ids) for ids in tokens], dtype=np.int64)
-        lengths += gained
+        self.lengths[rows] += gained
         return gained
 
     def _viewed(self, first: int, count: int) -> Views:

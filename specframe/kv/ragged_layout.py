@@ -46,7 +46,7 @@ class RaggedLayout:
             even_of = (index_BT, index_BT, key_index_1S)
             return Placement(index_BT, index_BT, index_BT, key_index_1S, True, even_of=even_of, written=written)
         slots_BT = index_BT = batch.positions(start, block.width)
-        if min(batch.lengths.tolist()) + start < 0:
+        if min(batch.least.tolist()) + start < 0:
             slots_BT = index_BT.where(index_BT >= 0, self._spare)
         if over:
             slots_BT = slots_BT.where(on_device(block.real, device).bool(), self._spare)

@@ -17,7 +17,7 @@ import torch
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.roles import Layout
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Bounded
 from specframe.devices import kinds
 from specframe.devices.held import UNCOLLECTED
 from specframe.devices.kinds import CapturedGraph
@@ -339,14 +339,6 @@ Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
 """Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
 
 
-class Still(Batch):
-    """A batch whose tensors never move: its rows have their lengths on the device alone, up to those on the host."""
-
-    @property
-    def even(self) -> None:
-        """None, since the host does not know the rows' lengths."""
-
-
 @attrs.frozen(eq=False)
 class StepBuffers:
     """The inputs of one captured step: the T tokens that R rows end with, and a batch whose tensors never move."""
@@ -360,7 +352,7 @@ class StepBuffers:
     def of(cls, batch: Batch, width: int, rows: int, extent: int) -> StepBuffers:
         """Return buffers for ``rows`` rows of up to ``extent`` tokens; rows after the batch's are padding."""
         ids_RT = batch.lengths_B.new_zeros(rows, width)
-        still = Still(
+        still = Bounded(
             (batch.sequences * rows)[:rows],
             batch.tokens_BS,
             batch.lengths_B.new_full((rows,), width),
@@ -369,6 +361,7 @@ class StepBuffers:
             batch.limits,
             batch.streams_B.new_zeros(rows),
             batch.prefill,
+            least=np.full(rows, width),
         )
         return cls(ids_RT, still, torch.zeros_like(ids_RT[:, :1], dtype=torch.bool) if rows > 1 else None)
 
@@ -445,7 +438,7 @@ class CapturedChain:
     ) -> KeptGraph | None:
         """Return the captured graph of a step, which is made with the inputs of this one, or None if there is none."""
         width = ids_BT.shape[1]
-        if width > min(LONGEST, int(batch.lengths.min()) + offset):
+        if width > min(LONGEST, int(batch.least.min()) + offset):
             return None
 
         def prepare() -> tuple[StepBuffers, Callable[[], Outputs]]:

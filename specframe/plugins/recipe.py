@@ -36,6 +36,7 @@ MAX_NEW_TOKENS = 64
 
 GRAPHS = ("auto", "on", "off")
 LAYERS = ("auto", "eager", "traced", "compiled")
+ROUNDS = ("auto", "deferred", "synchronous")
 GENERATION_CONFIG = ("auto", "none")
 """The words that options take, the default first."""
 
@@ -68,6 +69,7 @@ class Recipe:
     load_options: Any = None
     constraint: Any = None
     memory: Any = None
+    rounds: str = ROUNDS[0]
 
     def checked(self) -> Recipe:
         """Return the recipe; raise :class:`OptionError` for an option, no strategy, model or device, that is outside of its
@@ -90,6 +92,7 @@ class Recipe:
             check=flag("check", self.check),
             graphs=one_of("graphs", self.graphs, GRAPHS),
             layers=one_of("layers", self.layers, LAYERS),
+            rounds=one_of("rounds", self.rounds, ROUNDS),
             generation_config=one_of("generation_config", settings, GENERATION_CONFIG),
             bitwise=flag("bitwise", self.bitwise),
             memory=None if self.memory is None else byte_count("memory", self.memory),

@@ -17,6 +17,7 @@ from specframe.devices.kinds import constant
 from specframe.errors import OptionError, UnknownNameError, literal
 from specframe.text.constrained_logits import constrain
 from specframe.text.prefixes import Prefixes
+from specframe.text.processor_formulas import FORMULAS, Reads
 from specframe.text.processors import process
 from specframe.value_checks import MOST_SAMPLES, flag, number, number_within, whole, whole_within
 
@@ -216,6 +217,17 @@ def apply_processors(
 def is_unshaped(batch: Batch) -> bool:
     """Return whether :func:`apply_processors` leaves the logits of all rows as they are."""
     return not any(sequence.request.plan.processors or sequence.guide for sequence in batch.sequences)
+
+
+def reads_tokens(batch: Batch) -> bool:
+    """Return whether some row's logits are shaped by its tokens, or by their number, as the host has them."""
+    return any(
+        sequence.guide
+        or any(
+            kind is None or FORMULAS[kind.formula].reads is not Reads.NOTHING for kind in sequence.request.plan.kinds
+        )
+        for sequence in batch.sequences
+    )
 
 
 def one_hot_greedy_rows(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,7 @@ from specframe_testing.device.captured_graphs import SimRecording
 
 from specframe import Pipeline
 from specframe.cli import cli
+from specframe.engine.local_engine import LocalEngine
 from specframe.models import loading as models
 
 GRID = {"align": "ragged,exspec", "schedule": ["continuous"], "kv": ["slab"], "batch_size": [2]}
@@ -487,6 +488,7 @@ def test_what_is_timed_replays_what_warming_up_has_recorded(pair: dict[str, str]
         made.append(SimRecording.made - before)
 
     monkeypatch.setattr(Pipeline, "generate", noted)
+    monkeypatch.setattr(LocalEngine, "_defers", lambda *_: False)  # rows are as many in each round
     prompts = ["a", "def", "return the longest of all of them"]
     grid = expand({**pair, "batch_size": [2], "device": ["sim"], "draft_length": [3]})
     compare(checked(grid), ComparisonSettings(prompts, 12, 1, warm_up=2), "out")

@@ -15,7 +15,7 @@ class Greedy:
     """Accepts draft tokens while they are the target's most likely ones: the target's own greedy output."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"lossless", "draft-invariant", "tree", "distinct", "independent", "prunable"})
+    offers = frozenset({"lossless", "draft-invariant", "tree", "distinct", "independent", "prunable", "deferred"})
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""

@@ -20,7 +20,9 @@ class Gumbel:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"lossless", "samples", "draft-invariant", "tree", "distinct", "independent", "prunable"})
+    offers = frozenset(
+        {"lossless", "samples", "draft-invariant", "tree", "distinct", "independent", "prunable", "deferred"}
+    )
 
     def start(self, run: Run) -> None:
         """Take the seed."""

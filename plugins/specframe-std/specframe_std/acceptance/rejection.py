@@ -30,7 +30,7 @@ class Rejection:
     """
 
     needs = frozenset({"logits"})
-    offers = frozenset({"lossless", "samples", "tree", "distinct"})
+    offers = frozenset({"lossless", "samples", "tree", "distinct", "deferred"})
 
     _siblings = "distinct"
 

@@ -26,7 +26,7 @@ class Synthetic(Greedy):
         length: mean number of accepted tokens, at most the whole draft; 2.5: two or three with equal probability.
     """
 
-    offers: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset({"deferred"})
 
     def __init__(
         self, rate: float | None = None, profile: str | float | None = None, length: float | None = None

@@ -21,7 +21,7 @@ class Typical(Rejection):
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"samples", "tree", "distinct", "independent", "prunable"})
+    offers = frozenset({"samples", "tree", "distinct", "independent", "prunable", "deferred"})
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
         self._epsilon = number("epsilon", epsilon, 0, 1, above=True)

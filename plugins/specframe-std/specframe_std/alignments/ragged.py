@@ -13,7 +13,7 @@ class Ragged:
     """A token's slot is its position; a rejected token is overwritten by the next round."""
 
     needs = frozenset({"scatter"})
-    offers = frozenset({"lossless", "tree", "share", "uneven"})
+    offers = frozenset({"lossless", "tree", "share", "uneven", "deferred"})
     scheduler = "continuous"
     kv = "slab"
 

@@ -10,7 +10,7 @@ import torch
 
 from specframe.contracts.drafts import Block, Budget, Draft, Transfer
 from specframe.contracts.reports import Outcome
-from specframe.contracts.round import Batch, Kept, Sequence
+from specframe.contracts.round import Batch, Bounded, Kept, Sequence
 from specframe.devices.kinds import constant
 from specframe.errors import CompositionError
 from specframe.model.cached import CachedModel
@@ -57,7 +57,7 @@ class ModelDrafter:
     ) -> None:
         self._trees = Trees(tree, branch, nodes, top)
         self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits", "budget", "steady"}
-        self.offers |= {"stops"} if self._trees.chain else set()
+        self.offers |= {"stops", "deferred"} if self._trees.chain else set()
         self._fed_BN: torch.Tensor | None = None
         self._idle = 0
         """Rounds since a draft was last asked for; unless it is in every round, a run begins as if it had been long ago."""
@@ -97,7 +97,7 @@ class ModelDrafter:
         self._row_map = RowMap(run.rows)
         self._cached = np.zeros(run.rows, dtype=np.int64)
         self._speculating = Speculating()
-        self._idle, self._begun = 0 if run.steady else IDLE, False
+        self._idle, self._begun, self._bounded = 0 if run.steady else IDLE, False, False
         layout, offers = self._cache.layout, run.kv.offers
         # what is not read in order has no places of its own elsewhere, and what is cached for later prompts has to be read
         self._may_wait = layout.static and not self._cache.runner.state_layers and "prefix" not in offers
@@ -125,7 +125,9 @@ class ModelDrafter:
         budget = budget if batch is whole else budget.of(places(whole))
         self._row_map.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
-        np.minimum(cached, batch.lengths - 1, out=cached)  # what was rejected is no part of it
+        # what was rejected is no part of it; where the host has not known lengths, all may have stood but for the last draft token
+        bounded, self._bounded = self._bounded, isinstance(batch, Bounded)
+        np.minimum(cached, batch.lengths - (2 if bounded or self._bounded else 1), out=cached)
         if batch.prefill and self._waits(batch):
             cached[:] = 0
         elif batch.prefill:

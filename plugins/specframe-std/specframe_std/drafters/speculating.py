@@ -7,7 +7,7 @@ from typing import cast
 import attrs
 import torch
 
-from specframe.contracts.drafts import Draft
+from specframe.contracts.drafts import Draft, some_rows
 from specframe.contracts.round import Batch, Sequence
 from specframe.devices.kinds import constant
 
@@ -33,22 +33,10 @@ class Speculating:
         if not self._chosen:
             return None
         rows = places(batch)
-        rows_b = constant(tuple(rows), batch.lengths_B.device)
-        lengths = batch.lengths[rows]
-        longest = int(lengths.max())
-        return attrs.evolve(
-            batch,
-            sequences=self._chosen,
-            tokens_BS=batch.tokens_BS[rows_b],
-            lengths_B=batch.lengths_B[rows_b],
-            tokens=batch.tokens[rows],
-            lengths=lengths,
-            limits=batch.limits[rows],
-            streams_B=batch.streams_B[rows_b],
-            uncached=min(batch.uncached, longest),
-            uncached_rows=None if batch.uncached_rows is None else batch.uncached_rows[rows],
-            left=min(batch.left, longest),
-        )
+        own = some_rows(batch, rows, len(batch))
+        longest = own.longest
+        uncached, left = min(batch.uncached, longest), min(batch.left, longest)
+        return attrs.evolve(own, sequences=self._chosen, uncached=uncached, left=left)
 
 
 def places(batch: Batch) -> list[int]:

@@ -18,7 +18,7 @@ class Slab(Quantisable):
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"scatter", "append", "move", "gather", "any-row", "dense"})
+    offers = frozenset({"scatter", "append", "move", "gather", "any-row", "dense", "deferred"})
 
     def __init__(self, dtype: str = EXACT, draft_dtype: str = EXACT) -> None:
         super().__init__(dtype, draft_dtype)

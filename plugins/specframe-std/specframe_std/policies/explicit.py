@@ -23,7 +23,7 @@ class Explicit:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"trees"})
+    offers = frozenset({"trees", "deferred"})
 
     def __init__(self, maximum: int = 8, least: float = 0.4) -> None:
         self._least = number("least", least, 0, 1, above=True)

@@ -18,7 +18,7 @@ class FixedLength:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"steady"})
+    offers = frozenset({"steady", "deferred"})
 
     def __init__(self, length: int = 5, nodes: int | None = None) -> None:
         length = whole("length", length, 1)

@@ -30,7 +30,7 @@ class Continuous:
     """
 
     needs: frozenset[str] = frozenset()
-    offers: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset({"deferred"})
 
     def __init__(self, piece: int = 512, mixed: str = "off", wait: float = 0.25) -> None:
         if mixed not in ("on", "off"):

@@ -14,7 +14,7 @@ class ChainVerifier:
     """Feeds each row's last token and its draft to the target in one pass."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "tree", "hidden"})
+    offers = frozenset({"chain", "tree", "hidden", "deferred"})
 
     def start(self, run: Run) -> None:
         """Take the target and its cache."""

@@ -17,7 +17,7 @@ import attrs
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from specframe_testing.device.counters import COPY, COUNTERS, WAIT
+from specframe_testing.device.counters import COPY, COUNTERS, LAUNCH, WAIT
 from specframe_testing.device.device_memory import NUMBERS, MemoryBlock
 from specframe_testing.device.device_operators import Rules
 
@@ -125,6 +125,7 @@ class SimRecording:
     def replay(self, rows: int) -> Outputs:
         """Do every operation again and return copies of the outputs' first rows; the first time they are there already."""
         SimRecording.replays += 1
+        COUNTERS.note(LAUNCH, "graph")
         if (first := self._first) is not None:
             self._first = None
             return tuple(output[:rows].clone() for output in first)

@@ -16,7 +16,7 @@ from specframe.devices import kinds
 PASSED = tuple(str(Path(module).parent) for module in (__file__, kinds.__file__, torch.__file__))
 """The folders of code that does what other code asks of it."""
 
-WAIT, COPY, ALLOCATION = "wait", "copy", "allocation"
+WAIT, COPY, ALLOCATION, LAUNCH = "wait", "copy", "allocation", "launch"
 
 
 @attrs.frozen(order=True)
@@ -24,7 +24,8 @@ class CounterEvent:
     """One thing that happened."""
 
     kind: str
-    """"wait": the host synchronises for the device. "copy": from the host to the device. "allocation": of device memory."""
+    """"wait": the host synchronises for the device. "copy": from the host to the device. "allocation": of device memory.
+    "launch": an operator or a graph is queued; those of graphs are not counted."""
     what: str
     """The operation, in words."""
     place: str

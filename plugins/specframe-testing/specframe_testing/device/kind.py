@@ -13,7 +13,7 @@ from torch.utils import backend_registration
 from specframe.devices.kinds import Cuda, DeviceKind, DeviceTraffic
 from specframe_testing.device import indexed, masked, varlen_kernels
 from specframe_testing.device.captured_graphs import SimRecording
-from specframe_testing.device.counters import COPY, COUNTERS, WAIT
+from specframe_testing.device.counters import COPY, COUNTERS, LAUNCH, WAIT
 from specframe_testing.device.device_memory import MEMORY
 from specframe_testing.device.tensor import KERNELS, PARTS, SimTensor, aten, page_locked
 
@@ -54,11 +54,11 @@ class SimEvent:
     """A mark in the queue of a device that has always done everything."""
 
     def __init__(self, device: torch.device) -> None:
-        self._seconds = 0.0
+        self._seconds, self._launches = 0.0, 0
 
     def record(self) -> None:
         """Set the mark."""
-        self._seconds = time.perf_counter()
+        self._seconds, self._launches = time.perf_counter(), COUNTERS.totals[LAUNCH]
 
     def query(self) -> bool:
         """Return whether the device has passed the mark."""
@@ -66,7 +66,8 @@ class SimEvent:
 
     def synchronize(self) -> None:
         """Wait for the mark."""
-        COUNTERS.note(WAIT, "event")
+        idle = COUNTERS.totals[LAUNCH] == self._launches
+        COUNTERS.note(WAIT, "event, with nothing queued after it" if idle else "event")
 
     def elapsed_time(self, end_event: SimEvent) -> float:
         """Return the milliseconds from this mark to a later one."""

@@ -10,7 +10,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from specframe_testing.device.captured_graphs import tape
-from specframe_testing.device.counters import ALLOCATION, COPY, COUNTERS, WAIT
+from specframe_testing.device.counters import ALLOCATION, COPY, COUNTERS, LAUNCH, WAIT
 from specframe_testing.device.device_memory import MemoryBlock
 from specframe_testing.device.device_operators import Rules, aten, rules
 
@@ -118,6 +118,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     own, kernel = rules(func), KERNELS.get(func) or func
     if own.composite and (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
         return parts
+    if (own.writes or own.fresh) and tape() is None:
+        COUNTERS.note(LAUNCH, func.name())
     operands = Operands(args, kwargs)
     if func in COPIES:
         return copied(func, args, operands)

@@ -87,6 +87,7 @@ class TappedAlignment(Instrumented):
 
     def __init__(self, alignment: Alignment, listener: CallListener) -> None:
         super().__init__(alignment, listener, start="started")
+        self.offers = alignment.offers - {"deferred"}  # listeners are told of a round when the one before has landed
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> Any:
         """Return the alignment's layout, with a tap around it and its store where somebody listens to the cache."""

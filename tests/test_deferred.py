@@ -1,0 +1,318 @@
+"""Deferred rounds: a round is launched before the host has read the one before it, and every token is what it is without that."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from planting import Acting, Making, collected, opened, raising, stepped, turns, wanted
+from specframe_std.acceptance.greedy import Greedy
+from specframe_std.policies.fixed_length import FixedLength
+from specframe_testing import fakes, harness, suite_device, zoo
+from specframe_testing.device.counters import COUNTERS, WAIT
+from transformers import PreTrainedModel
+
+from specframe.contracts.drafts import Acceptance, Budget, Draft, Scores
+from specframe.contracts.reports import RoundReport
+from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
+from specframe.contracts.round import Batch, Sequence
+from specframe.engine import loop
+from specframe.model.run import Run
+from specframe.pipeline import Pipeline
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+
+
+def asked(count: int = 11) -> list[Request]:
+    """Return ragged requests with limits of one token and more, some of which end by a stop id before."""
+    prompts = harness.random_prompts([1 + 3 * place % 8 for place in range(count)], 61)
+    return harness.requests(prompts, [1 + 5 * place % 17 for place in range(count)], {zoo.EOS, 3})
+
+
+def piped(draft: Any = DRAFT, rounds: str = "deferred", **options: Any) -> Pipeline:
+    """Return a pipeline whose rounds are deferred."""
+    return harness.pipeline(TARGET, draft, rounds=rounds, **{"batch_size": 3, "draft_length": 3, **options})
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each round was launched before the one before it was landed."""
+    found: list[bool] = []
+    launch = loop.launch
+
+    def noted(*given: Any) -> Any:
+        flight = launch(*given)
+        found.append(given[-1] is not None)
+        return flight
+
+    monkeypatch.setattr(loop, "launch", noted)
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "draft"])
+def test_equals_reference(draft: Any, batch_size: int, ahead: list[bool]) -> None:
+    """More prompts than rows, limits of one token and more, stop ids: the tokens are the reference decoder's."""
+    pipe = piped(draft, batch_size=batch_size)
+    harness.check(pipe, asked())
+    assert sum(ahead) > pipe.report.rounds // 2
+    ahead.clear()
+    told = Told()
+    harness.check(piped(None, batch_size=batch_size, observers=[told]), harness.requests([[5, 7, 6]] * batch_size, 6))
+    assert len(ahead) == told.rounds, "no round is launched when all rows are at their limits"
+
+
+class Depths(FixedLength):
+    """Draft lengths by turns; where one is a tuple, each row's own."""
+
+    offers = frozenset({"deferred"})
+
+    def __init__(self, *depths: int | tuple[int, ...]) -> None:
+        super().__init__(max(one if isinstance(one, int) else max(one) for one in depths))
+        self._turns = itertools.cycle(depths)
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the next one."""
+        depth = next(self._turns)
+        if isinstance(depth, int):
+            return Budget(depth)
+        own_B = np.resize(depth, len(batch))
+        return Budget(int(own_B.max()), depths_B=own_B)
+
+
+class Grudging(Greedy):
+    """Accepts nothing of some drafts, and notes whether drafts are the target's own tokens."""
+
+    def start(self, run: Run) -> None:
+        """Begin anew."""
+        self.agreed: list[bool] = []
+
+    def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
+        """Return the target's own acceptance result, or less of it."""
+        found = super().accept(batch, draft, scores)
+        real_B = np.full(len(batch), draft.nodes) if draft.counts_B is None else draft.counts_B.numpy()
+        self.agreed += (found.accepted_B.numpy() >= real_B).tolist()
+        return attrs.evolve(found, accepted_B=found.accepted_B * (batch.lengths_B % 3 > 0))
+
+
+@pytest.mark.parametrize("depths", [(3,), (2, 3, 0, 0, 4), ((0, 3, 1), (2, 0, 4), 0)], ids=str)
+def test_drafts_of_any_length(depths: Any) -> None:
+    """Lengths that change, to none and back, leave the tokens; a draft model has read all of them: the target drafts rightly."""
+    found = [piped(rounds=rounds, draft_length=Depths(*depths)) for rounds in ("deferred", "synchronous")]
+    deferred, synchronous = (harness.check(pipe, asked()) for pipe in found)
+    if depths == (3,):
+        assert [one.metrics for one in deferred] == [one.metrics for one in synchronous]
+    rule = Grudging()
+    requests = harness.requests(harness.random_prompts((3, 5, 1, 9), 61), 30)
+    harness.check(piped(fakes.fake_target(), draft_length=Depths(*depths), accept=rule), requests)
+    assert rule.agreed
+    assert all(rule.agreed)
+
+
+@pytest.mark.parametrize("rule", ["gumbel", "rejection", "typical"])
+def test_sampled_tokens_are_those_of_synchronous_rounds(rule: str, ahead: list[bool]) -> None:
+    """A seed gives the same tokens and log-probabilities, which are computed of the logits of a round that has been landed late."""
+    target, found = zoo.build("qwen3"), []
+    for rounds in ("synchronous", "deferred"):
+        assert not any(ahead)
+        options: dict[str, Any] = {"accept": rule, "seed": 3, "batch_size": 3, "draft_length": 2, "rounds": rounds}
+        pipe = harness.pipeline(target, zoo.good_draft(target), **options)
+        how = Sampling(temperature=0.9, top_k=20, logprobs=1, samples=2)
+        results = list(pipe.generate(harness.random_prompts((5, 1, 9), zoo.VOCABULARY), 9, sampling=how))
+        found.append(
+            [(one.index, one.sample, one.token_ids, np.round(one.logprobs or [], 3).tolist()) for one in results]
+        )
+    assert any(ahead)
+    assert sorted(found[0]) == sorted(found[1])
+
+
+class At:
+    """A stop check that ends a sequence at a token of its own."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def first(self, ids: np.ndarray, prompt_length: int, fresh: int) -> int | None:
+        """Return the place of that token."""
+        place = prompt_length + self._place - (len(ids) - fresh)
+        return place if 0 <= place < fresh else None
+
+
+class Told(Observer):
+    """Adds up what reports tell of each request."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.ended: set[int] = set()
+        self.rounds = 0
+
+    def round(self, report: RoundReport) -> None:
+        """Take in a round; none tells of a sequence that ended before."""
+        self.rounds += 1
+        for row, sequence in enumerate(report.sequences):
+            index = sequence.request.index
+            assert index not in self.ended
+            self.tokens.setdefault(index, []).extend(report.tokens[row])
+        self.ended |= {sequence.request.index for sequence in report.finished}
+        rows = {len(report.sequences), len(report.gained), len(report.draft.tokens_BN), len(report.detail.host.tokens)}
+        assert rows == {len(report.logits_BTV if report.logits_BTV is not None else [])}
+
+
+@pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "draft"])
+def test_a_row_that_has_ended_leaves_no_trace(draft: Any) -> None:
+    """Stops that the host finds end rows a round late: no report tells of that round, and other rows have their tokens."""
+    requests = [attrs.evolve(one, stop_checks=(At(place % 4),)) for place, one in enumerate(asked())]
+    told = Told()
+    results = harness.check(piped(draft, observers=[told]), requests)
+    assert told.tokens == {one.index: one.token_ids for one in results}
+    counted = [one.metrics for one in results]
+    assert counted == [one.metrics for one in harness.check(piped(draft, "synchronous"), requests)]
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_aborts_arrivals_and_a_close_meet_a_round_under_way(at: int) -> None:
+    """Between steps a request is aborted, and another comes: each ends once; what is closed then is idle."""
+    requests = asked(5)
+    engine, expected = opened(piped(), requests[:4]), wanted(TARGET, requests)
+    for _ in range(at):
+        engine.step()
+    gone: Sequence | None = engine.abort(requests[at % 4].key)
+    engine.add(requests[4])
+    ended, errors = stepped(engine)
+    assert (errors, gone is None or gone.finish_reason) == (0, gone is None or "abort")
+    assert all(tokens == expected[index] for index, tokens in ended.items())
+    assert 4 in ended
+    if gone is not None:
+        assert gone.token_ids == expected[gone.request.index][: len(gone.token_ids)]
+        assert gone.request.index not in ended
+    engine = opened(piped(), requests)
+    for _ in range(at):
+        engine.step()
+    engine.close()
+    assert engine.idle
+    assert engine.step() is None
+
+
+POINTS = [
+    ("drafter", "", "propose"),
+    ("drafter", "", "observe"),
+    ("verifier", "", "score"),
+    ("rule", "", "accept"),
+    ("scheduler", "", "next_batch"),
+    ("policy", "", "budget"),
+    ("policy", "", "observe"),
+    ("alignment", "", "commit"),
+    ("alignment", "layout", "place"),
+    ("kv", "open", "write"),
+]
+
+
+@pytest.mark.parametrize("point", POINTS, ids=" ".join)
+def test_errors_of_launches_and_landings(point: Any) -> None:
+    """Wherever memory runs out nothing is lost; another error is told after what has ended, and the others go on."""
+    pipe, requests = piped(batch_size=2), asked(5)
+    usual, expected = pipe.parts.composition, wanted(TARGET, requests)
+
+    def planted(at: int, fault: str) -> Any:
+        field, maker, member = point
+        inner = getattr(usual, field)
+        acting = (
+            Making(inner, maker, member, at, raising(fault)) if maker else Acting(inner, member, at, raising(fault))
+        )
+        pipe.parts.composition = attrs.evolve(usual, **{field: acting})
+        return acting
+
+    counted = planted(0, "error")
+    harness.check(pipe, requests)
+    for at in turns(counted.calls):
+        planted(at, "memory")
+        with pytest.warns(RuntimeWarning, match="memory"):
+            harness.check(pipe, requests)
+        planted(at, "error")
+        ended, errors = stepped(opened(pipe, requests))
+        assert (ended, errors) == (expected, 1)
+        planted(at, "error")
+        results, told = collected(pipe.decode(requests))
+        assert told
+        assert all(one.token_ids == expected[one.index] for one in results)
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "synchronous": {"rounds": "synchronous"},
+    "auto on a CPU": {"rounds": "auto"},
+    "places that lengths do not tell": {"align": "eqspec"},
+    "tokens looked up on the host": {"draft": None, "drafter": "prompt-lookup"},
+    "a policy that times rounds": {"draft_length": "goodput"},
+    "invariants": {"check": True},
+    "numerics": {"bitwise": True},
+    "a bound of memory": {"memory": "1GB"},
+    "pages": {"kv": "paged"},
+}
+
+
+@pytest.mark.parametrize("kind", [*KEPT])
+def test_rounds_that_need_the_last_ones_numbers(kind: str, ahead: list[bool]) -> None:
+    """Strategies that need lengths on the host, and whoever asks for that, keep the synchronous round."""
+    real = kind in ("numerics", "a bound of memory", "pages")
+    target = zoo.build("qwen3") if real else TARGET
+    given = {"draft_length": 3, "batch_size": 2, "rounds": "deferred", **KEPT[kind]}
+    pipe = harness.pipeline(target, given.pop("draft", zoo.good_draft(target) if real else DRAFT), **given)
+    harness.check(pipe, harness.requests(harness.random_prompts((5, 1, 3), target.config.vocab_size), 6))
+    assert ahead
+    assert not any(ahead)
+
+
+def test_processors_that_look_at_tokens(ahead: list[bool]) -> None:
+    """A row whose logits are shaped by its tokens keeps its batch to synchronous rounds as long as it lives."""
+    target, prompts = zoo.build("qwen3"), harness.random_prompts((5, 3), zoo.VOCABULARY)
+    for how, expected in ((Sampling(repetition_penalty=1.3), False), (Sampling(suppress_tokens=(5,)), True)):
+        found = []
+        for rounds in ("deferred", "synchronous"):
+            ahead.clear()
+            pipe = harness.pipeline(target, zoo.good_draft(target), draft_length=2, rounds=rounds)
+            found.append([one.token_ids for one in pipe.generate(prompts, 8, sampling=how)])
+            assert any(ahead) == (expected and rounds == "deferred")
+        assert found[0] == found[1]
+
+
+@pytest.fixture
+def on_sim() -> Iterator[None]:
+    """Have pipelines of the harness use copies of their models on the simulated device."""
+    with suite_device.running_on("sim"):
+        harness.device()
+        yield
+
+
+@pytest.mark.parametrize(("draft_length", "batch_size"), [(0, 3), (3, 1), (3, 3)])
+def test_the_device_is_never_idle(
+    draft_length: int, batch_size: int, on_sim: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default rounds are deferred on a device: no launch waits for it, and each wait has a round queued behind it."""
+    target, launch = zoo.build("qwen3"), loop.launch
+
+    def watched(*given: Any) -> Any:
+        if given[-1] is None:
+            return launch(*given)
+        with COUNTERS.refused(WAIT, where="in a launch"):
+            return launch(*given)
+
+    monkeypatch.setattr(loop, "launch", watched)
+    draft: PreTrainedModel | None = zoo.good_draft(target) if draft_length else None
+    pipe = harness.pipeline(target, draft, batch_size=batch_size, draft_length=draft_length or 1)
+    requests = harness.requests(harness.random_prompts([5] * batch_size, zoo.VOCABULARY), 24)
+    harness.check(pipe, requests)
+    with COUNTERS.watched(WAIT) as events:
+        harness.decode(pipe, requests)
+    waits = Counter[str]()
+    for event, number in events.items():
+        waits[event.what] += number
+    assert waits.pop("event") > 4
+    assert sum(waits.values()) <= 2, "after the prompts, and after the last round"
