@@ -126,10 +126,10 @@ class TokenRows:
         if self.coming:
             most_B = np.array([self.coming.get(id(sequence), 0) for sequence in sequences])
             # a row that goes on has not reached its limit; one that has ended is kept there on the device
-            least = np.where(most_B, np.minimum(lengths + 1, limits - 1), lengths)
+            shortest = np.where(most_B, np.minimum(lengths + 1, limits - 1), lengths)
             lengths = np.where(most_B, np.minimum(lengths + most_B, limits - 1), lengths)
-            if (least != lengths).any():
-                kind = functools.partial(Bounded, least=least)
+            if (shortest != lengths).any():
+                kind = functools.partial(Bounded, least=shortest)
         return kind(
             sequences,
             tokens_BS,

@@ -14,7 +14,7 @@ import numpy as np
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Sequence
 from specframe.devices import kinds
 from specframe.errors import OptionError, literal
 from specframe.model.padding_free import fullest
@@ -108,7 +108,7 @@ class Goodput:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"calibration", "trees"})
+    offers = frozenset({"calibration", "trees", "deferred"})
 
     def __init__(self, maximum: int = 8, confidence: str = "on") -> None:
         if confidence not in ("on", "off"):
@@ -119,6 +119,8 @@ class Goodput:
         self._clock: Callable[[], float] = time.perf_counter
         self._stop: ConfidenceStop | None = None
         self._started: float | None = None
+        self._under_way: list[list[Sequence]] = []
+        """The rows of rounds whose budgets were asked for and that were not told yet: of two, where the next is begun before."""
         self._new_shapes: Callable[[], int] = lambda: 0
         self._known_shapes = 0
         self._leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
@@ -153,11 +155,13 @@ class Goodput:
         self._clock = clock_of(run.runner.device)
         self._new_shapes = lambda: run.new_shapes
         self._drafted, self._undrafted = 0, UNREAD  # a draft model has read nothing of the run
+        self._under_way = []
 
     def budget(self, batch: Batch) -> Budget:
         """Return each row's part of the plan with the most expected tokens per second."""
         self._stop = None  # that of a round that counted for nothing says nothing of this one
-        rows = len(batch)
+        rows, under_way = len(batch), [one for one in self._under_way if not all(row.finished for row in one)]
+        self._under_way = [*under_way, batch.sequences]
         choice = self._choices.get(rows)
         if choice is None or choice.left < 1:
             self._curves[rows] = self._seconds.curve(rows)
@@ -168,6 +172,8 @@ class Goodput:
         choice.left -= 1
         choice.settled += 1
         budget = self._parts(batch, choice.depth) if choice.depth else NOTHING
+        if under_way:  # it begins when that round has ended
+            return budget
         self._started = None
         if batch.mixed is None and (choice.depth or choice.settled <= RECENT or choice.left < TIMED):
             self._started, self._known_shapes = self._now(), self._new_shapes()
@@ -180,7 +186,8 @@ class Goodput:
             self.calibration.add(self._stop.evidence(report))
             self._stop = None
         self._acceptance.add(report)
-        if self._started is None:
+        asked, self._under_way = self._under_way[:1], self._under_way[1:]
+        if self._started is None or [len(one) for one in asked] != [rows]:  # rows that had ended took part
             self._seconds.skip()
         else:
             seconds, typical = self._now() - self._started, bool(self._drafted or not depth)
@@ -190,6 +197,8 @@ class Goodput:
             if typical and depth and self._seconds.surprises(rows, depth, seconds):
                 self._choices[rows].left += 1
             self._seconds.add(rows, depth, self._paid(rows, depth, report.computed), seconds, typical)
+        if self._under_way:
+            self._started, self._known_shapes = self._now(), self._new_shapes()
         self._drafted = depth
         self._undrafted = 0 if depth else self._undrafted + 1
         self._round += 1
@@ -213,7 +222,7 @@ class Goodput:
         budget = self._plans.budget(depth)
         if not (self._confident and budget.depth and self._curves[len(batch)].step > LOOKS * LOOK):
             return budget
-        if kinds.of(batch.lengths_B.device).queues:
+        if kinds.of(batch.lengths_B.device).queues or len(self._under_way) > 1:
             return budget
         rows = {sequence.request.key: row for row, sequence in enumerate(batch.sequences)}
         own_BK = logit(self._acceptance.rates_of(batch.sequences))
