@@ -21,7 +21,7 @@ class Outcome:
     transfer: Transfer | None
     """The acceptance result, with its numbers on the host, or None if a prefill chunk was read, and more of it is to come."""
     lengths: np.ndarray
-    """Lengths before the round, (B,)."""
+    """Lengths before the round, (B,), or the most that they were where rounds are deferred."""
     ended: list[Sequence]
     """The sequences with a row that have ended since the outcome before. Samples may yet start from the row of one not ``gone``."""
 

@@ -236,6 +236,9 @@ class LocalEngine:
     def _launch_ahead(self, pool: Pool, opened: Opened, flight: loop.Flight | None) -> None:
         """Launch the round after one that is not landed yet, if that may be."""
         if flight and opened.deferred and pool.goes_on(flight.batch):
+            flight.told = True
+            told = loop.outcome(flight, pool, flight.batch.lengths.copy())
+            loop.learn([told], opened.use.drafter, self._watch)
             ahead = self._launch(pool, opened, flight)
             opened.ahead.extend([ahead] if ahead else [])
 

@@ -26,7 +26,7 @@ from specframe.plugins.compose import Composition
 from specframe.text.sampling import apply_processors, one_hot_greedy_rows, undecided_places, undrawn_rows
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Flight:
     """A round that the device has been given, whose numbers the host has not read yet."""
 
@@ -44,6 +44,8 @@ class Flight:
     """The prefill chunk that was read beside it, if there was one."""
     most_B: np.ndarray | None
     """The most tokens that each row gains, where the next round may be launched before this one is landed, or None."""
+    told: bool = False
+    """Whether the drafter was told of it, before the next round was launched."""
 
 
 def launch(
@@ -133,13 +135,19 @@ def land(
         commit_point: called before the round's tokens are taken over; other ranks may still fail until it returns.
 
     Returns:
-        The round's report, and outcomes for the drafter: the round's, and that of a prefill chunk that was read beside it.
+        The round's report, and outcomes for the drafter: the round's, unless it was told before, and that of a prefill chunk that
+        was read beside it.
     """
     batch, transfer = flight.batch, flight.transfer
     with watch.stage("accept"):
         report = pool.advance(batch, transfer, flight.logits_BTV, flight.processed_BTV, commit_point, flight.computed)
-    outcome = Outcome(batch, flight.draft, flight.scores, transfer, report.lengths, pool.newly_ended())
-    return report, [outcome, *flight.pieces]
+    lengths = report.lengths if len(report.lengths) == len(batch) else batch.lengths  # some rows ended before
+    return report, [] if flight.told else [outcome(flight, pool, lengths), *flight.pieces]
+
+
+def outcome(flight: Flight, pool: Pool, lengths: np.ndarray) -> Outcome:
+    """Return the outcome of a round for the drafter; ``lengths``: of the rows before it, or the most that they were."""
+    return Outcome(flight.batch, flight.draft, flight.scores, flight.transfer, lengths, pool.newly_ended())
 
 
 def most_gained(draft: Draft, rows: int) -> np.ndarray:

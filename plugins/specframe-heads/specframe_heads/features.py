@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from specframe.contracts.reports import Outcome
-from specframe.contracts.round import Batch
-from specframe.devices.kinds import on_device
+from specframe.contracts.round import Batch, Bounded
 from specframe.model.run import Run
 from specframe.row_map import RowMap
 
@@ -53,11 +52,12 @@ class Waiting:
     """The features of each row that the head has not consumed: of the tokens ``first`` to ``first + counts - 1``."""
 
     features_BWD: torch.Tensor
-    """The first ``counts[i]`` of row i mean something; W is the most that any row has."""
+    """The first ``counts_B[i]`` of row i mean something; W is the most that any row has."""
     first: np.ndarray
     first_B: torch.Tensor
     """The place of the token that the first feature is of."""
     counts: np.ndarray
+    """The most that each row has, where the host does not know."""
     counts_B: torch.Tensor
 
     def last(self, values_BWD: torch.Tensor) -> torch.Tensor:
@@ -89,31 +89,40 @@ class Features:
         self._layers, self._fuse, self._ahead = tuple(layers), fuse, ahead
         self._row_map = RowMap(run.rows)
         self._consumed = np.zeros(run.rows, dtype=np.int64)
+        self._consumed_R = torch.zeros(run.rows, dtype=torch.long, device=run.runner.device)
+        self._took = self._bounded = False
+        """Whether this round has consumed features, and whether the host did not know the rows' lengths when it did."""
         self._kept_RWD: torch.Tensor | None = None
 
     def follow(self, batch: Batch) -> None:
         """Make the batch's sequences the first rows, in its order. A drafter calls it first in ``propose``."""
         moves = self._row_map.arrange(batch.sequences)
         moves.apply_host(self._consumed)
+        moves.apply(self._consumed_R)
         self._consumed[moves.fresh] = 0
         if self._kept_RWD is not None:
             moves.apply(self._kept_RWD)
         if batch.starts:  # the parent has consumed the prompt up to its last token, which is fed again now
             self._consumed[: len(batch)] = batch.lengths - 1
+            self._consumed_R[: len(batch)] = batch.lengths_B - 1
+        if self._bounded and isinstance(batch, Bounded):  # it knows those of the round before
+            self._consumed[: len(batch)] = batch.least - 2
+        self._bounded = False
 
     def observe(self, outcome: Outcome) -> FeatureChunk | None:
         """Take a round's features. Returns those that the head has to read now, of a prompt; else None."""
         hidden = outcome.scores.hidden
         states_BTD = torch.cat([hidden[layer] for layer in self._layers], dim=-1)
         if not outcome.batch.prefill:
-            self._keep(outcome.lengths, self._fused(on_path(outcome, states_BTD)))
+            self._keep(outcome.before, self._fused(on_path(outcome, states_BTD)))
             return None
         batch, features_BTD = outcome.before, self._fused(states_BTD)
         self.follow(batch)
         waits = self._ahead if batch.left == 0 else 0
         self._consumed[: len(batch)] = np.maximum(batch.lengths - batch.left - waits, 0)
+        self._consumed_R[: len(batch)] = (batch.lengths_B - batch.left - waits).clamp_(min=0)
         if waits:
-            self._keep(batch.lengths, features_BTD[:, -1:])
+            self._keep(batch, features_BTD[:, -1:])
         read_BTD = features_BTD[:, : features_BTD.shape[1] - waits]
         if not read_BTD.shape[1]:
             return None
@@ -128,23 +137,28 @@ class Features:
         assert self._kept_RWD is not None, "a decoding batch has been read"
         first = self._consumed[: len(batch)].copy()
         counts = batch.lengths - 1 - first
-        self._consumed[: len(batch)] = batch.lengths - 1
-        counts_B = on_device(counts, batch.lengths_B.device)
+        self._consumed[: len(batch)] = batch.least - 1
+        self._took, self._bounded = True, isinstance(batch, Bounded)
+        first_B, ends_B = self._consumed_R[: len(batch)].clone(), batch.lengths_B - 1
+        self._consumed_R[: len(batch)] = ends_B
         kept_BWD = self._kept_RWD[: len(batch), : int(counts.max())]
-        return Waiting(kept_BWD, first, batch.lengths_B - 1 - counts_B, counts, counts_B)
+        return Waiting(
+            kept_BWD, first, first_B, counts, (ends_B - first_B).clamp_(min=1)
+        )  # rows that have ended have none
 
     def _fused(self, states_BTD: torch.Tensor) -> torch.Tensor:
         return states_BTD if self._fuse is None else self._fuse(states_BTD)
 
-    def _keep(self, lengths: np.ndarray, features_BTD: torch.Tensor) -> None:
-        """Put the features of the last token of rows of these lengths, and of those after it, behind those that wait."""
+    def _keep(self, batch: Batch, features_BTD: torch.Tensor) -> None:
+        """Put the features of each row's last token, and of those after it, behind those that wait."""
         rows, width, size = features_BTD.shape
-        waiting = np.maximum(lengths - 1 - self._consumed[:rows], 0)
+        waiting = np.maximum(batch.lengths - 1 - self._consumed[:rows], 0) * (not self._took)
+        self._took = False
         kept_RWD = self._room(int(waiting.max()) + width, features_BTD)
         if not waiting.any():
             kept_RWD[:rows, :width] = features_BTD
             return
-        places_B1 = on_device(waiting, features_BTD.device)[:, None]
+        places_B1 = (batch.lengths_B - 1 - self._consumed_R[:rows]).clamp_(min=0)[:, None]
         places_BT1 = (places_B1 + torch.arange(width, device=features_BTD.device))[..., None]
         kept_RWD[:rows].scatter_(1, places_BT1.expand(-1, -1, size), features_BTD)
 

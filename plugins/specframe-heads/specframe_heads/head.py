@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Bounded
 from specframe.errors import ModelError
 from specframe.kv.ragged_layout import RaggedLayout
 from specframe.model.cached import CachedModel
@@ -61,6 +61,8 @@ class HeadDrafter:
 
     name: ClassVar[str]
     """The name under which the drafter is registered."""
+    chains_offer: ClassVar[frozenset[str]] = frozenset()
+    """What else it offers where it drafts chains."""
     ahead: ClassVar[int] = 1
     """1: the head needs the token after a feature's own to consume it; see :class:`specframe_heads.features.Features`."""
 
@@ -70,7 +72,7 @@ class HeadDrafter:
         self.checkpoint, self.format = self._opened(checkpoint)
         self._made: tuple[PreTrainedModel, Any] | None = None
         self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits", "budget"}
-        self.offers |= {"stops"} if self.trees.chain else set()
+        self.offers |= {"stops", *self.chains_offer} if self.trees.chain else set()
 
     @property
     def past(self) -> bool:
@@ -266,7 +268,12 @@ class PairDrafter(HeadDrafter):
 
         Rows with fewer pairs than others are fed some more after their own, which are overwritten before they are seen.
         """
-        view = attrs.evolve(pairs_of(batch), lengths_B=waiting.first_B, lengths=waiting.first)
+        first = (
+            {"lengths": waiting.first, "least": waiting.first}
+            if isinstance(batch, Bounded)
+            else {"lengths": waiting.first}
+        )
+        view = attrs.evolve(pairs_of(batch), lengths_B=waiting.first_B, **first)
         width = waiting.features_BWD.shape[1]
         places_BW = view.positions(0, width).clamp_(max=view.tokens_BS.shape[1] - 1)
         ids_BW = view.tokens_BS.gather(1, places_BW).clamp(min=0)
@@ -314,8 +321,10 @@ def pairs_of(batch: Batch, first: int = 1) -> Batch:
 
     Rows have no tokens before that one. A row that is shorter has a negative length.
     """
+    least = {"least": batch.least - first} if isinstance(batch, Bounded) else {}
     return attrs.evolve(
         batch,
+        **least,
         tokens_BS=batch.tokens_BS[:, first:],
         lengths_B=batch.lengths_B - first,
         tokens=batch.tokens[:, first:],

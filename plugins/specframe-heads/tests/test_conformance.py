@@ -122,9 +122,12 @@ def test_a_round_waits_once(suite: type[HeadSuite], monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.wide
 def test_the_suite_finds_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted wait, of counts that are sent to the device plainly, is found by the suite."""
+    """A planted wait, of states that are looked at, is found by the suite."""
     replace(monkeypatch)
-    monkeypatch.setattr(features, "on_device", lambda values, device: torch.from_numpy(values).to(device))
+    on_path = features.on_path
+    monkeypatch.setattr(
+        features, "on_path", lambda outcome, states_BTD: on_path(outcome, states_BTD + 0 * states_BTD.sum().item())
+    )
     with pytest.raises(AssertionError, match="expected 1 wait per round, got round"):
         TestEagle().test_as_on_a_gpu()
 

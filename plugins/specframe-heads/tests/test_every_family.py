@@ -22,12 +22,16 @@ from specframe_heads import checkpoint
 from specframe_memory.footprint import HEAD, Workload
 from specframe_memory.memory_plan import ladder_of
 from specframe_memory.meta_parts import named_parts
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import harness, zoo
 from specframe_testing.heads import block_heads, checkpoints, mtp, stepwise
 from specframe_testing.heads.scripted import Drafted, steered
 from transformers import PreTrainedModel
 
+from specframe.contracts.drafts import Budget
 from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch
+from specframe.engine import loop
 from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
@@ -215,12 +219,16 @@ def test_every_family_drafts_for_targets_with_states(cell: Cell, saved: Callable
 # ---- a row's drafts are its own
 
 
+LIMITS = (23, 10, 28, 33, 17)
+"""The lengths at which rows end."""
+
+
 def drafts_of(family: str, shape: str, folder: Path, way: str, **options: Any) -> dict[tuple[int, ...], Drafted]:
     """Decode steered drafts, compare the tokens, and return what the head drafted for every row and length."""
     target, given = target_of("qwen3"), harness.random_prompts([5, 1, 12, 29, 3], zoo.VOCABULARY)
     options = {"draft_length": 3, "seed": 5, **options}
     if way != "samples":
-        asked = harness.requests(given, [18, 9, 16, 4, 14])
+        asked = harness.requests(given, [limit - len(one) for one, limit in zip(given, LIMITS, strict=True)])
         known = harness.truth(target, asked)
         drafter, drafts = drafter_of(family, shape, folder, lambda request: known[request.index])
         harness.check(harness.pipeline(target, drafter, **options), asked)
@@ -252,6 +260,40 @@ def alone(saved: Callable[[str, str], Path]) -> Callable[..., dict[tuple[int, ..
         return drafts_of(family, shape, saved(family, "qwen3"), way, batch_size=1)
 
     return made
+
+
+class Depths(FixedLength):
+    """Draft lengths by turns, none among them."""
+
+    offers = frozenset({"deferred"})
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self._turns = itertools.cycle((3, 2, 0, 0, 3))
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the next one."""
+        return Budget(next(self._turns))
+
+
+@pytest.mark.parametrize("family", ["eagle-1", "eagle-3", "medusa", "hydra", "hydra++", "clover", "clover2"])
+def test_deferred_rounds_draft_what_others_do(
+    family: str, saved: Callable[[str, str], Path], alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head takes the features of a round before the host has read it: each row drafts what it drafts alone."""
+    launched, launch = list[Any](), loop.launch
+    monkeypatch.setattr(loop, "launch", lambda *given: (launched.append(given[-1]), launch(*given))[1])
+    usual = alone(family, "chain", False)
+    assert not any(launched)
+    for length in (3, Depths()):
+        options = {"batch_size": 3, "draft_length": length, "rounds": "deferred"}
+        found = drafts_of(family, "chain", saved(family, "qwen3"), "places", **options)
+        assert sum(one is not None for one in launched) > 9
+        shared = [key for key in usual.keys() & found.keys() if key[-1] < LIMITS[key[0]] - 1]
+        assert len(shared) > 9
+        for key in shared:
+            depth = min(usual[key][0], found[key][0])  # drafts are cut near the end
+            assert usual[key][1][:depth] == found[key][1][:depth], key
 
 
 @pytest.mark.wide(but=["hydra++"])

@@ -22,3 +22,4 @@ class Eagle(PairDrafter):
     """
 
     name = "eagle"
+    chains_offer = frozenset({"deferred"})

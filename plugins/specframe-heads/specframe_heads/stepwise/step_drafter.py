@@ -30,6 +30,7 @@ class StepDrafter(PairDrafter):
     """
 
     head: StepHead  # type: ignore[assignment]
+    chains_offer = frozenset({"deferred"})
 
     def start(self, run: Run) -> None:
         """Make the head; open a cache where it has layers."""

@@ -61,9 +61,11 @@ def scripted(
     def choose(batch: Batch, offset: int, drafted_BK: torch.Tensor, logits_B1V: torch.Tensor) -> Any:
         tokens_B1, used = usual(batch, offset, drafted_BK, logits_B1V)
         for row, sequence in enumerate(batch.sequences):
-            length = int(batch.lengths[row])
+            length = int(batch.lengths_B[row])  # the host may not know it, nor the last tokens
             place = length - len(sequence.request.prompt_ids) + offset
-            ids = batch.tokens[row, :length].tolist()
+            if length >= sequence.limit - 1:
+                continue  # a row that has ended may take part once more
+            ids = batch.tokens_BS[row, :length].tolist()
             seen.append(ScriptedCalls(ids, drafted_BK[row].tolist(), 0, logits_B1V[row, 0].clone()))
             if right is None:
                 continue
@@ -104,7 +106,7 @@ def steered(
         tokens_BN = draft.tokens_BN.clone()
         for row, sequence in enumerate(batch.sequences):
             parents = draft.above_BN[row].tolist()
-            length = int(batch.lengths[row])
+            length = int(batch.lengths_B[row])  # the host may not know it
             drafts[*sequence.request.key, length] = (budget.depth, draft.tokens_BN[row].tolist(), parents)
             place, own, node = length - len(sequence.request.prompt_ids), truth(sequence.request), -1
             while right(place) and place < len(own) and (children := places_of(parents, node)):
