@@ -179,6 +179,11 @@ class Bounded(Batch):
         """None, since the host does not know the rows' lengths."""
 
 
+def bounded(batch: Batch, least: np.ndarray) -> Bounded:
+    """Return a batch as one whose lengths are the most that rows may have; ``least``: the least."""
+    return Bounded(**{field.name: getattr(batch, field.name) for field in attrs.fields(Batch)}, least=least)
+
+
 @attrs.frozen(eq=False)
 class Kept:
     """How many of each row's tokens stand in a cache, beyond the row's length: 0 means that its own tokens stand and nothing that

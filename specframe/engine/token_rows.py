@@ -5,14 +5,11 @@ Tensor names carry their shape: R all rows, S places of a row, N rows that are w
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
 from specframe.contracts.drafts import Acceptance
-from specframe.contracts.round import Batch, Bounded, Sequence
+from specframe.contracts.round import Batch, Sequence, bounded
 from specframe.devices.kinds import constant, on_device
 from specframe.row_map import RowMap
 
@@ -122,15 +119,13 @@ class TokenRows:
         left = least if piece is None else max(least, uncached - piece)
         for sequence in sequences:
             sequence.uncached = min(sequence.uncached, left)
-        kind: Callable[..., Batch] = Batch
+        shortest = lengths
         if self.coming:
             most_B = np.array([self.coming.get(id(sequence), 0) for sequence in sequences])
             # a row that goes on has not reached its limit; one that has ended is kept there on the device
             shortest = np.where(most_B, np.minimum(lengths + 1, limits - 1), lengths)
             lengths = np.where(most_B, np.minimum(lengths + most_B, limits - 1), lengths)
-            if (shortest != lengths).any():
-                kind = functools.partial(Bounded, least=shortest)
-        return kind(
+        made = Batch(
             sequences,
             tokens_BS,
             lengths_B,
@@ -146,6 +141,7 @@ class TokenRows:
             mixed,
             waiting,
         )
+        return made if shortest is lengths or (shortest == lengths).all() else bounded(made, shortest)
 
     def append(self, batch: Batch, acceptance: Acceptance, most_B: np.ndarray | None) -> None:
         """Append a round's tokens on the device, beyond a row's end too: each row is longer by those accepted and one more.

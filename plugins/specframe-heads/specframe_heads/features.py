@@ -59,6 +59,8 @@ class Waiting:
     counts: np.ndarray
     """The most that each row has, where the host does not know."""
     counts_B: torch.Tensor
+    known: bool = True
+    """Whether ``first`` is what the host knows, or else the least that it may be."""
 
     def last(self, values_BWD: torch.Tensor) -> torch.Tensor:
         """Return the value at each row's last feature, (B, 1, D): of the feature itself, or of the head's output there."""
@@ -92,6 +94,8 @@ class Features:
         self._consumed_R = torch.zeros(run.rows, dtype=torch.long, device=run.runner.device)
         self._took = self._bounded = False
         """Whether this round has consumed features, and whether the host did not know the rows' lengths when it did."""
+        self._known = True
+        """Whether the host knows how many were consumed, and not only the least."""
         self._kept_RWD: torch.Tensor | None = None
 
     def follow(self, batch: Batch) -> None:
@@ -105,8 +109,10 @@ class Features:
         if batch.starts:  # the parent has consumed the prompt up to its last token, which is fed again now
             self._consumed[: len(batch)] = batch.lengths - 1
             self._consumed_R[: len(batch)] = batch.lengths_B - 1
-        if self._bounded and isinstance(batch, Bounded):  # it knows those of the round before
-            self._consumed[: len(batch)] = batch.least - 2
+        if self._bounded:
+            self._known = isinstance(batch, Bounded)
+            if self._known:  # the host has read the round before
+                self._consumed[: len(batch)] = batch.least - 2
         self._bounded = False
 
     def observe(self, outcome: Outcome) -> FeatureChunk | None:
@@ -139,12 +145,12 @@ class Features:
         counts = batch.lengths - 1 - first
         self._consumed[: len(batch)] = batch.least - 1
         self._took, self._bounded = True, isinstance(batch, Bounded)
+        known, self._known = self._known, True
         first_B, ends_B = self._consumed_R[: len(batch)].clone(), batch.lengths_B - 1
         self._consumed_R[: len(batch)] = ends_B
         kept_BWD = self._kept_RWD[: len(batch), : int(counts.max())]
-        return Waiting(
-            kept_BWD, first, first_B, counts, (ends_B - first_B).clamp_(min=1)
-        )  # rows that have ended have none
+        counts_B = (ends_B - first_B).clamp_(min=1)  # rows that have ended have none
+        return Waiting(kept_BWD, first, first_B, counts, counts_B, known)
 
     def _fused(self, states_BTD: torch.Tensor) -> torch.Tensor:
         return states_BTD if self._fuse is None else self._fuse(states_BTD)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
-from specframe.contracts.round import Batch, Bounded
+from specframe.contracts.round import Batch, Bounded, bounded
 from specframe.errors import ModelError
 from specframe.kv.ragged_layout import RaggedLayout
 from specframe.model.cached import CachedModel
@@ -268,12 +268,9 @@ class PairDrafter(HeadDrafter):
 
         Rows with fewer pairs than others are fed some more after their own, which are overwritten before they are seen.
         """
-        first = (
-            {"lengths": waiting.first, "least": waiting.first}
-            if isinstance(batch, Bounded)
-            else {"lengths": waiting.first}
-        )
-        view = attrs.evolve(pairs_of(batch), lengths_B=waiting.first_B, **first)
+        view = attrs.evolve(pairs_of(batch), lengths_B=waiting.first_B, lengths=waiting.first)
+        if isinstance(batch, Bounded) or not waiting.known:
+            view = bounded(view, waiting.first)
         width = waiting.features_BWD.shape[1]
         places_BW = view.positions(0, width).clamp_(max=view.tokens_BS.shape[1] - 1)
         ids_BW = view.tokens_BS.gather(1, places_BW).clamp(min=0)
@@ -321,16 +318,15 @@ def pairs_of(batch: Batch, first: int = 1) -> Batch:
 
     Rows have no tokens before that one. A row that is shorter has a negative length.
     """
-    least = {"least": batch.least - first} if isinstance(batch, Bounded) else {}
-    return attrs.evolve(
+    moved = attrs.evolve(
         batch,
-        **least,
         tokens_BS=batch.tokens_BS[:, first:],
         lengths_B=batch.lengths_B - first,
         tokens=batch.tokens[:, first:],
         lengths=batch.lengths - first,
         limits=batch.limits - first,
     )
+    return bounded(moved, batch.least - first) if isinstance(batch, Bounded) else moved
 
 
 def open_ragged(run: Run, model: PreTrainedModel, capacity: int, past: bool = False) -> CachedModel:

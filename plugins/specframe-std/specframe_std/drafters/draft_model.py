@@ -126,8 +126,10 @@ class ModelDrafter:
         self._row_map.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
         # what was rejected is no part of it; where the host has not known lengths, all may have stood but for the last draft token
-        bounded, self._bounded = self._bounded, isinstance(batch, Bounded)
-        np.minimum(cached, batch.lengths - (2 if bounded or self._bounded else 1), out=cached)
+        bounded = self._bounded or isinstance(batch, Bounded)
+        if not (batch.prefill or batch.starts):
+            self._bounded = isinstance(batch, Bounded)
+        np.minimum(cached, batch.lengths - (2 if bounded else 1), out=cached)
         if batch.prefill and self._waits(batch):
             cached[:] = 0
         elif batch.prefill:
