@@ -96,18 +96,23 @@ class Event:
 @contextlib.contextmanager
 def strict(device: torch.device) -> Iterator[None]:
     """Make every wait inside the block an error, but that of a round's transfer."""
-    copied = kinds.on_host
+    sent = kinds.sent_to_host
 
     def allowed(parts: Any) -> Any:
-        with refusing(device, False):
-            return copied(parts)
+        arrived = sent(parts)
 
-    kinds.on_host = allowed
+        def read() -> Any:
+            with refusing(device, False):
+                return arrived()
+
+        return read
+
+    kinds.sent_to_host = allowed
     try:
         with refusing(device, True):
             yield
     finally:
-        kinds.on_host = copied
+        kinds.sent_to_host = sent
 
 
 @contextlib.contextmanager
