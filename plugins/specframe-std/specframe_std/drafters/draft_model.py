@@ -97,7 +97,8 @@ class ModelDrafter:
         self._row_map = RowMap(run.rows)
         self._cached = np.zeros(run.rows, dtype=np.int64)
         self._speculating = Speculating()
-        self._idle, self._begun, self._bounded = 0 if run.steady else IDLE, False, False
+        self._idle, self._begun = 0 if run.steady else IDLE, False
+        self._bounded = False
         layout, offers = self._cache.layout, run.kv.offers
         # what is not read in order has no places of its own elsewhere, and what is cached for later prompts has to be read
         self._may_wait = layout.static and not self._cache.runner.state_layers and "prefix" not in offers
