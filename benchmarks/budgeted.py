@@ -32,8 +32,6 @@ class Cell:
     options: Mapping[str, Any]
     seconds: float
     """About how long it takes. A cell that takes longer than what is left is not begun."""
-    absent: str | None = None
-    """Why it cannot be measured in this version; None if it can."""
     fresh: bool = False
     """Whether it is measured in a new process."""
 
@@ -64,11 +62,10 @@ def measured(
 
     def take(cell: Cell, row: Row, end: float) -> None:
         started = clock()
-        if cell.absent or cell.seconds > end - started:
+        if cell.seconds > end - started:
             left = f"{max(end - started, 0):.0f} s were left, and it takes about {cell.seconds:.0f}"
-            row |= {"outcome": "skipped", "reason": cell.absent or left}
-            if not cell.absent:
-                late.append((cell, row))
+            row |= {"outcome": "skipped", "reason": left}
+            late.append((cell, row))
         else:
             row.pop("reason", None)
             row |= ask(cell, min(end + SLACK * budget, last) - started, last - started)

@@ -74,7 +74,7 @@ def grid(section: str, measure: str, seconds: float, *, fresh: bool = False, **a
     for values in itertools.product(*axes.values()):
         options = dict(zip(axes, values, strict=True))
         name = ", ".join(f"{axis} {value}" for axis, value in options.items() if not isinstance(value, tuple))
-        yield Cell(section, name + fresh * ", a second process", measure, options, seconds, None, fresh)
+        yield Cell(section, name + fresh * ", a second process", measure, options, seconds, fresh)
 
 
 @click.command(help=__doc__.partition("\n")[0])
