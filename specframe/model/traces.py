@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from transformers.utils import logging as progress
 
 from specframe.devices import kinds
 from specframe.errors import ModelError, SpecframeWarning, sentence
@@ -102,14 +103,17 @@ class Traces:
         return self._seen[kind] > COMPILING_PAYS or all(note(piece).exists() for piece in found.pieces)
 
     def _compile(self, found: TracedForward, asked: bool) -> None:
-        """Compile the pieces of a trace, which stay as they are where that cannot be done."""
+        """Compile the pieces of a trace, which stay as they are where that cannot be done.
+
+        A bar of transformers shows how far it is, as for weights that are loaded.
+        """
         began, found.tried = time.monotonic(), True
         try:
-            for piece in found.pieces:
-                if piece.text not in self._code:
-                    self._code[piece.text] = compile_piece(piece.graph)
-                    note(piece).parent.mkdir(parents=True, exist_ok=True)
-                    note(piece).touch()
+            left = [piece for piece in found.pieces if piece.text not in self._code]
+            for piece in progress.tqdm(left, desc=f"Compiling the {self._runner.role}'s layers", leave=False):
+                self._code[piece.text] = compile_piece(piece.graph)
+                note(piece).parent.mkdir(parents=True, exist_ok=True)
+                note(piece).touch()
         except Exception as error:  # whatever a compiler raises
             self._tell("compiled", error, asked)
         else:
