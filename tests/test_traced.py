@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from specframe.errors import ModelError, SpecframeWarning
 from specframe.model import traces
 from specframe.model.model_checks import SelfTests
 from specframe.model.runner import ModelRunner
-from specframe.model.traced import trace
+from specframe.model.traced import TracedForward, trace
 from specframe.model.traces import Kind
 from specframe.model.transformers_model import CallOptions
 
@@ -94,6 +95,17 @@ def test_a_changed_weight_is_the_pieces_s_as_well(way: str) -> None:
     else:
         attention.v_proj.weight = torch.nn.Parameter(attention.v_proj.weight.detach() * 3)
     runner.tests.require_agreement(found, False, False)
+
+
+def test_pieces_are_given_tensors_without_strides() -> None:
+    """Compiled code takes ids, positions and the numbers of tokens as they lie in a tensor of their own, and no view of another."""
+    given = list[torch.Tensor]()
+    calls = types.SimpleNamespace(forward=lambda *tensors: given.extend(tensors))
+    wide = torch.arange(40).view(4, 10)
+    found = TracedForward([], [], [], calls)  # type: ignore[arg-type]
+    found(wide[:, :1], wide[:1].expand(4, -1), wide, wide[:, -1:].flatten(), torch.zeros(1))
+    assert all(one.is_contiguous() for one in given)
+    assert given[3].tolist() == [9, 19, 29, 39]
 
 
 @PIECES

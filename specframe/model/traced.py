@@ -154,7 +154,8 @@ class TracedForward:
                 are asked for (K,), and the mask of each kind of layer.
         """
         weights = [one.held[0][0][one.held[0][1]] for one in self.weights]
-        found: list[torch.Tensor] = self.calls.forward(*given, *weights, *self.constants)
+        plain = [one.contiguous() for one in given[:4]]  # the only strides that are compiled for
+        found: list[torch.Tensor] = self.calls.forward(*plain, *given[4:], *weights, *self.constants)
         return found
 
 

@@ -178,7 +178,7 @@ class TransformersModel:
                 shown = masks.values() if isinstance(masks, dict) else [masks]
                 if isinstance(kept, int):  # 0 stands for all
                     kept = numbers(kept and ids_BT.shape[1] - kept, ids_BT.shape[1], self.device)[0]
-                logits, *states = how.traced(ids_BT.contiguous(), positions_BT.contiguous(), key_index_BS, kept, *shown)
+                logits, *states = how.traced(ids_BT, positions_BT, key_index_BS, kept, *shown)
                 how.hidden.update(zip(how.traced.hidden, states, strict=True))
         if padding_free is not None:
             return padding_free.logits(logits, keep)
