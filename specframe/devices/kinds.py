@@ -217,7 +217,7 @@ _UNKNOWN = Unknown()
 
 def of(device: torch.device) -> DeviceKind:
     """Return the kind of a device; a kind that nobody told of is an accelerator without anything of its own."""
-    return kind(device.type) or _UNKNOWN
+    return _KINDS.get(name := device.type) or _found(name) or _UNKNOWN
 
 
 def kind(name: str) -> DeviceKind | None:

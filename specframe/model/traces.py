@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import torch
@@ -38,8 +38,7 @@ SMALL_LAYER = 1_000_000
 _log = logging.getLogger(__name__)
 
 
-@attrs.frozen
-class Kind:
+class Kind(NamedTuple):
     """What the forwards that share a trace have in common."""
 
     hidden: tuple[int, ...] = ()
@@ -69,8 +68,8 @@ class Traces:
             kind: of the forward.
         """
         asked, values = layers != "auto", kinds.of(self._runner.device).values
-        self._seen[kind] += 1
-        late = not asked and self._seen[kind] <= TRACING_PAYS
+        self._seen[kind] = seen = self._seen[kind] + 1
+        late = not asked and seen <= TRACING_PAYS
         if layers == "eager" or late or not values or current_numerics.are_active():
             return None
         if (found := self._traced(kind, asked)) is None:
