@@ -2,10 +2,11 @@
 
 docs/hooks.md    from the hook specifications and the protocols
 docs/cli.md      from the commands
-README.md        its table of strategies, from what the plugins of this repository register
+docs/strategies.md  its table of strategies, from what the plugins of this repository register
 docs/plugins.md  the files of its example, from what ``specframe plugins new`` writes
 docs/design.md   its tables of rooms and distributions, from CONTRIBUTING.md and the project files
 docs/works-with.md  its tables, from the code that refuses a run: docs/works_with.py
+docs/images/     the pictures of a round, from the code of one: docs/pictures.py
 
 python docs/generate.py            write it
 python docs/generate.py --check    write nothing; name the files that are not up to date and exit with status 1
@@ -13,6 +14,7 @@ python docs/generate.py --check    write nothing; name the files that are not up
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -29,6 +31,7 @@ os.environ["SPECFRAME_PLUGINS"] = "std,bitwise,heads,lab,memory,serve,testing,ti
 
 sys.path.append(str(Path(__file__).parent))  # where another program imports this module
 
+import pictures
 import works_with
 from specframe_testing.scaffold.package import files
 
@@ -167,8 +170,8 @@ def children_of(context: click.Context) -> dict[str, click.Command]:
     return {name: command for name in names if (command := group.get_command(context, name))}
 
 
-def readme() -> str:
-    """Return README.md with its table of strategies, by role and name."""
+def strategies_page() -> str:
+    """Return strategies.md with its table of strategies, by role and name."""
     registry = discover()
     rows = ["| role | name | what it does | lossless |", "| --- | --- | --- | --- |"]
     for role in ROLES:
@@ -176,7 +179,7 @@ def readme() -> str:
             factory = registry.entry(role, name).factory
             says = ("yes" if "lossless" in factory.offers else "no") if role in PROMISING else ""
             rows.append(f"| {role} | `{name}` | {plain(factory.__doc__ or '').partition(chr(10))[0]} | {says} |")
-    return STRATEGIES.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("README.md"))
+    return STRATEGIES.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("docs/strategies.md"))
 
 
 def plugins_page() -> str:
@@ -209,7 +212,8 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/design.md": design_page,
     "docs/plugins.md": plugins_page,
     "docs/works-with.md": lambda: works_with.fill(current("docs/works-with.md")),
-    "README.md": readme,
+    "docs/strategies.md": strategies_page,
+    **{f"docs/images/round-{theme}.svg": functools.partial(pictures.draw, theme) for theme in pictures.COLOURS},
 }
 
 
@@ -224,6 +228,7 @@ def main(arguments: list[str]) -> int:
             print(f"{name} is not up to date: run `make docs`", file=sys.stderr)
         return 1 if stale else 0
     for name, text in stale.items():
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / name).write_text(text, encoding="utf-8")
         print(f"wrote {name}")
     return 0

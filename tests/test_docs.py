@@ -20,7 +20,10 @@ from pages import BLOCK, FORMS, PAGES, ROOT, name, put
 from specframe_lab.commands.lab_option_types import ListOf
 from specframe_lab.grid import split_list
 
+from specframe import Pipeline
 from specframe.cli import cli
+from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.plugins import hookspecs
 from specframe.plugins import registry as plugins
 from specframe.plugins.entries import ROLES
@@ -167,6 +170,19 @@ def test_every_page_is_linked() -> None:
     assert {page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in text} == set()
 
 
+@pytest.mark.parametrize(("page", "most"), [("README.md", 900), ("CONTRIBUTING.md", 2500)])
+def test_first_pages_are_short(page: str, most: int) -> None:
+    """The README is read in two screens, and the page for contributors in ten minutes."""
+    assert len((ROOT / page).read_text(encoding="utf-8").split()) <= most
+
+
+def test_pictures_of_pages_are_there() -> None:
+    """Each picture that a page shows by an element of HTML is a file."""
+    shown = {page: re.findall(r' src(?:set)?="([^"]+)"', BLOCK.sub("", page.read_text("utf-8"))) for page in PAGES}
+    assert len(shown[ROOT / "README.md"]) == 2
+    assert [place for page, places in shown.items() for place in places if not (page.parent / place).exists()] == []
+
+
 @pytest.fixture
 def generate(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module docs/generate.py."""
@@ -185,14 +201,45 @@ def test_check_names_what_is_stale(
     """``generate.py --check`` names each file that differs and gives status 1; without it, they are written."""
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
-    row, table = "| alignment | `ragged` |", (ROOT / "README.md").read_text(encoding="utf-8")
-    (tmp_path / "README.md").write_text(table.replace(row, "| alignment | `jagged` |"), encoding="utf-8")
+    row, table = "| alignment | `ragged` |", (ROOT / "docs/strategies.md").read_text(encoding="utf-8")
+    (tmp_path / "docs/strategies.md").write_text(table.replace(row, "| alignment | `jagged` |"), encoding="utf-8")
     assert generate.main(["--check"]) == 1
     stale = re.findall(r"^(\S+) is not up to date", capsys.readouterr().err, flags=re.MULTILINE)
-    assert stale == ["docs/hooks.md", "docs/cli.md", "README.md"]
+    pictures = ["docs/images/round-light.svg", "docs/images/round-dark.svg"]
+    assert stale == ["docs/hooks.md", "docs/cli.md", "docs/strategies.md", *pictures]
     assert generate.main([]) == 0
-    assert row in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert row in (tmp_path / "docs/strategies.md").read_text(encoding="utf-8")
     assert generate.main(["--check"]) == 0
+
+
+class Stages(Observer):
+    """Keeps the stages of the latest round that are not within another one, in the order in which they began first."""
+
+    def __init__(self) -> None:
+        self.depth, self.now, self.latest, self.all = 0, [], [], set()
+
+    def enter(self, stage: str) -> None:
+        self.now += [stage] if self.depth == 0 else []
+        self.depth += 1
+
+    def leave(self, stage: str) -> None:
+        self.depth -= 1
+
+    def round(self, report: RoundReport) -> None:
+        self.latest, self.now = [*dict.fromkeys(self.now)], []
+        self.all |= {*self.latest}
+
+
+def test_the_picture_of_a_round_has_its_stages(generate: Any) -> None:
+    """The pictures have the stages that an observer hears, in the order of a round with drafts, and are what is drawn."""
+    heard, drawn = Stages(), generate.pictures.stages()
+    pipe = Pipeline(target="tiny", drafter="prompt-lookup", draft_length=2, observers=[heard])
+    list(pipe.generate(["import os\n"], max_new_tokens=8))
+    assert {*drawn} == heard.all
+    assert [stage for stage in drawn if stage != "prefill"] == heard.latest
+    for theme in generate.pictures.COLOURS:
+        file = ROOT / f"docs/images/round-{theme}.svg"
+        assert file.read_text(encoding="utf-8") == generate.pictures.draw(theme), "run `make docs`"
 
 
 def test_every_strategy_is_described() -> None:

@@ -44,6 +44,8 @@ ASSETS = {"docs/site/iframe-worker.js": "assets/iframe-worker.js", "docs/site/st
 FENCED = re.compile(r"(^[ ]*```.*?^[ ]*```$)", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 """A link to a file: the file, and the heading in it. Links to other hosts, and within a page, are none."""
+PICTURE = re.compile(r'(?<= )(src|srcset)="([^":]+)"')
+"""A picture's file in an element of HTML."""
 COMMENT = re.compile(r"^<!--.*?-->\n", flags=re.MULTILINE | re.DOTALL)
 NESTED = re.compile(r"(?<=\n\n)(?:  +\S.*(?:\n|\Z))+")
 """A paragraph within an item of a list. It begins in the third column, and the site's Markdown wants the fifth."""
@@ -75,13 +77,18 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     if not (ROOT / origin).is_file():
         return markdown
 
+    def shown(place: str) -> str:
+        return posixpath.relpath(uri_of(target(origin, place)), posixpath.dirname(page.file.src_uri))
+
     def link(found: re.Match[str]) -> str:
-        uri = uri_of(target(origin, found[1]))
-        return f"]({posixpath.relpath(uri, posixpath.dirname(page.file.src_uri))}{found[2] or ''})"
+        return f"]({shown(found[1])}{found[2] or ''})"
+
+    def picture(found: re.Match[str]) -> str:
+        return f'{found[1]}="{shown(found[2])}"'
 
     parts = FENCED.split(markdown)  # every second one is code
     for place in range(0, len(parts), 2):
-        prose = COMMENT.sub("", LINK.sub(link, parts[place]))
+        prose = COMMENT.sub("", PICTURE.sub(picture, LINK.sub(link, parts[place])))
         parts[place] = NESTED.sub(lambda found: re.sub("^", "  ", found[0], flags=re.MULTILINE), prose)
     return "".join(parts)
 
