@@ -29,7 +29,7 @@ TRACING_PAYS = 2_000
 forward then (benchmarks/README.md): by then the modules have cost most of what tracing does."""
 
 COMPILING_PAYS = 10_000
-"""Forwards from which on pieces are compiled unasked, on a CPU. Compiling takes 15 to 30 s, and saves ten layers 1.3 to 2 ms a
+"""Forwards from which on pieces are compiled unasked, on a CPU. Compiling takes 15 to 20 s, and saves ten layers 2.5 ms a
 forward (benchmarks/README.md). Pieces that an earlier process has compiled are so at once."""
 
 SMALL_LAYER = 1_000_000
