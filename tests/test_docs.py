@@ -33,35 +33,35 @@ CONTRACTS = ROOT / "specframe/contracts"
 MOST_WORDS = {
     "docs/budgets.md": 3950,
     "docs/building-blocks.md": 400,
-    "docs/design.md": 13000,
+    "docs/design.md": 12950,
     "docs/figures.md": 950,
-    "docs/generation.md": 2750,
-    "docs/heads.md": 3800,
-    "docs/lab.md": 3150,
-    "docs/laws.md": 1850,
-    "docs/limits.md": 3650,
-    "docs/memory.md": 1950,
-    "docs/more-plugins.md": 1200,
+    "docs/generation.md": 1200,
+    "docs/heads.md": 3600,
+    "docs/lab.md": 2950,
+    "docs/laws.md": 1000,
+    "docs/limits.md": 3600,
+    "docs/memory.md": 1150,
+    "docs/more-plugins.md": 1000,
     "docs/output.md": 700,
-    "docs/plugins.md": 4450,
-    "docs/prompts.md": 750,
+    "docs/plugins.md": 3700,
+    "docs/prompts.md": 700,
     "docs/reproduction.md": 2000,
-    "docs/scale.md": 2300,
-    "docs/serve.md": 1100,
-    "docs/speed.md": 2100,
-    "docs/stability.md": 800,
-    "docs/start.md": 350,
+    "docs/scale.md": 2200,
+    "docs/serve.md": 1000,
+    "docs/speed.md": 2050,
+    "docs/stability.md": 750,
+    "docs/start.md": 200,
     "docs/strategies.md": 6000,
     "docs/trace.md": 900,
-    "docs/trees.md": 800,
+    "docs/trees.md": 750,
     "docs/works-with.md": 300,
-    "README.md": 1500,
-    "CONTRIBUTING.md": 2500,
-    "benchmarks/README.md": 4050,
+    "README.md": 1250,
+    "CONTRIBUTING.md": 2200,
+    "benchmarks/README.md": 3950,
 }
-"""The most words of each page, tables and code included, generated parts left out. Numbers may become smaller, never larger."""
+"""The most words of each page, code and generated parts left out. Numbers may become smaller, never larger."""
 
-EASY = ["benchmarks/README.md"]
+EASY = ["benchmarks/README.md", "docs/generation.md", "docs/memory.md"]
 """Pages that have short paragraphs and lines."""
 
 GENERATED = re.compile(r"<!-- ([\w ]+): written by docs/.*?<!-- end of \1 -->", flags=re.DOTALL)
@@ -199,6 +199,11 @@ ELSEWHERE = {"cnets.py", "cnets1.py"}
 """Files of other projects that pages name."""
 
 
+def own(page: Path) -> str:
+    """Return the text of a page without code and generated parts."""
+    return BLOCK.sub("", GENERATED.sub("", page.read_text(encoding="utf-8")))
+
+
 def words(text: str) -> int:
     """Return how many words a text has; a bar of a table is none."""
     return len(re.findall(r"\S*\w\S*", text))
@@ -208,15 +213,14 @@ def test_no_page_grows() -> None:
     """No page of the documentation has more words than its number, and every page that is not generated has a number."""
     pages = [page for page in (ROOT / "docs").glob("*.md") if not page.read_text(encoding="utf-8").startswith("<!-- W")]
     assert {name(page) for page in pages} - set(MOST_WORDS) == set()
-    counted = {page: words(GENERATED.sub("", (ROOT / page).read_text(encoding="utf-8"))) for page in MOST_WORDS}
+    counted = {page: words(own(ROOT / page)) for page in MOST_WORDS}
     assert {page: count for page, count in counted.items() if count > MOST_WORDS[page]} == {}
 
 
 @pytest.mark.parametrize("page", EASY)
 def test_paragraphs_and_lines_are_short(page: str) -> None:
     """Outside of tables, code and generated parts no paragraph has over 90 words, and no line over 140 characters."""
-    text = BLOCK.sub("\n", GENERATED.sub("", (ROOT / page).read_text(encoding="utf-8")))
-    prose = [line for line in text.splitlines() if not line.startswith(("|", "#", "!["))]
+    prose = [line for line in own(ROOT / page).splitlines() if not line.startswith(("|", "#", "!["))]
     assert [line for line in prose if len(line) > 140] == []
     paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", "\n".join(prose))
     assert [one for one in paragraphs if words(one) > 90] == []
