@@ -31,7 +31,7 @@ from specframe.plugins.entries import ROLES
 CONTRACTS = ROOT / "specframe/contracts"
 
 MOST_WORDS = {
-    "docs/budgets.md": 3950,
+    "docs/budgets.md": 1100,
     "docs/building-blocks.md": 400,
     "docs/design.md": 12950,
     "docs/figures.md": 950,
@@ -57,11 +57,18 @@ MOST_WORDS = {
     "docs/works-with.md": 300,
     "README.md": 1250,
     "CONTRIBUTING.md": 2200,
-    "benchmarks/README.md": 3950,
+    "benchmarks/README.md": 3900,
 }
 """The most words of each page, code and generated parts left out. Numbers may become smaller, never larger."""
 
-EASY = ["benchmarks/README.md", "docs/generation.md", "docs/heads.md", "docs/memory.md", "docs/scale.md"]
+EASY = [
+    "benchmarks/README.md",
+    "docs/budgets.md",
+    "docs/generation.md",
+    "docs/heads.md",
+    "docs/memory.md",
+    "docs/scale.md",
+]
 """Pages that have short paragraphs and lines."""
 
 GENERATED = re.compile(r"<!-- ([\w ]+): written by docs/.*?<!-- end of \1 -->", flags=re.DOTALL)
