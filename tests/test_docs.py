@@ -37,7 +37,7 @@ MOST_WORDS = {
     "docs/figures.md": 950,
     "docs/generation.md": 1200,
     "docs/heads.md": 1200,
-    "docs/lab.md": 2950,
+    "docs/lab.md": 1200,
     "docs/laws.md": 1000,
     "docs/limits.md": 3600,
     "docs/memory.md": 1150,
@@ -66,6 +66,7 @@ EASY = [
     "docs/budgets.md",
     "docs/generation.md",
     "docs/heads.md",
+    "docs/lab.md",
     "docs/memory.md",
     "docs/scale.md",
 ]
