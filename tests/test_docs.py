@@ -45,7 +45,7 @@ MOST_WORDS = {
     "docs/output.md": 700,
     "docs/plugins.md": 3700,
     "docs/prompts.md": 700,
-    "docs/reproduction.md": 2000,
+    "docs/reproduction.md": 1250,
     "docs/scale.md": 1200,
     "docs/serve.md": 1000,
     "docs/speed.md": 2050,
@@ -68,6 +68,7 @@ EASY = [
     "docs/heads.md",
     "docs/lab.md",
     "docs/memory.md",
+    "docs/reproduction.md",
     "docs/scale.md",
 ]
 """Pages that have short paragraphs and lines."""
