@@ -4,7 +4,8 @@ docs/hooks.md    from the hook specifications and the protocols
 docs/cli.md      from the commands
 docs/strategies.md  its table of strategies, from what the plugins of this repository register
 docs/plugins.md  the files of its example, from what ``specframe plugins new`` writes
-docs/design.md   its tables of rooms and distributions, from CONTRIBUTING.md and the project files
+docs/design.md   its table of distributions, from the project files; its pictures of the cache, from recordings of the
+                 embedded pair: docs/cache_pictures.py
 docs/works-with.md  its tables, from the code that refuses a run: docs/works_with.py
 docs/images/     the pictures of a round, from the code of one: docs/pictures.py
 
@@ -31,6 +32,7 @@ os.environ["SPECFRAME_PLUGINS"] = "std,bitwise,heads,lab,memory,serve,testing,ti
 
 sys.path.append(str(Path(__file__).parent))  # where another program imports this module
 
+import cache_pictures
 import pictures
 import works_with
 from specframe_testing.scaffold.package import files
@@ -46,8 +48,8 @@ HEADING = "<!-- Written by docs/generate.py from {source}: change it there. -->\
 WIDTH = 100
 REFERENCE = re.compile(r":class:`([\w.]+)\.(\w+)`")
 STRATEGIES = re.compile(r"(<!-- strategies: .*?-->\n).*(<!-- end of strategies -->)", flags=re.DOTALL)
-ROOMS = re.compile(r"(<!-- rooms: .*?-->\n).*(<!-- end of rooms -->)", flags=re.DOTALL)
 DISTRIBUTIONS = re.compile(r"(<!-- distributions: .*?-->\n).*(<!-- end of distributions -->)", flags=re.DOTALL)
+PICTURES = re.compile(r"(<!-- pictures: .*?-->\n).*(<!-- end of pictures -->)", flags=re.DOTALL)
 EXAMPLE = re.compile(r"(```\w+\n# ([\w./]+)\n).*?(```\n)", flags=re.DOTALL)
 """A code block that is a file of the example: its first line names the file."""
 PROMISING = ("acceptance rule", "alignment")
@@ -189,16 +191,14 @@ def plugins_page() -> str:
 
 
 def design_page() -> str:
-    """Return design.md with the rooms of CONTRIBUTING.md, and the distributions as their project files describe them."""
-    rooms = current("CONTRIBUTING.md").partition("## Rooms")[2].partition("\n## ")[0]
-    rows = [line.split(" | ", 2) for line in rooms.splitlines() if line.startswith("| ")]
-    table = "".join(f"{first} | {subject}\n" for first, _, subject in rows)
+    """Return design.md with the distributions as their project files describe them, and pictures of the cache."""
     rows = ["| distribution | content |", "| --- | --- |"]
     for path in PROJECTS:
         project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
         rows.append(f"| `{project['name']}` | {project['description']} |")
-    text = ROOMS.sub(lambda found: found[1] + table + found[2], current("docs/design.md"))
-    return DISTRIBUTIONS.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], text)
+    table = "\n".join(rows) + "\n"
+    text = DISTRIBUTIONS.sub(lambda found: found[1] + table + found[2], current("docs/design.md"))
+    return PICTURES.sub(lambda found: found[1] + cache_pictures.pictures() + found[2], text)
 
 
 def page(origin: str, parts: list[str]) -> str:
