@@ -1,4 +1,4 @@
-"""Constraints: what a sequence may say next.
+"""Constraints: what a sequence may say next. A request names one: requests of a batch have grammars of their own.
 
 A *mask* has a bit for each token id, set where the token is allowed: bit ``id % 32`` of the number ``id // 32``. Tensor names carry
 their shape: B rows, N draft tokens, T places of a row, V vocabulary, W numbers of a mask, ceil(V / 32).

@@ -183,7 +183,8 @@ class Acceptance:
     """The nodes of the path, (B, K): the first ``accepted_B`` mean something. None: the draft is a chain."""
 
     def within(self, draft: Draft) -> Acceptance:
-        """Return the acceptance result without padding, and with a path of nodes that there are."""
+        """Return the acceptance result without padding, and with a path of nodes that there are. The loop calls it: a rule that
+        counted padding would give right tokens and wrong figures."""
         path_BT, counts_B = self.path_BT, draft.counts_B
         if path_BT is not None:
             path_BT = path_BT.clamp(0, draft.nodes - 1)

@@ -147,7 +147,8 @@ class Alignment(Started, Protocol):
     @abstractmethod
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Return the transfer of the acceptance result that stands, ``transfer.of(acceptance)`` where it is not the rule's
-        (``transfer.acceptance``, on the host ``transfer.host``). The loop then commits the target's cache."""
+        (``transfer.acceptance``, on the host ``transfer.host``). The loop then commits the target's cache: an
+        alignment that forgot to would be right on keys and values, and wrong on states."""
 
 
 class Scheduler(Strategy, Protocol):

@@ -133,7 +133,8 @@ class Batch:
     uncached_rows: np.ndarray | None = None
     """Number of last tokens of each row that are unread, (B,), on the host, or None for ``uncached``, or all of a shorter row."""
     mixed: Batch | None = None
-    """Other sequences, of whose prompts this round reads a piece beside the rows that decode; some of them stays unread."""
+    """Other sequences, of whose prompts this round reads a chunk; some of them stays unread. It is a batch of its own, so that
+    a strategy never has to tell rows that read from rows that decode."""
     waiting: int = 0
     """Number of sequences without a row that had arrived when rows were last given."""
 

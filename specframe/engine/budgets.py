@@ -1,4 +1,5 @@
-"""The budget of a round, as far as each row can use it, and drafts cut to it.
+"""The budget of a round, as far as each row can use it, and drafts cut to it: a drafter that passes over its budget changes no
+token, so that no comparison of tokens would notice.
 
 Tensor names carry their shape: B rows, N nodes of a draft.
 """

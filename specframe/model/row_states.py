@@ -2,7 +2,7 @@
 
 A row has one state per layer, that after its committed tokens, and the inputs of the tokens fed since. A forward goes on from
 there into tensors of its own. On commit the state takes in the inputs of the accepted tokens, for all rows at once: nothing of
-the model is run twice, and nothing has to be undone.
+the model is run twice, and nothing has to be undone. A state for each of K + 1 tokens would take far more memory.
 
 Tensor names carry their shape: B rows of the batch, R all rows, T tokens of a block, P tokens fed since rows were committed.
 """

@@ -139,7 +139,7 @@ def look_at_acceptance(guard: Guard, acceptance: Acceptance, batch: Batch, draft
 def rule_fault(
     draft: Draft, accepted: Any, tokens: Any, path: Any, drafted: Any, parents: Any, vocabulary: int
 ) -> Fault | None:
-    """Return the fault of a rule's result: of its numbers, or of accepted tokens that are not the draft's."""
+    """Return the fault of a rule's result: of its numbers, or of accepted tokens that are not the draft's, which the cache has."""
     fault = acceptance_fault(draft, accepted, tokens, path, parents, vocabulary)
     return unlike_draft(accepted, tokens, path, drafted) if fault is None and draft.nodes else fault
 
