@@ -22,7 +22,8 @@ SIGNS = str.maketrans(
 )
 """Signs of one column each in every font, in the place of those that the page of a trace colours."""
 TITLES = ("a round", "after it", "the next round", "after it")
-WIDTH = 17
+LABEL, WIDTH = 9, 16
+"""Columns of an alignment's name, and of a frame: lines as wide as a page of the site."""
 
 
 def pictures() -> str:
@@ -36,10 +37,10 @@ def picture(alignment: str) -> str:
     trace = record(prompts, 12, target="tiny", drafter="tiny-draft", align=alignment, draft_length=4, batch_size=2)
     frames = list(islice(dropwhile(lambda frame: frame.phase != "score", trace.frames), len(TITLES)))
     moved = sum(frame.shifted for frame in frames)
-    lines = [f"{alignment:<10}" + "".join(f"{title:<{WIDTH}}" for title in TITLES) + f"moved: {moved}"]
+    lines = [f"{alignment:<{LABEL}}" + "".join(f"{title:<{WIDTH}}" for title in TITLES) + f"moved {moved}"]
     for prompt in range(len(prompts)):
         cells = "".join(f"{slots(frame, prompt):<{WIDTH}}" for frame in frames)
-        lines.append(f"{f'  text {prompt}':<10}{cells}".rstrip())
+        lines.append(f"{f'  text {prompt}':<{LABEL}}{cells}".rstrip())
     return "\n".join(lines)
 
 
