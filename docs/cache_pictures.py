@@ -37,7 +37,7 @@ def picture(alignment: str) -> str:
     trace = record(prompts, 12, target="tiny", drafter="tiny-draft", align=alignment, draft_length=4, batch_size=2)
     frames = list(islice(dropwhile(lambda frame: frame.phase != "score", trace.frames), len(TITLES)))
     moved = sum(frame.shifted for frame in frames)
-    lines = [f"{alignment:<{LABEL}}" + "".join(f"{title:<{WIDTH}}" for title in TITLES) + f"moved {moved}"]
+    lines = [f"{alignment:<{LABEL}}" + "".join(f"{title:<{WIDTH}}" for title in TITLES).rstrip() + f", {moved} moved"]
     for prompt in range(len(prompts)):
         cells = "".join(f"{slots(frame, prompt):<{WIDTH}}" for frame in frames)
         lines.append(f"{f'  text {prompt}':<{LABEL}}{cells}".rstrip())
