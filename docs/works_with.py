@@ -117,6 +117,14 @@ def table(corner: str, columns: Iterable[str], rows: Mapping[str, Iterable[str]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def grouped(rows: Mapping[str, Iterable[str]]) -> dict[str, Iterable[str]]:
+    """Return rows with one row for all names that have the same cells."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, cells in rows.items():
+        alike.setdefault(tuple(cells), []).append(name)
+    return {"`, `".join(together): cells for cells, together in alike.items()}
+
+
 def names(kind: str) -> list[str]:
     """Return the names of a kind that this repository's plugins offer."""
     return sorted(entry.name for entry in registry().of(kind))
@@ -162,7 +170,7 @@ def drafters(kind: str, option: str) -> str:
     """Return the table of drafters with the strategies of another role, which an option chooses."""
     entries = sorted(registry().of("drafter"), key=lambda entry: entry.name)
     rows = {entry.name: [drafts(entry, **{option: name}) for name in names(kind)] for entry in entries}
-    return table("drafter", [f"`{name}`" for name in names(kind)], rows)
+    return table("drafter", [f"`{name}`" for name in names(kind)], grouped(rows))
 
 
 def rules() -> str:
@@ -222,7 +230,7 @@ def refuses(executor: Any, recipe: Recipe) -> bool:
 
 def tried() -> str:
     """Return the table of the drafters that are tried in runs of all kinds."""
-    return table("drafter", KINDS, {name: ["tried"] * len(KINDS) for name in TRIED})
+    return table("drafter", KINDS, grouped({name: ["tried"] * len(KINDS) for name in TRIED}))
 
 
 def example() -> str:

@@ -29,7 +29,12 @@ def cells(name: str) -> dict[tuple[str, str], str]:
     text = re.search(rf"<!-- {name}: .*?-->\n(.*?)<!-- end of {name} -->", page, flags=re.DOTALL)[1]
     head, _, *rows = ([part.strip(" `") for part in line.strip("|").split("|")] for line in text.splitlines())
     columns = [column.rpartition("`")[2] for column in head[1:]]
-    return {(row[0], column): cell for row in rows for column, cell in zip(columns, row[1:], strict=True)}
+    return {
+        (name, column): cell
+        for names, *row in rows
+        for name in names.split("`, `")
+        for column, cell in zip(columns, row, strict=True)
+    }
 
 
 @pytest.fixture(scope="module")
