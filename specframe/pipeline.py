@@ -63,8 +63,8 @@ class Pipeline:
             buffers and records nothing.
         layers: "eager" calls the models' modules. "traced" runs what they compute as straight code, traced before the first
             round in a quarter of a second a layer. "compiled" has Inductor compile that code: half a minute at first, and a share
-            less of every forward, a third on a GPU. "auto" begins with the modules, traces after 2,000 forwards, and compiles small
-            layers on a CPU after 10,000, or at once where an earlier process has compiled them.
+            less of every forward, a third on a GPU. "auto" takes the modules; on a CPU it traces after 2,000 forwards, and compiles
+            small layers after 10,000, or at once where an earlier process has compiled them.
         generation_config: "auto": the target's generation config holds where nothing else is asked for; "none": it does not.
         executor: the executor, which decides where the models run, by name or as an object: "workers,count=2" decodes in two
             processes.

@@ -63,14 +63,15 @@ class Traces:
         """Return the forward to run as pieces, or None where the modules are called.
 
         Args:
-            layers: "eager", "traced", "compiled", or "auto", which is eager until another has paid by now.
+            layers: "eager", "traced", "compiled", or "auto", which is eager until another has paid by now, and on a GPU: a server
+                would stand still for seconds, and its forwards are captured.
             rows, width: of the tokens that are fed.
             kind: of the forward.
         """
-        asked, values = layers != "auto", kinds.of(self._runner.device).values
+        asked, device = layers != "auto", self._runner.device
         self._seen[kind] = seen = self._seen[kind] + 1
-        late = not asked and seen <= TRACING_PAYS
-        if layers == "eager" or late or not values or current_numerics.are_active():
+        early = not asked and (seen <= TRACING_PAYS or device.type != "cpu")
+        if layers == "eager" or early or not kinds.of(device).values or current_numerics.are_active():
             return None
         if (found := self._traced(kind, asked)) is None:
             return None
@@ -97,9 +98,8 @@ class Traces:
 
     def _compiling_pays(self, kind: Kind, found: TracedForward) -> bool:
         """Return whether compiling a trace has paid by now, or takes no time since an earlier process has done it."""
-        if self._runner.device.type != "cpu" or self._runner.layer_weights > SMALL_LAYER:
-            return False
-        return self._seen[kind] > COMPILING_PAYS or all(note(piece).exists() for piece in found.pieces)
+        known = self._seen[kind] > COMPILING_PAYS or all(note(piece).exists() for piece in found.pieces)
+        return known and self._runner.layer_weights <= SMALL_LAYER
 
     def _compile(self, found: TracedForward, asked: bool) -> None:
         """Compile the pieces of a trace, which stay as they are where that cannot be done.
