@@ -58,7 +58,9 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize(
+    "batch_size", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "draft"])
 def test_equals_reference(draft: Any, batch_size: int, ahead: list[bool]) -> None:
     """More prompts than rows, limits of one token and more, stop ids: the tokens are the reference decoder's."""
@@ -154,7 +156,7 @@ def test_goodput_times_the_round_that_it_is_told_of(rounds: str, ahead: list[boo
     assert len(policy.timed) > 15
 
 
-@pytest.mark.parametrize("rule", ["gumbel", "rejection", "typical"])
+@pytest.mark.parametrize("rule", ["gumbel", "rejection", pytest.param("typical", marks=pytest.mark.slow)])
 def test_sampled_tokens_are_those_of_synchronous_rounds(rule: str, ahead: list[bool]) -> None:
     """A seed gives the same tokens and log-probabilities, which are computed of the logits of a round that has been landed late."""
     target, found = zoo.build("qwen3"), []
@@ -214,6 +216,7 @@ def test_a_row_that_has_ended_leaves_no_trace(draft: Any) -> None:
     assert counted == [one.metrics for one in harness.check(piped(draft, "synchronous"), requests)]
 
 
+@pytest.mark.wide(but=["2", "5"])
 @pytest.mark.parametrize("at", range(1, 7))
 def test_aborts_arrivals_and_a_close_meet_a_round_under_way(at: int) -> None:
     """Between steps a request is aborted, and another comes: each ends once; what is closed then is idle."""
