@@ -9,8 +9,8 @@ import pytest
 import torch
 from specframe_testing import harness, zoo
 
-from specframe.model import traces
-from specframe.model.merged_weights import refusal
+from specframe.model import merged_weights, traces
+from specframe.model.merged_weights import packed, refusal
 from specframe.model.runner import ModelRunner
 from specframe.model.traced import TracedForward, trace
 
@@ -62,6 +62,23 @@ def test_what_changes_is_seen() -> None:
     second = trace(runner, merges=True)
     assert second.holds
     runner.tests.require_agreement(second, False, False)
+
+
+def test_what_there_is_no_memory_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs out at the second group: the first stays merged, the others are products of their own."""
+    runner, calls = runner_of(zoo.build("llama")), list[int]()
+
+    def runs_out(some: Any) -> torch.Tensor:
+        calls.append(len(some))
+        if len(calls) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return packed(some)
+
+    monkeypatch.setattr(merged_weights, "packed", runs_out)
+    found = trace(runner, merges=True)
+    assert len(found.merged) == 1
+    assert found.holds
+    runner.tests.require_agreement(found, False, False)
 
 
 def weights(change: Callable[[list[Any]], None] = lambda _: None) -> list[Any]:

@@ -250,6 +250,23 @@ def test_pieces_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_
             assert runner.traces.of("compiled", rows, width, Kind()) is None
 
 
+@PIECES
+def test_a_trial_without_memory_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward for whose trial there is no memory calls the modules; a later one is tried, and runs as pieces."""
+    runner, usual, left = runner_of(zoo.build("opt")), SelfTests.require_agreement, [1]
+
+    def runs_out(*given: Any) -> None:
+        if left:
+            left.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        usual(*given)
+
+    monkeypatch.setattr(SelfTests, "require_agreement", runs_out)
+    with torch.inference_mode():
+        assert runner.traces.of("traced", 3, 4, Kind()) is None
+        assert runner.traces.of("traced", 3, 4, Kind()) is not None
+
+
 @pytest.mark.slow
 @PIECES
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")

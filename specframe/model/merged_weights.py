@@ -16,6 +16,8 @@ import attrs
 import torch
 from torch._guards import detect_fake_mode
 
+from specframe.devices.out_of_memory import out_of_memory
+
 LINEAR = torch.ops.aten.linear.default
 
 
@@ -50,7 +52,12 @@ def merge(module: torch.fx.GraphModule) -> list[Merged]:
         if len(nodes) == 1 or taken.intersection(weights) or any(map(refusal, columns)):
             continue
         taken.update(weights)
-        merged = [Merged(tuple(column), packed(column)) for column in columns]
+        try:
+            merged = [Merged(tuple(column), packed(column)) for column in columns]
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            break  # those that are merged stay so, the others are products of their own
         _replace(module, nodes, [one.buffer for one in merged], len(found))
         found += merged
     return found

@@ -17,6 +17,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from transformers.utils import logging as progress
 
 from specframe.devices import kinds
+from specframe.devices.out_of_memory import out_of_memory
 from specframe.errors import ModelError, SpecframeWarning, sentence
 from specframe.model import current_numerics
 from specframe.model.traced import Piece, TracedForward, compile_piece, trace
@@ -126,10 +127,10 @@ class Traces:
             self._agreeing[key] = True
             try:
                 self._runner.tests.require_agreement(found, one_row, one_token)
-            except torch.OutOfMemoryError:
-                del self._agreeing[key]
-                raise
             except Exception as error:  # whatever what was compiled raises
+                if isinstance(error, RuntimeError) and out_of_memory(error):
+                    del self._agreeing[key]  # this forward calls the modules, and a later one tries again
+                    return False
                 self._agreeing[key] = False
                 self._tell("compiled" if found.compiled else "traced", error, asked)
         return self._agreeing[key]
