@@ -253,9 +253,13 @@ class ByTurns(ModelDrafter):
 
 
 def test_a_choice_of_another_run() -> None:
-    """A function that chooses is that of its run, where it is not the same one again."""
+    """A function that chooses is that of its run, where it is not the same one again.
+
+    As much stands in each run, so prompts that are captured leave the rows before theirs alone. They join at other times
+    where rounds are deferred.
+    """
     drafter = ByTurns()
-    pipe = piped(drafter=drafter)
+    pipe = piped(drafter=drafter, rounds="synchronous")
     settled_rates = []
     for aside in (0, 0, 0, 1, 0):
         drafter.aside = aside
