@@ -22,7 +22,7 @@ class ForwardOptions:
 
     attention: Asked = ()
     layers: str = "eager"
-    """How decoder layers are run: "eager", "compiled", or "auto": compiled as soon as that pays. It may know of no layers."""
+    """How decoder layers are run: "eager", "traced", "compiled", or "auto": as soon as each pays. It may know of no layers."""
     states: StateStore | None = None
     """The states of layers that keep one, which expect the block, or None if no layer does."""
 

@@ -59,7 +59,7 @@ class Run:
     graphs: str = "off"
     """Whether forwards are captured as CUDA graphs: "on", "off", or "auto": where there is CUDA."""
     layers: str = "eager"
-    """How decoder layers are run: "eager", "compiled", or "auto": compiled as soon as that pays."""
+    """How decoder layers are run: "eager", "traced", "compiled", or "auto": traced and compiled as soon as that pays."""
     stores: Stores | None = None
     """The stores that earlier runs have left open, or None if all are opened for this one alone."""
     target: CachedModel = attrs.field(init=False)
