@@ -1,4 +1,4 @@
-"""Assisted generation for a batch inside transformers' own generate, beside generate without an assistant."""
+"""Transformers' own generate with drafts for a batch, beside generate without them."""
 
 import torch
 
@@ -15,10 +15,12 @@ def main() -> None:
     batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
 
     plain = model.generate(**batch, max_new_tokens=24, do_sample=False)
-    drafted = model.generate(**batch, max_new_tokens=24, do_sample=False, custom_generate=specframe.assisted(draft))
+    with specframe.accelerate(model, draft) as handle:
+        drafted = model.generate(**batch, max_new_tokens=24, do_sample=False)
+    print(f"--- {handle.report.mean_acceptance_length:.1f} tokens a round")
     for text in tokenizer.batch_decode(drafted, skip_special_tokens=True):
         print(f"---\n{text}")
-    print(f"--- the same tokens as without an assistant: {torch.equal(plain, drafted)}")
+    print(f"--- the same tokens as without drafts: {torch.equal(plain, drafted)}")
 
 
 if __name__ == "__main__":

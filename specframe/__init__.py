@@ -6,19 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specframe.drop_in import assisted
+    from specframe.drop_in import accelerate, assisted
     from specframe.errors import SpecframeError
     from specframe.pipeline import Pipeline
     from specframe.plugins.hookspecs import hookimpl
     from specframe.text.sampling import Sampling
 
 __version__ = "0.3.0"
-__all__ = ["Pipeline", "Sampling", "SpecframeError", "assisted", "hookimpl"]
+__all__ = ["Pipeline", "Sampling", "SpecframeError", "accelerate", "assisted", "hookimpl"]
 
 _WHERE = {
     "Pipeline": "specframe.pipeline",
     "Sampling": "specframe.text.sampling",
     "SpecframeError": "specframe.errors",
+    "accelerate": "specframe.drop_in",
     "assisted": "specframe.drop_in",
     "hookimpl": "specframe.plugins.hookspecs",
 }

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent.parent / "examples"
 SHOWS = {
     "batch": r"(?s)--- 0: .*--- 3: .*\d+ tokens, \d+ per second",
     "compare_alignments": r"(?s)plain decoding .*ragged .*eqspec .*exspec .*the tokens are equal",
-    "drop_in": r"(?s)import os\n.*def read_lines.*class Stack.*the same tokens as without an assistant: True",
+    "drop_in": r"(?s)import os\n.*def read_lines.*class Stack.*the same tokens as without drafts: True",
     "observer": r"(?s)round +1: read prompts of \[\d+, \d+\] tokens\nround +2: prompt 0 at \d+: \d/5, prompt 1 at ",
     "own_drafter": r"(?s)def second\(items\):\n.*acceptance rate \d",
     "own_model": r"0 \w+ \[.*\]\n1 \w+ \[.*\]\n2 \w+ \[.*\]",

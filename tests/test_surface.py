@@ -40,7 +40,7 @@ def isolated(code: str, **environment: str) -> str:
 @pytest.mark.wide
 def test_names():
     """The package offers these names and no others."""
-    assert specframe.__all__ == ["Pipeline", "Sampling", "SpecframeError", "assisted", "hookimpl"]
+    assert specframe.__all__ == ["Pipeline", "Sampling", "SpecframeError", "accelerate", "assisted", "hookimpl"]
     assert all(hasattr(specframe, name) for name in specframe.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Pipelines'"):
         specframe.Pipelines  # noqa: B018 - the access is the test

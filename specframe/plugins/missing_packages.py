@@ -26,7 +26,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "executor": {"ray": "specframe-ray"},
     "option": {
         **dict.fromkeys(
-            ("assisted", "load_options", "output", "processors", "prompts", "ranks", "watchdog"), "specframe-std"
+            ("accelerate", "assisted", "load_options", "output", "processors", "prompts", "ranks", "watchdog"),
+            "specframe-std",
         ),
         "bitwise": "specframe-bitwise",
         "check": "specframe-testing",

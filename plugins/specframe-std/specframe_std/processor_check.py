@@ -18,6 +18,7 @@ from transformers import generation as hf
 from specframe.devices import kinds
 from specframe.errors import SpecframeWarning
 from specframe.text.processor_formulas import FORMULAS
+from specframe_std.generated_stop_strings import GeneratedStopStrings
 
 if TYPE_CHECKING:
     from specframe.text.sampling import Sampling
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 ROW_BY_ROW = frozenset(
     {
         *FORMULAS,
+        GeneratedStopStrings,
         hf.EncoderNoRepeatNGramLogitsProcessor,
         hf.EncoderRepetitionPenaltyLogitsProcessor,
         hf.EosTokenCriteria,
@@ -35,7 +37,7 @@ ROW_BY_ROW = frozenset(
         StopStringCriteria,
     }
 )
-"""Classes of transformers that depend only on each row's ids. A subclass may depend on more, so that it is tried."""
+"""Classes, most of them of transformers, that depend only on each row's ids. A subclass may depend on more, so that it is tried."""
 
 SHARED = (types.FunctionType, type, torch.nn.Module, PreTrainedTokenizerBase)
 """Types shared with the trial copy of an object, not copied: calls do not change them, and models are large."""

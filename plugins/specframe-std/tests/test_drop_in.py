@@ -371,17 +371,6 @@ def test_a_policy_object_decides_how_much_is_drafted():
 
 
 @pytest.mark.wide
-def test_an_encoder_decoder_model_is_refused():
-    """A model that is no decoder alone is refused."""
-    config = transformers.T5Config(
-        vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    with pytest.raises(OptionError, match="does not support an encoder-decoder model"):
-        model.generate(torch.tensor([[1, 2]]), max_new_tokens=3, custom_generate=specframe.assisted(DRAFT))
-
-
-@pytest.mark.wide
 def test_ids_beyond_the_vocabulary_are_refused():
     """A prompt that holds no token's id is refused by a sentence."""
     with pytest.raises(PromptError, match="token id 97"):

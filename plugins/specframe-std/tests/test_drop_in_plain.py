@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from generating import NEW, PROMPTS, padded
+from generating import NEW, PROMPTS, Notes, padded
 from specframe_testing import harness, zoo
 from transformers import (
     DynamicCache,
@@ -16,6 +16,8 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     SynthIDTextWatermarkingConfig,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 import specframe
@@ -227,12 +229,41 @@ def test_models_that_prepare_their_inputs_in_another_way(change):
     assert not torch.equal(tokens, generated(MODEL, DRAFT, lambda: padded([[1, 2, 3], [4, 5, 6]])))
 
 
+ENCODER_DECODER = T5Config(
+    vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+)
+
+
+@pytest.mark.parametrize("what", ["beams", "an encoder-decoder model"])
+def test_other_searches_are_those_of_generate(what):
+    """Beams, and a model with an encoder, give what they give without the drop-in, and a sentence says so."""
+    torch.manual_seed(0)
+    beams = what == "beams"
+    model = MODEL if beams else T5ForConditionalGeneration(ENCODER_DECODER).eval()
+    asked = {
+        **(padded() if beams else {"input_ids": torch.tensor([[1, 2]])}),
+        "max_new_tokens": 3,
+        "num_beams": 1 + beams,
+    }
+    plain = model.generate(**asked)
+    with pytest.warns(SpecframeWarning, match=r"go with beam_search \(num_beams=2\)" if beams else what):
+        drafted = model.generate(**asked, custom_generate=specframe.assisted(DRAFT))
+    assert torch.equal(plain, drafted)
+
+
 @pytest.mark.wide
-def test_what_cannot_be_had_is_refused_by_name(monkeypatch):
-    """What is no decoding of rows is named before the model is asked anything."""
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"num_beams": 2, "streamer": Notes()}, "a streamer with beam_search"),
+        ({"assistant_early_exit": 1, "prompt_lookup_num_tokens": 2}, "assistant_early_exit"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(monkeypatch, asked, named):
+    """What no loop here decodes is named before the model is asked anything."""
     monkeypatch.setattr(MODEL, "forward", unasked)
-    with pytest.raises(OptionError, match="beam_search"):
-        MODEL.generate(**padded(), max_new_tokens=NEW, num_beams=2, custom_generate=specframe.assisted(DRAFT))
+    with pytest.raises(OptionError, match=named):
+        MODEL.generate(**padded(), max_new_tokens=NEW, **asked, custom_generate=specframe.assisted(DRAFT))
 
 
 def unasked(input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, logits_to_keep=0, **_):

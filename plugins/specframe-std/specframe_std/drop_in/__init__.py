@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,32 +25,29 @@ if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+    from specframe.observe.counts import RunReport
+
 TURN = threading.RLock()
 """Lock held while a call decodes, since the attention backend and train/eval mode are set on the model itself."""
 
 
-def assisted(
-    draft: Any,
-    draft_length: Any,
-    *,
-    align: Any,
-    accept: Any,
-    kv: Any,
-    streamer: BaseStreamer | list[BaseStreamer] | None,
-    keep_cache: bool,
-) -> Assisted:
-    """Return a function for ``model.generate(custom_generate=...)``, as ``specframe.assisted`` does."""
-    check(draft, draft_length, align, accept, kv)
-    flag("keep_cache", keep_cache)
+class DropIn:
+    """The decoding of calls of ``generate`` with drafts: the function that ``specframe.assisted`` returns.
 
-    def pipeline(model: PreTrainedModel, draft: Any, length: Any) -> Pipeline:
-        how: dict[str, Any] = {"align": align, "accept": accept, "kv": kv, "draft_length": length}
-        place: dict[str, Any] = {"device": str(model.device), "dtype": str(model.dtype)}
-        return Pipeline(model, draft, **how, **place, generation_config=None)
+    Args:
+        draft, draft_length, streamer: as ``specframe.assisted`` takes them.
+        keep_cache: keep the caches for the next call.
+        options: others of the pipeline, by name.
+    """
 
-    pipelines = CachedPipeline(pipeline, keep_cache)
+    def __init__(self, draft: Any, draft_length: Any, streamer: Any, keep_cache: bool, options: dict[str, Any]) -> None:
+        self.composition = check(draft, draft_length, options)
+        self._draft, self._length, self._streamer, self._options = draft, draft_length, streamer, options
+        self._pipelines = CachedPipeline(self._pipeline, flag("keep_cache", keep_cache))
+        self.report: RunReport | None = None
 
-    def generate(
+    def __call__(
+        self,
         model: PreTrainedModel,
         input_ids: torch.Tensor,
         logits_processor: LogitsProcessorList,
@@ -58,21 +55,39 @@ def assisted(
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """Decode a call of ``generate``."""
         call = Call(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
-        sink = sink_of(streamer, call)
+        sink = sink_of(self._streamer, call)
         with sink or contextlib.nullcontext(), TURN:
-            call.require_decoding()
+            self.report = None
+            call.require_decoding(sink is not None)
             if why := obstacles(call):
                 return decode_plainly(call, why, sink)
-            with pipelines.lend(model, *(looked_up(call) or (draft, draft_length))) as pipe:
-                return decode_drafted(call, pipe, sink)
+            with self._pipelines.lend(model, *(looked_up(call) or (self._draft, self._length))) as pipe:
+                made = decode_drafted(call, pipe, sink)
+                self.report = pipe.report
+                return made
 
-    def close() -> None:
+    def close(self) -> None:
+        """Release the models and caches of the latest call."""
         with TURN:
-            pipelines.close()
+            self._pipelines.close()
 
-    generate.close = close  # type: ignore[attr-defined]
-    return cast(Assisted, generate)
+    def _pipeline(self, model: PreTrainedModel, draft: Any, length: Any) -> Pipeline:
+        place: dict[str, Any] = {"device": str(model.device), "dtype": str(model.dtype)}
+        return Pipeline(model, draft, **self._options, **place, draft_length=length, generation_config=None)
+
+
+def assisted(
+    draft: Any,
+    draft_length: Any,
+    *,
+    streamer: BaseStreamer | list[BaseStreamer] | None,
+    keep_cache: bool,
+    **options: Any,
+) -> Assisted:
+    """Return a function for ``model.generate(custom_generate=...)``, as ``specframe.assisted`` does."""
+    return DropIn(draft, draft_length, streamer, keep_cache, options)
 
 
 def looked_up(call: Call) -> tuple[str, int] | None:

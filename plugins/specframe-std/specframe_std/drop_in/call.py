@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 DECODING = (hf.GenerationMode.GREEDY_SEARCH, hf.GenerationMode.SAMPLE, hf.GenerationMode.ASSISTED_GENERATION)
-"""Modes of ``generate`` that are supported."""
+"""Modes of ``generate`` that can be drafted for."""
+
+BEAMS = (hf.GenerationMode.BEAM_SEARCH, hf.GenerationMode.BEAM_SAMPLE)
+"""Modes that transformers' own loop of the same name decodes."""
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -80,13 +85,32 @@ class Call:
         whole = (hf.MaxLengthCriteria, MaxTimeCriteria)
         return any(type(one) not in ROW_BY_ROW or not (self.ends_rows or type(one) in whole) for one in self.criteria)
 
-    def require_decoding(self) -> None:
-        """Raise :class:`OptionError` naming the options that are not supported, such as beam search."""
+    @property
+    def mode(self) -> hf.GenerationMode:
+        """The mode of ``generate``; greedy search and sampling without drafts are one loop of transformers."""
+        mode = self.config.get_generation_mode()
+        return hf.GenerationMode.SAMPLE if mode in DECODING else mode
+
+    def require_decoding(self, streamed: bool) -> None:
+        """Raise :class:`OptionError` naming the options that are not supported, such as streams of beams."""
         mode = self.config.get_generation_mode()
         asked = {
-            "an encoder-decoder model": self.model.config.is_encoder_decoder,
-            f"{mode.value} (num_beams={self.config.num_beams})": mode not in DECODING,
+            mode.value: mode not in (*DECODING, *BEAMS),
+            f"a streamer with {mode.value}": streamed and mode in BEAMS,
             "assistant_early_exit": self.config.assistant_early_exit,
         }
         if unsupported := [name for name, wanted in asked.items() if wanted]:
             raise OptionError(f"assisted generation in batches does not support {', '.join(unsupported)}")
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Have a model in evaluation mode inside the block, as drafted calls run it, and each module back in its own mode after it."""
+    training = [one for one in model.modules() if one.training]
+    try:
+        for one in training:
+            one.training = False
+        yield
+    finally:
+        for one in training:
+            one.training = True

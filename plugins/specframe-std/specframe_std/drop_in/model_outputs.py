@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specframe_std.drop_in.call import Call
+from specframe_std.drop_in.call import Call, evaluating
 
 
 def asks_outputs(call: Call) -> bool:
@@ -57,7 +57,8 @@ def _feed(call: Call, ids_BS: torch.Tensor, count: int) -> Any:
     fed = model.prepare_inputs_for_generation(
         ids_BS, next_sequence_length=count, is_first_iteration=added == 0, **inputs
     )
-    return model(**fed, return_dict=True)
+    with evaluating(model):  # with checkpoints of activations a training model would fill no cache
+        return model(**fed, return_dict=True)
 
 
 def _window(call: Call, layer: int) -> int | None:

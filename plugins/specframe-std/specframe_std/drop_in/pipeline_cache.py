@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import attrs
 import torch
 from transformers import PreTrainedModel
 
-from specframe.errors import OptionError, literal
+from specframe.errors import OptionError, UnknownNameError, literal
 from specframe.model.twin import attention_of
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
-from specframe.plugins.compose import compose
+from specframe.plugins.compose import Composition, compose
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 
+OF_THE_CALL = frozenset(
+    {"target", "drafter", "batch_size", "device", "dtype", "seed", "tokenizer", "generation_config"}
+)
+"""Options of a pipeline that the model, or the call of ``generate``, decides."""
 
-def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> None:
-    """Raise :class:`SpecframeError` for wrong arguments of ``assisted``, before there is a target."""
+
+def check(draft: Any, draft_length: Any, how: Mapping[str, Any]) -> Composition:
+    """Return the strategies that arguments of ``assisted`` name; raise :class:`SpecframeError` for wrong ones, before there is a
+    target."""
+    known = {field.name for field in attrs.fields(Recipe)} - OF_THE_CALL
+    for name in how:
+        if name in OF_THE_CALL:
+            raise OptionError(f"{name}: expected none, since the call of generate decides it")
+        if name not in known:
+            raise UnknownNameError("option", name, known)
     named = draft is None or isinstance(draft, str | os.PathLike | torch.nn.Module)
     if (isinstance(draft, str) and draft == "auto") or not (named or hasattr(draft, "propose")):
         raise OptionError(
@@ -34,7 +47,8 @@ def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> No
             f"got {literal(draft_length)}"
         )
     _, drafter, _ = choose("target", draft)
-    compose(registry(), Recipe(drafter=draft, align=align, accept=accept, kv=kv, draft_length=draft_length), drafter)
+    recipe = Recipe(drafter=draft, draft_length=draft_length, **how).checked()
+    return compose(registry(), recipe, drafter)
 
 
 class CachedPipeline:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import generation as hf
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMixin
+from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from specframe.errors import SpecframeWarning
 from specframe.model.positions import context_length, counted_positions
-from specframe_std.drop_in.call import Call
+from specframe_std.drop_in.call import BEAMS, Call, evaluating
 from specframe_std.processor_check import unfit
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
     from specframe_std.drop_in.streams import Sink
@@ -27,17 +28,28 @@ PER_TOKEN = frozenset({"input_ids", "attention_mask", "position_ids", "cache_pos
 UNDERSTOOD = PER_TOKEN | {"past_key_values", "use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}
 """Inputs of ``generate`` that the drop-in can also feed, for rows of different lengths."""
 
+PASSED_THROUGH = frozenset({"contextlib", "peft", "specframe_std", "torch", "transformers"})
+"""Packages between who calls ``generate`` and the drop-in."""
+
 IN_ORDER = (hf.UnbatchedClassifierFreeGuidanceLogitsProcessor, hf.SynthIDTextWatermarkLogitsProcessor)
 """Processors of transformers that have to be called once per generated token, in order, with all rows."""
 
 
 def obstacles(call: Call) -> list[str]:
     """Return the features of a call that rule out drafting, under the names of ``generate``."""
+    kinds = {
+        "an encoder-decoder model": call.model.config.is_encoder_decoder,
+        f"{call.mode.value} (num_beams={call.config.num_beams})": call.mode in BEAMS,
+    }
+    if found := [name for name, holds in kinds.items() if holds]:
+        return found
     found = sorted(name for name, value in call.inputs.items() if name not in UNDERSTOOD and not is_empty(value))
     found += [type(one).__name__ for one in call.processors if isinstance(one, IN_ORDER)]
     cache = call.inputs.get("past_key_values")
     checks = {
         "use_cache=False": lambda: not call.config.use_cache,
+        "weights that are split over processes": lambda: is_split(call.model),
+        "torch.autocast in another precision than the model's": lambda: is_cast(call.model),
         "past_key_values that hold tokens": lambda: cache is not None and cache.get_seq_length() > 0,
         "inputs that the model prepares in a way of its own": lambda: prepares_otherwise(call),
         "padding that is not on the left": lambda: not padded_on_the_left(call),
@@ -60,6 +72,20 @@ def obstacles(call: Call) -> list[str]:
 def is_empty(value: Any) -> bool:
     """Return whether an input is empty: None, or the empty dictionary of a model of images and text without an image."""
     return value is None or (isinstance(value, dict) and not value)
+
+
+def is_split(model: torch.nn.Module) -> bool:
+    """Return whether a forward takes all processes at once: under FSDP, and where DeepSpeed has not gathered weights."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return False
+    left_out = any(hasattr(one, "ds_id") and not one.numel() for one in model.parameters())
+    return left_out or is_fsdp_managed_module(model)
+
+
+def is_cast(model: PreTrainedModel) -> bool:
+    """Return whether ``torch.autocast`` has the model compute in another precision than its weights'."""
+    kind = model.device.type
+    return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != model.dtype
 
 
 def static(cache: Any) -> bool:
@@ -133,9 +159,10 @@ def decode_plainly(call: Call, why: list[str], sink: Sink | None) -> torch.Tenso
     warnings.warn(
         f"nothing is drafted, for drafts do not go with {', '.join(why)}: transformers' own loop decodes this call",
         SpecframeWarning,
-        stacklevel=5,  # the caller of generate
+        stacklevel=callers_level(),
     )
-    loop: Any = getattr(type(call.model), GENERATION_MODES_MAPPING[hf.GenerationMode.SAMPLE])
+    loop: Any = getattr(type(call.model), GENERATION_MODES_MAPPING[call.mode])
+    watched: dict[str, Any] = {} if sink is None else {"streamer": sink}
     with evaluating(call.model):
         return loop(
             call.model,
@@ -143,19 +170,15 @@ def decode_plainly(call: Call, why: list[str], sink: Sink | None) -> torch.Tenso
             logits_processor=call.processors,
             stopping_criteria=call.criteria if sink is None else sink.noting(call.criteria),
             generation_config=call.config,
-            streamer=sink,
+            synced_gpus=is_split(call.model),
+            **watched,
             **call.inputs,
         )
 
 
-@contextlib.contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Have a model in evaluation mode inside the block, as drafted calls run it, and each module back in its own mode after it."""
-    training = [one for one in model.modules() if one.training]
-    try:
-        for one in training:
-            one.training = False
-        yield
-    finally:
-        for one in training:
-            one.training = True
+def callers_level() -> int:
+    """Return the level of a warning of :func:`decode_plainly` that names the line that calls ``generate``."""
+    level, frame = 2, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in PASSED_THROUGH:
+        level, frame = level + 1, frame.f_back
+    return level - 2
