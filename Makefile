@@ -4,6 +4,7 @@ PLUGINS := plugins/specframe-std plugins/specframe-bitwise plugins/specframe-hea
 RAY_SECONDS ?= 1800
 SPECULATORS_SECONDS ?= 900
 TORCHAO_SECONDS ?= 900
+TRL_SECONDS ?= 900
 JOBS ?= 2
 # of the slow tests' cases a twenty-ninth runs by default, always the same ones; 29 meets the matrix's numbers of 2 to 28 values
 EVERY ?= 29
@@ -22,7 +23,7 @@ NUMERIC := $(addprefix tests/test_,attention.py equivalence.py features.py flex.
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test wide nightly bounds mutants mutants-ray test-ray test-clients test-speculators test-arctic test-torchao test-triton test-launches kernels fuzz check docs site changelog wheels bench clean
+.PHONY: run install test wide nightly bounds mutants mutants-ray mutants-trl test-ray test-clients test-speculators test-arctic test-torchao test-trl test-triton test-launches kernels fuzz check docs site changelog wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -42,7 +43,7 @@ wide: install  ## a part of all other tests, always the same one
 
 nightly: install  ## all tests, 1,000 inputs at random, the lowest versions, and all planted faults: hours
 	SPECFRAME_FULL_MATRIX=1 SPECFRAME_ALL_ARCHITECTURES=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q --ignore tests/test_wheels.py
-	$(MAKE) fuzz bounds mutants mutants-ray
+	$(MAKE) fuzz bounds mutants mutants-ray mutants-trl
 
 mutants: install  ## plant faults of one line, one at a time, in copies of the project: each has to turn a test of the quick set red
 	$(BIN)/python tests/mutation.py --jobs $(JOBS) $(MUTANTS)
@@ -118,6 +119,17 @@ test-torchao: .venv-torchao/installed  ## models that torchao quantises, in an e
 	.venv-torchao/bin/$(PIP_INSTALL) torch==2.13.0 torchao==0.18.0 -e . $(addprefix -e plugins/specframe-,std bitwise testing tiny) pytest
 	touch $@
 
+test-trl: .venv-trl/installed  ## trainers of TRL whose rollouts are drafted, in an environment of their own
+	OMP_NUM_THREADS=1 timeout $(TRL_SECONDS) .venv-trl/bin/python -m pytest -q -p no:cacheprovider trainers
+
+mutants-trl: .venv-trl/installed  ## plant the faults whose tests need TRL
+	.venv-trl/bin/python tests/mutation.py --environment trl
+
+.venv-trl/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-tiny/pyproject.toml
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/$(PIP_INSTALL) torch==2.13.0 trl==1.16.0 peft==0.21.2 -e ".[data]" $(addprefix -e plugins/specframe-,std bitwise testing tiny) pytest
+	touch $@
+
 test-triton: .venv-triton/installed  ## the kernels of decode attention by Triton's interpreter, in an environment of their own
 	OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-std/kernels
 
@@ -165,4 +177,4 @@ bench: install  ## tokens per second beside transformers' own decoding, on two p
 	$(BIN)/python benchmarks/bench.py --pair cpu --device cpu --quick --budget 280
 
 clean:
-	rm -rf .venv .venv-ray .venv-speculators .venv-arctic .venv-torchao .venv-triton .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info
+	rm -rf .venv .venv-ray .venv-speculators .venv-arctic .venv-torchao .venv-trl .venv-triton .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info

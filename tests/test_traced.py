@@ -21,6 +21,7 @@ from specframe.model.runner import ModelRunner
 from specframe.model.traced import TracedForward, trace
 from specframe.model.traces import Kind
 from specframe.model.transformers_model import CallOptions
+from specframe.model.twin import settings
 
 PIECES = pytest.mark.filterwarnings("error:.*layers are not (traced|compiled)")
 """A test of layers that have to run as pieces: modules have the same tokens."""
@@ -185,6 +186,18 @@ def test_what_a_trace_would_not_tell_is_refused() -> None:
     eager.set_attn_implementation("eager")
     with pytest.raises(ModelError, match="it attends by eager"):
         trace(runner_of(eager))
+
+
+@PIECES
+def test_hooks_that_ask_for_gradients_change_nothing() -> None:
+    """A model whose embeddings have such hooks, as a trainer adds one after each rollout, is traced, and counts as unchanged."""
+    model = zoo.build("llama")
+    model.enable_input_require_grads()
+    before = settings(model)
+    model.enable_input_require_grads()
+    assert settings(model) == before
+    pipe = harness.pipeline(model, None, batch_size=3, layers="traced")
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
 
 
 def test_logits_that_are_no_numbers_are_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from specframe.errors import ModelError, sentence
 from specframe.model.attention.interface import attend
 from specframe.model.decoder_layers import Forwards
 from specframe.model.merged_weights import Merged, merge, tensor_of
-from specframe.model.twin import CURRENT, NAME, CurrentForward, attention_of, running, sets_own_buffers
+from specframe.model.twin import CURRENT, NAME, CurrentForward, attention_of, hooks_of, running, sets_own_buffers
 
 if TYPE_CHECKING:
     from specframe.model.runner import ModelRunner
@@ -213,7 +213,7 @@ def untraceable(model: ModelRunner) -> str | None:
     modules = [*model.twin.modules()]
     if changing := [one for one in modules if sets_own_buffers(one)]:
         return f"{type(changing[0]).__name__} computes its factors from the longest position"
-    if hooked := [one for one in modules if one._forward_hooks or one._forward_pre_hooks]:
+    if hooked := [one for one in modules if hooks_of(one)]:
         return f"{type(hooked[0]).__name__} has hooks"
     kinds = {type(one) for part in modules for one in (*part._parameters.values(), *part._buffers.values())}
     if others := kinds - {torch.Tensor, torch.nn.Parameter, type(None)}:

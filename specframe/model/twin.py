@@ -311,8 +311,17 @@ def plain_settings(module: torch.nn.Module) -> list[Any]:
                 found += (name, value)
             elif is_plain(value):
                 found += (name, repr(value))  # it may change in its place
-        found.append([*one._forward_hooks.values(), *one._forward_pre_hooks.values(), values.get("forward")])
+        found.append([*hooks_of(one), values.get("forward")])
     return found
+
+
+def hooks_of(module: torch.nn.Module) -> list[Any]:
+    """Return the hooks around a module's forward, but for those that have embeddings ask for gradients.
+
+    transformers adds such a hook each time that checkpoints of activations are switched on, as trainers do after each generation.
+    """
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return [one for one in hooks if "enable_input_require_grads.<locals>" not in getattr(one, "__qualname__", "")]
 
 
 def is_plain(value: Any) -> bool:
