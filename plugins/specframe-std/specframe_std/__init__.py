@@ -102,7 +102,7 @@ def specframe_register_commands(register: Register) -> None:
 
 @hookimpl
 def specframe_register_options(register: Register) -> None:
-    register("accelerate", "specframe_std.drop_in.accelerated:accelerate")
+    register("accelerate", "specframe_std.accelerated:accelerate")
     register("assisted", "specframe_std.drop_in:assisted")
     register("load_options", "specframe_std.load_options:keywords")
     register("output", "specframe_std.result_file:ResultFile")
