@@ -13,7 +13,7 @@ NEW = 9
 
 
 def test_a_models_own_forward_gives_the_bits_of_its_rollouts() -> None:
-    """In bfloat16 logits of sampled tokens are those of a forward of the model itself, with its padding; without ``bitwise`` not."""
+    """In bfloat16 logits of sampled tokens are those of a forward of the model itself; without ``bitwise`` they are not."""
     model = zoo.build("qwen3").to(torch.bfloat16)
     batch = padded(harness.random_prompts([6, 3, 11], zoo.VOCABULARY))
     asked = {"do_sample": True, "eos_token_id": None, "return_dict_in_generate": True, "output_logits": True}
