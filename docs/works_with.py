@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -228,6 +228,21 @@ def refuses(executor: Any, recipe: Recipe) -> bool:
     return False
 
 
+def deferred() -> str:
+    """Return the table of the strategies of each role with which rounds can be deferred, and of those with which they cannot."""
+    rows = {}
+    for kind in ("drafter", "acceptance rule", "alignment", "scheduler", "draft-length policy", "KV backend"):
+        entries = [registry().entry(kind, name) for name in names(kind)]
+        able = [one.name for one in entries if "deferred" in one.traits.able("offers") | of_chains(one)]
+        rows[kind] = [", ".join(f"`{name}`" for name in names(kind) if (name in able) == one) for one in (True, False)]
+    return table("role", ["deferred", "synchronous"], rows)
+
+
+def of_chains(entry: Entry) -> Set[str]:
+    """Return what a drafter offers beside the words of its class where it drafts chains."""
+    return getattr(entry.factory, "chains_offer", frozenset())
+
+
 def tried() -> str:
     """Return the table of the drafters that are tried in runs of all kinds."""
     return table("drafter", KINDS, grouped({name: ["tried"] * len(KINDS) for name in TRIED}))
@@ -248,6 +263,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "drafters and alignments": lambda: drafters("alignment", "align"),
     "drafters and acceptance rules": lambda: drafters("acceptance rule", "accept"),
     "acceptance rules": rules,
+    "deferred rounds": deferred,
     "executors": executors,
     "tried": tried,
 }

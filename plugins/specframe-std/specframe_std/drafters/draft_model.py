@@ -50,7 +50,7 @@ class ModelDrafter:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "logits", "budget", "steady", "stops"})
+    offers = frozenset({"chain", "logits", "budget", "steady", "stops", "deferred"})
 
     def __init__(
         self, tree: str = "chain", branch: str | int | None = None, nodes: int | None = None, top: int | None = None
