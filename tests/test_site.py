@@ -5,16 +5,15 @@ from __future__ import annotations
 import ast
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, browsing, faults, needs_chromium
 from pages import PAGES, ROOT
 
-CHROMIUM = shutil.which("chromium")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
 ELSEWHERE = re.compile(r"(?:https?:)?//", flags=re.IGNORECASE)
 pytestmark = pytest.mark.slow
@@ -120,7 +119,7 @@ def test_a_source_that_pages_link_to_is_shown(site: Path) -> None:
     assert all(path.name in examples for path in (ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, Debian's package of that name")
+@needs_chromium
 def test_the_search_works_from_the_file_system(site: Path, tmp_path: Path) -> None:
     """A browser that reads the site from files finds a word, and says nothing on its console."""
     page = f"{(site / 'index.html').as_uri()}?q=rollback"
@@ -129,3 +128,14 @@ def test_the_search_works_from_the_file_system(site: Path, tmp_path: Path) -> No
     assert [text for text in seen.stderr.splitlines() if "CONSOLE" in text] == []
     assert re.search(r"md-search-result__meta\">\d+ matching documents", seen.stdout)
     assert "strategies.html?h=rollback#rollback" in seen.stdout
+
+
+@needs_chromium
+def test_pages_are_accessible(site: Path) -> None:
+    """Every page, on a wide and on a narrow screen, light and dark, keeps to axe-core's rules and to the width of the screen."""
+    found = dict[str, list[str]]()
+    with browsing() as page:
+        for path in sorted(site.glob("*.html")):
+            page.goto(path.as_uri())
+            found |= {path.name: broken} if (broken := faults(page)) else {}
+    assert found == {}

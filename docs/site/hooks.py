@@ -39,7 +39,7 @@ REFERENCE = {
 """Packages of which the reference has all public names, and their folders. Of ``specframe`` it has the names that are exported."""
 HANDED = "reference/handed.md"
 """The place on the site of the page of what strategies are handed."""
-ASSETS = {"docs/site/iframe-worker.js": "assets/iframe-worker.js", "docs/site/style.css": "assets/style.css"}
+ASSETS = {f"docs/site/{name}": f"assets/{name}" for name in ("accessible.js", "iframe-worker.js", "style.css")}
 
 FENCED = re.compile(r"(^[ ]*```.*?^[ ]*```$)", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
