@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import torch
+from specframe_std.acceptance.synthetic import Synthetic
 from specframe_testing import fakes, harness
 
 from specframe.contracts.reports import RoundReport
@@ -90,3 +94,39 @@ def test_bad_options_are_refused(options: str) -> None:
     """Probabilities are from 0 to 1, lengths at least 0, and only one of the options is given."""
     with pytest.raises(OptionError, match="expected"):
         registry().make("acceptance rule", f"synthetic,{options}")
+
+
+def test_rates_are_those_of_a_report(tmp_path: Path) -> None:
+    """Each place has the share of a report's rounds that accepted it, of those that accepted all before; the whole draft counts."""
+    path = tmp_path / "report.json"
+    figures = {"acceptance_histogram": {"0": 2, "1": 4, "3": 4}}
+    path.write_text(json.dumps({"figures": figures, "combination": {"draft_length": "4"}}))
+    rule = registry().make("acceptance rule", f"synthetic,from={path}")
+    chances_K = rule._chances(torch.zeros(1, 6)).tolist()
+    assert chances_K == pytest.approx([0.8, 0.5, 1.0, 0.0, 0.0, 0.0])
+    path.write_text(json.dumps({"figures": figures, "combination": {"draft_length": "goodput"}}))
+    assert Synthetic(**{"from": str(path)})._chances(torch.zeros(1, 4)).tolist() == pytest.approx([0.8, 0.5, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "{",
+        "[]",
+        '{"figures": null}',
+        '{"figures": {"acceptance_histogram": {}}, "combination": {"draft_length": "5"}}',
+        '{"figures": {"acceptance_histogram": {"x": 1}}, "combination": {"draft_length": "5"}}',
+        '{"figures": {"acceptance_histogram": {"1": "3"}}, "combination": {"draft_length": "5"}}',
+    ],
+)
+def test_what_is_no_report_is_refused_in_a_sentence(tmp_path: Path, content: str | None) -> None:
+    """A file that is missing, broken, or of a run that drafted nothing is named in one sentence; so is an unknown option."""
+    path = tmp_path / "report.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(OptionError, match=rf"from: {path}.* (cannot be read|expected the report of a run)") as caught:
+        registry().make("acceptance rule", f"synthetic,from={path}")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(OptionError, match="no option 'form': its options are rate, profile, length, from"):
+        registry().make("acceptance rule", "synthetic,form=x")
