@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +45,23 @@ class Work:
 class Open:
     """A prompt of which continuations are being decoded."""
 
+    index: int
     prompt: Prompt
     samples: int
-    left: int
+    settings: GenerationSettings | OptionError
+    given: Any
+    """What the target is given: of a later turn of a chat, the messages before its own as well, once they are known."""
+    left: int = 0
     """Continuations that have not finished."""
+    later: Open | None = None
+    """The turn after it, which follows its first continuation."""
+
+    def follow(self, before: Open, answer: Result) -> None:
+        """Take over the messages of the turn before and its answer, or the answer's error."""
+        if answer.error:
+            self.settings = OptionError(f"the turn before it failed: {answer.error}")
+        elif not self.prompt.fault:
+            self.given = [*before.given, {"role": "assistant", "content": answer.text}, *self.given]
 
 
 class Decoding:
@@ -68,6 +83,8 @@ class Decoding:
         """What the prompts read so far take from the generation config."""
         self._work, self._display, self._stream, self._screen = work, display, stream, screen
         self._open: dict[int, Open] = {}
+        self._ready: deque[Open] = deque()
+        """Turns whose earlier turns have been answered."""
         self._latest: tuple[Sampling, GenerationSettings | OptionError] | None = None
         if work.chat:
             require_template(pipe.tokenizer)
@@ -101,6 +118,9 @@ class Decoding:
         for result in self._results():
             one = self._open[result.index]
             one.left -= 1
+            if one.later and not result.sample:
+                one.later.follow(one, result)
+                self._ready.append(one.later)
             if not one.left:
                 del self._open[result.index]
             if (result.index, result.sample) not in self._work.done:
@@ -118,16 +138,41 @@ class Decoding:
                 yield chunk.result
 
     def _asked(self) -> Iterator[list[Request | Result]]:
-        """Yield the requests of one prompt after the other, but of those that are complete."""
-        for index, given in enumerate(self._work.prompts):
-            prompt, how = self._work.parameters.of(given)
-            settings = self._settings(how)
-            if not isinstance(settings, OptionError):
-                self.greedy = self.greedy and settings.greedy
-                self.inherited |= settings.inherited
-            if all((index, sample) in self._work.done for sample in range(how.samples)):
+        """Yield the requests of one prompt after the other, but of those that are complete; none while answers are waited for."""
+        for turns in chats(self._opened(*numbered) for numbered in enumerate(self._work.prompts)):
+            if all((one.index, sample) in self._work.done for one in turns for sample in range(one.samples)):
                 continue
-            text = as_chat(prompt.given) if self._work.chat else prompt.given
-            asked = self.pipe.requests.of(index, text, self._work.max_new_tokens, settings)
-            self._open[index] = Open(prompt, how.samples, len(asked))
-            yield asked
+            self._open |= {one.index: one for one in turns}
+            for one, later in itertools.pairwise(turns):
+                one.later = later
+            yield self._requests(turns[0])
+            while self._ready:
+                yield self._requests(self._ready.popleft())
+        while self._open:
+            yield self._requests(self._ready.popleft()) if self._ready else []
+
+    def _opened(self, index: int, given: Prompt) -> Open:
+        prompt, how = self._work.parameters.of(given)
+        settings = self._settings(how)
+        if not isinstance(settings, OptionError):
+            self.greedy = self.greedy and settings.greedy
+            self.inherited |= settings.inherited
+        text = as_chat(prompt.given) if self._work.chat else prompt.given
+        return Open(index, prompt, how.samples, settings, text)
+
+    def _requests(self, one: Open) -> list[Request | Result]:
+        asked = self.pipe.requests.of(one.index, one.given, self._work.max_new_tokens, one.settings)
+        one.left = len(asked)
+        return asked
+
+
+def chats(turns: Iterable[Open]) -> Iterator[list[Open]]:
+    """Yield the turns of one chat after the other; most prompts are one alone."""
+    held: list[Open] = []
+    for one in turns:
+        if held and one.prompt.turn == 1:
+            yield held
+            held = []
+        held.append(one)
+    if held:
+        yield held

@@ -78,7 +78,8 @@ PROMPTS_FILE = click.option(
     "--prompts",
     metavar="FILE",
     type=File(),
-    help="Prompts from a file, - for standard input: one per line, JSON, CSV, Parquet; or hf:NAME, a data set.",
+    help="Prompts from a file, - for standard input: one per line, JSON, CSV, Parquet; or hf:NAME, a data set; or "
+    "a benchmark set, such as mt-bench.",
 )
 
 LIMIT = whole("--limit", "Only the first N prompts.")

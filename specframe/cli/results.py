@@ -34,6 +34,8 @@ def record(result: Result, prompt: Prompt, samples: int = 1) -> Record:
         "finish_reason": result.finish_reason,
         "metrics": metrics,
     }
+    if prompt.turn > 1:
+        kept["turn"] = prompt.turn
     if result.sample or samples > 1:
         kept["sample"] = result.sample
     if result.logprobs is not None:

@@ -144,7 +144,9 @@ def run(
             done = ranks.shared(lambda: results.done)
             work = Work(asked, parameters, max_new_tokens, total, done, chat)
             outcome = decode_all(work, results, options, manner, screen)
-        write_report(report, as_json(outcome, settings) if report else "", results.held())
+        about = getattr(asked, "about", "")  # none of a list, which ranks share
+        told = settings | ({"prompts": about} if about else {})
+        write_report(report, as_json(outcome, told) if report else "", results.held())
         screen.check()
         if outcome.failed:
             with screen.showing():
@@ -207,7 +209,7 @@ def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = Non
     asked = from_arguments(texts[:limit])
     left = None if limit is None else limit - len(asked)
     read: Iterable[Prompt] = () if path is None or left == 0 else open_prompts(path, left)
-    return Prompts(lambda: itertools.chain(asked, read))
+    return Prompts(lambda: itertools.chain(asked, read), read.about if isinstance(read, Prompts) else "")
 
 
 def decode_all(work: Work, results: Results, options: Record, manner: DisplaySettings, screen: Screen) -> RunOutcome:

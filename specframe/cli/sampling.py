@@ -112,7 +112,7 @@ class SamplingFlags:
             count += 1
             for name in prompt.parameters:
                 places.setdefault(name, prompt.place)
-            if (own := prompt.parameters.get("id")) is not None and len(ids) < MOST_IDS:
+            if (own := prompt.parameters.get("id")) is not None and len(ids) < MOST_IDS and prompt.turn == 1:
                 if (hashed := hash(repr(own))) in ids and not repeated:
                     repeated.append(f"{prompt.place}: an earlier prompt has the id {literal(own)} as well")
                 ids.add(hashed)

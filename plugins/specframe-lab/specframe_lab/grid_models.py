@@ -23,6 +23,8 @@ class LoadedModels:
     def __init__(self) -> None:
         self._models: dict[Any, PreTrainedModel] = {}
         self._tokenizers: dict[Any, Any] = {}
+        self.chats: dict[str, list[Any]] = {}
+        """Prompts with the answers of a target in their history, by its settings."""
 
     def target(self, cell: Cell) -> PreTrainedModel:
         """Return a cell's target."""

@@ -552,3 +552,29 @@ def test_bitwise_runs_every_scheme_twice_and_tells_the_price(pair: dict[str, str
         ("ragged · bitwise", 2, 5, 5, 5, 1),
         ("exspec · bitwise", 2, 1, 1, 1, 1),
     ]
+
+
+TURNS = [{"category": "c", "turns": ["x = [", "and"]}, {"category": "d", "turns": ["import os"]}]
+
+
+def test_later_turns_follow_the_target_s_own_answers() -> None:
+    """Every cell decodes a second turn after the answer that plain decoding gave to the first, and its category has that turn."""
+    Path("set.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in TURNS))
+    more = ["--batch-size", "2", "--repeats", "1", "--max-new-tokens", "6", "--align", "ragged", "--warm-up", "0"]
+    result = CliRunner().invoke(cli, ["compare", "--prompts", "mt-bench@set.jsonl", *more])
+    assert result.exit_code == 0, result.output
+    about = json.loads(Path("comparison", ABOUT).read_text())
+    assert about["categories"] == [["c", 1], ["c", 2], ["d", 1]]
+    assert re.fullmatch(r"3 \(\w+\); mt-bench, 2 entries with the SHA-256 \w{16}, .*", about["settings"]["prompts"])
+    pipe = Pipeline(drafter="none")
+    chat = [{"role": "user", "content": "x = ["}]
+    first = next(pipe.generate([chat], 6))
+    chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "and"}]
+    second = next(pipe.generate([chat], 6))
+    found = [json.loads(line)["token_ids"] for line in Path("comparison", RESULTS).read_text().splitlines()]
+    assert [ids[:2] for ids in found] == [[first.token_ids, second.token_ids]] * len(found)
+    other = CliRunner().invoke(
+        cli, ["verify", "--prompts", "mt-bench@set.jsonl", "--max-new-tokens", "2", "--align", "ragged"]
+    )
+    assert other.exit_code == 0, other.output
+    assert "later turns of chats: 1 left out" in other.output

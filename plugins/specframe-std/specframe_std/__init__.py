@@ -107,7 +107,7 @@ def specframe_register_options(register: Register) -> None:
     register("load_options", "specframe_std.load_options:keywords")
     register("output", "specframe_std.result_file:ResultFile")
     register("processors", "specframe_std.processor_check:warn_of_unfit")
-    register("prompts", "specframe_std.prompt_tables:open_table")
+    register("prompts", "specframe_std.benchmark_sets:open_prompts")
     register("ranks", "specframe_std.executors.command_ranks:SeveralRanks")
     register("watchdog", "specframe_std.watchdog:watch_calls")
 

@@ -111,7 +111,7 @@ def is_saved_dataset(path: str) -> bool:
     return any((Path(path) / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
-def load(shown: str, name: str, split: str | None, stream: bool = False) -> Any:
+def load(shown: str, name: str, split: str | None, stream: bool = False, config: str | None = None) -> Any:
     """Return the rows of a file, of a folder written by ``save_to_disk``, or of the data set ``load_dataset`` finds.
 
     With ``stream`` no more of a data set is fetched than is read, but for a part of a split, as in ``train[:100]``.
@@ -133,7 +133,9 @@ def load(shown: str, name: str, split: str | None, stream: bool = False) -> Any:
         # read as a stream, nothing is written to the cache of data sets
         return datasets.load_dataset(builder, data_files=name, split=split or "train", streaming=True)
     # without the hub it tries for half a minute, and then looks into its cache
-    return datasets.load_dataset(name, split=split, streaming=stream and "[" not in (split or ""))
+    if "://" in name:
+        return datasets.load_dataset("json", data_files=name, split=split, streaming=stream)
+    return datasets.load_dataset(name, config, split=split, streaming=stream and "[" not in (split or ""))
 
 
 def one_split(shown: str, found: Any, split: str | None) -> Iterable[Any]:

@@ -31,9 +31,11 @@ class Prompts:
 
     Args:
         read: returns an iterator of the prompts from the first on.
+        about: what reports tell of a set with a name, or "" if it has none.
     """
 
     _read: Callable[[], Iterator[Prompt]]
+    about: str = ""
 
     def __iter__(self) -> Iterator[Prompt]:
         """Read the prompts from the first on."""

@@ -25,6 +25,8 @@ class Prompt:
     """The prompt as token ids, if given in this form."""
     messages: list[dict[str, Any]] | None = None
     """The messages of a chat, if given in this form. The pipeline applies the chat template to them."""
+    turn: int = 1
+    """The turn of a chat; a later one follows the answer to the prompt before it, and ``messages`` has its own message alone."""
 
     @property
     def given(self) -> Given:

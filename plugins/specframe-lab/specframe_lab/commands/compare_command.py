@@ -13,10 +13,11 @@ from specframe_std.output_folders import claim_folder
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf
 from specframe.cli.options import names, refuse_idle, whole, with_options
+from specframe.cli.run import gather
 from specframe.cli.tables import per_second
 from specframe.value_checks import LARGEST_SEED
 from specframe_lab.commands.dry_run_command import DRY_RUN, show_forecast
-from specframe_lab.commands.grids import TEMPERATURE, Remembered, category, grid_options, readable_prompts, sampled
+from specframe_lab.commands.grids import TEMPERATURE, Remembered, category, checked_prompts, grid_options, sampled
 from specframe_lab.commands.lab_display import SHOWN, prepare
 from specframe_lab.commands.lab_option_types import CUT, PROMPTS, Arrivals, Slo
 from specframe_lab.commands.leaving_out import tell_left_out
@@ -126,7 +127,8 @@ def compare(
     from specframe_lab.report.pdf import PDF, write_pdf
     from specframe_lab.report.report_page import PAGE
 
-    asked = readable_prompts(prompt, prompts, limit)
+    found = gather(prompt, prompts, limit)
+    asked = checked_prompts(found)
     texts = [one.given for one in asked]
     options["bitwise"] = [False, True] if options["bitwise"] else False
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
@@ -145,6 +147,8 @@ def compare(
         max_concurrency,
         clock,
         categories=[category(one) for one in asked],
+        turns=[one.turn for one in asked],
+        about_prompts=found.about,
     )
     tell_left_out(grid)
     command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -71,12 +71,22 @@ def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
 
 def readable(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> list[Given]:
     """Return the first ``limit`` prompts as a pipeline takes them; raise as :func:`readable_prompts` does."""
-    return [prompt.given for prompt in readable_prompts(arguments, path, limit)]
+    asked = readable_prompts(arguments, path, limit)
+    first = [prompt.given for prompt in asked if prompt.turn == 1]
+    if len(first) < len(asked):
+        left_out = f"later turns of chats: {len(asked) - len(first)} left out, since nothing answers the first ones here"
+        warnings.warn(left_out, SpecframeWarning, stacklevel=2)
+    return first
 
 
 def readable_prompts(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> list[Prompt]:
     """Return the first ``limit`` prompts; raise :class:`OptionError` for one that is empty or cannot be read."""
-    asked = [*gather(arguments, path, limit)]
+    return checked_prompts(gather(arguments, path, limit))
+
+
+def checked_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Return prompts as a list; raise :class:`OptionError` for one that is empty or cannot be read."""
+    asked = [*prompts]
     if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
         raise OptionError(f"prompts: {fault}")
     if (empty := next((index for index, prompt in enumerate(asked) if not prompt.text.strip()), None)) is not None:
@@ -89,7 +99,7 @@ def category(prompt: Prompt) -> list[str | int] | None:
     """Return a prompt's own category and the turn of its chat that is answered, or None if its entry has no category."""
     named = prompt.parameters.get("category")
     turns = sum(message["role"] == "user" for message in prompt.messages or ())
-    return None if named is None else [str(named), max(1, turns)]
+    return None if named is None else [str(named), max(prompt.turn, turns)]
 
 
 def name_parameters(prompts: list[Prompt]) -> None:

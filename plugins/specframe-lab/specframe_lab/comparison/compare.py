@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import attrs
 
@@ -26,8 +26,9 @@ from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 from specframe_lab.comparison.comparison_observers import Branches, Positions, Waits
 from specframe_lab.comparison.comparison_results import Comparison, Folder, Line
-from specframe_lab.comparison.schemes import Case, cases
-from specframe_lab.grid import Grid
+from specframe_lab.comparison.conversations import with_answers
+from specframe_lab.comparison.schemes import PLAIN, SETTING, Case, cases
+from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.serving.bench_service import BenchService
 from specframe_lab.serving.clock import PassClock
@@ -70,6 +71,10 @@ class ComparisonSettings:
 
     categories: Sequence[list[str | int] | None] = ()
     """The category and the turn of each prompt, where it has some."""
+    turns: Sequence[int] = ()
+    """The turn of each prompt, or none if no prompt is a later turn of a chat."""
+    about_prompts: str = ""
+    """What the report tells of a benchmark set, or "" if the prompts have no name."""
 
     @property
     def sampling(self) -> Sampling:
@@ -79,7 +84,7 @@ class ComparisonSettings:
     def about(self) -> dict[str, Any]:
         """Return the settings for storage, with digests of prompts and arrivals."""
         return {
-            "prompts": f"{len(self.prompts)} ({digest(self.prompts)})",
+            "prompts": "; ".join(filter(None, [f"{len(self.prompts)} ({digest(self.prompts)})", self.about_prompts])),
             "max_new_tokens": self.max_new_tokens,
             "repeats": self.repeats,
             "warm_up": self.warm_up,
@@ -95,6 +100,17 @@ class ComparisonSettings:
         """Return the prompts as a pipeline is given them."""
         cut = self.max_prompt_tokens
         return self.prompts if cut is None else encode(pipe, self.prompts, cut)
+
+    def answered(self, cell: Cell, loaded: LoadedModels) -> Self:
+        """Return the settings with the answers of a cell's target before later turns: those of plain decoding, for all cells."""
+        if all(turn == 1 for turn in self.turns):
+            return self
+        plain = cell | PLAIN | ({"accept": COMPARABLE_RULE} if self.temperature else {})
+        key = json.dumps({option: plain.get(option) for option in SETTING})
+        if key not in loaded.chats:
+            pipe = loaded.pipeline({option: value for option, value in plain.items() if option != "executor"})
+            loaded.chats[key] = with_answers(pipe, self.prompts, self.turns, self.max_new_tokens, self.sampling)
+        return attrs.evolve(self, prompts=loaded.chats[key])
 
 
 @attrs.frozen
@@ -250,7 +266,7 @@ def measure(step: ComparisonStep, settings: ComparisonSettings, loaded: LoadedMo
         CLOCKS[settings.clock],
     )
     pipe = loaded.pipeline(cell | {"executor": service}, [positions, branches, waits])
-    prompts, new = settings.prompts_for(pipe), settings.max_new_tokens
+    prompts, new = settings.answered(cell, loaded).prompts_for(pipe), settings.max_new_tokens
     for _ in range(settings.warm_up if step.case.timed else 0):
         list(pipe.generate(*short_run(pipe, prompts, step.case.batch_size, new), sampling=settings.sampling))
     gc.collect()
