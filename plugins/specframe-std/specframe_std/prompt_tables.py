@@ -135,7 +135,8 @@ def load(shown: str, name: str, split: str | None, stream: bool = False, config:
     # without the hub it tries for half a minute, and then looks into its cache
     if "://" in name:
         return datasets.load_dataset("json", data_files=name, split=split, streaming=stream)
-    return datasets.load_dataset(name, config, split=split, streaming=stream and "[" not in (split or ""))
+    named = [name, config] if config else [name]
+    return datasets.load_dataset(*named, split=split, streaming=stream and "[" not in (split or ""))
 
 
 def one_split(shown: str, found: Any, split: str | None) -> Iterable[Any]:
