@@ -22,6 +22,7 @@ from specframe_lab.comparison.comparison_observers import Branches, Positions
 from specframe_lab.comparison.comparison_results import ABOUT, RESULTS, Comparison
 from specframe_lab.comparison.forecast import Forecast, forecast
 from specframe_lab.comparison.modelled_time import modelled_seconds
+from specframe_lab.comparison.oracle import READING
 from specframe_lab.comparison.schemes import Case, cases
 from specframe_lab.comparison.shared_parts import with_shared_parts
 from specframe_lab.grid import checked, expand
@@ -461,6 +462,12 @@ def test_a_line_holds_one_run(pair: dict[str, str]):
         assert line["calibration"] is None
         assert sum(line["drafted_by_position"]) == figures["num_draft_tokens"]
         assert sum(line["accepted_by_position"]) == figures["num_accepted_draft_tokens"]
+        assert line["reached_by_position"][:1] == line["drafted_by_position"][:1]
+        assert line["reached_by_position"][1:] <= line["accepted_by_position"][:-1]
+        for ids, rounds in zip(line.get("token_ids", ()), line.get("rounds", ()), strict=True):
+            assert [one[0] for one in rounds] == sorted({one[0] for one in rounds})
+            assert rounds[0][:2] == [0, READING]
+            assert len(ids) - 1 <= rounds[-1][0] + rounds[-1][2] <= len(ids)
         assert figures["tokens_per_second"] == pytest.approx(figures["tokens"] / figures["seconds"])
         assert sum(figures["stage_shares"].values()) == pytest.approx(1)
         if line["repeat"] == 0:

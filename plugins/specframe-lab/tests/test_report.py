@@ -377,7 +377,9 @@ def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
     assert {path.stem for path in (folder / "figures").glob("*.csv")} == {
         *plots.PAINTERS,
         "acceptance_by_category",
+        "acceptance_by_turn",
         "break_even",
+        "oracle",
         "request_rates",
         "side_by_side",
     }

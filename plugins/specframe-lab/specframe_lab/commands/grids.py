@@ -74,7 +74,9 @@ def readable(arguments: tuple[str, ...], path: str | None, limit: int | None = N
     asked = readable_prompts(arguments, path, limit)
     first = [prompt.given for prompt in asked if prompt.turn == 1]
     if len(first) < len(asked):
-        left_out = f"later turns of chats: {len(asked) - len(first)} left out, since nothing answers the first ones here"
+        left_out = (
+            f"later turns of chats: {len(asked) - len(first)} left out, since nothing answers the first ones here"
+        )
         warnings.warn(left_out, SpecframeWarning, stacklevel=2)
     return first
 

@@ -24,7 +24,7 @@ from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
-from specframe_lab.comparison.comparison_observers import Branches, Positions, Waits
+from specframe_lab.comparison.comparison_observers import Branches, Positions, Rounds, Waits
 from specframe_lab.comparison.comparison_results import Comparison, Folder, Line
 from specframe_lab.comparison.conversations import with_answers
 from specframe_lab.comparison.schemes import PLAIN, SETTING, Case, cases
@@ -258,14 +258,14 @@ def attempt(work: Callable[[], Line]) -> Line:
 
 def measure(step: ComparisonStep, settings: ComparisonSettings, loaded: LoadedModels) -> Line:
     """Warm a new pipeline up, then decode all prompts with it."""
-    positions, branches, waits = Positions(), Branches(), Waits()
+    positions, branches, waits, rounds = Positions(), Branches(), Waits(), Rounds()
     cell = step.case.cell
     service = BenchService(
         strategy(registry(), "executor", cell.get("executor", DEFAULTS.executor)),
         settings.max_concurrency,
         CLOCKS[settings.clock],
     )
-    pipe = loaded.pipeline(cell | {"executor": service}, [positions, branches, waits])
+    pipe = loaded.pipeline(cell | {"executor": service}, [positions, branches, waits, rounds])
     prompts, new = settings.answered(cell, loaded).prompts_for(pipe), settings.max_new_tokens
     for _ in range(settings.warm_up if step.case.timed else 0):
         list(pipe.generate(*short_run(pipe, prompts, step.case.batch_size, new), sampling=settings.sampling))
@@ -291,6 +291,7 @@ def measure(step: ComparisonStep, settings: ComparisonSettings, loaded: LoadedMo
         "peak_device_bytes": memory.most_memory(device),
         "drafted_by_position": positions.drafted.tolist(),
         "accepted_by_position": positions.accepted.tolist(),
+        "reached_by_position": positions.reached.tolist(),
         "by_branch": branches.lines(),
         "calibration": calibration(pipe.composition.policy),
         "longest_wait": waits.longest,
@@ -299,7 +300,7 @@ def measure(step: ComparisonStep, settings: ComparisonSettings, loaded: LoadedMo
         "latencies": [of_request(served)["e2el_including_client_queue"] for served in requests],
         "requests": requests,
         "tokens_digest": digest(ids),
-        **({"token_ids": ids} if step.repeat == 0 else {}),
+        **({"token_ids": ids, "rounds": rounds.lines(len(ids))} if step.repeat == 0 else {}),
     }
 
 

@@ -334,6 +334,16 @@ def by_position(comparison: Comparison) -> list[tuple[Any, ...]]:
     return rows
 
 
+def conditional(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return how often the draft token in each place stood where all before it did, counted over all repeats."""
+    rows = []
+    for case in comparison.timed:
+        reached, accepted = (total(comparison, case, f"{which}_by_position") for which in ("reached", "accepted"))
+        for place, (r, a) in enumerate(zip(reached, accepted, strict=False), start=1):
+            rows.append((case.scheme, case.batch_size, place, r, a, a / r if r else math.nan))
+    return rows
+
+
 def calibration(comparison: Comparison) -> list[tuple[Any, ...]]:
     """Return mean predicted probability, share that stood and count of draft tokens, by bins, of policies with a calibration."""
     rows = []
@@ -360,7 +370,7 @@ def by_branch(comparison: Comparison) -> list[tuple[Any, ...]]:
 
 def total(comparison: Comparison, case: Case, name: str) -> list[int]:
     """Return the sums, place by place, of a list that every line of a case has."""
-    lists = [line[name] for line in comparison.runs(case).values()]
+    lists = [line.get(name, []) for line in comparison.runs(case).values()]
     width = max(map(len, lists), default=0)
     return [sum(counts[place] for counts in lists if place < len(counts)) for place in range(width)]
 
@@ -375,6 +385,32 @@ def histogram(comparison: Comparison) -> list[tuple[Any, ...]]:
                 counts[int(accepted)] = counts.get(int(accepted), 0) + rounds
         rounds = sum(counts.values())
         rows += [(case.scheme, case.batch_size, a, counts[a], counts[a] / rounds) for a in sorted(counts)]
+    return rows
+
+
+BY_TURN = ("scheme", "batch_size", "category", "turns", "tokens_per_round")
+
+
+def by_turn(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return the mean over turns of each one's tokens per round, of all repeats: of all turns, then by category where there are."""
+    rows: list[tuple[Any, ...]] = []
+    named = [one[0] if one else "none" for one in comparison.about.get("categories", ())]
+    for case in comparison.timed:
+        runs = [*comparison.runs(case).values()]
+        if case.cell["drafter"] == "none" or not runs or "spec_steps" not in runs[0]:
+            continue
+        means: dict[str, list[float]] = {}
+        for place in range(len(runs[0]["spec_steps"])):
+            steps, accepted = counted(runs, [place])
+            if steps:
+                for name in ("all", *named[place : place + 1]):
+                    means.setdefault(name, []).append(1 + accepted / steps)
+        means = means if {*named} - {"none"} else {"all": means.get("all", [])}
+        rows += [
+            (case.scheme, case.batch_size, name, len(ones), float(np.mean(ones)))
+            for name, ones in means.items()
+            if ones
+        ]
     return rows
 
 

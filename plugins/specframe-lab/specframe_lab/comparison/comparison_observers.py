@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
+from specframe_lab.comparison.oracle import READING
 
 
 class Positions(Observer):
-    """Counts drafted and accepted tokens for every place in the draft."""
+    """Counts drafted and accepted tokens for every place in the draft, and the drafts whose tokens before it all stood."""
 
-    drafted = accepted = np.zeros(0, dtype=np.int64)
+    drafted = accepted = reached = np.zeros(0, dtype=np.int64)
 
     def round(self, report: RoundReport) -> None:
         """Count one round; the first round of a run resets the counts. Draft tokens beyond a row's limit are not counted."""
         if report.number == 1:
-            self.drafted = self.accepted = np.zeros(0, dtype=np.int64)
+            self.drafted = self.accepted = self.reached = np.zeros(0, dtype=np.int64)
         count = report.depth
         if count > len(self.drafted):
-            self.drafted, self.accepted = (np.pad(n, (0, count - len(n))) for n in (self.drafted, self.accepted))
+            counts = (self.drafted, self.accepted, self.reached)
+            self.drafted, self.accepted, self.reached = (np.pad(n, (0, count - len(n))) for n in counts)
         room = (
             np.array([sequence.limit for sequence in report.sequences]) - report.lengths - 1
         )  # one is the bonus token
         places = np.arange(count)
         self.drafted[:count] += (room[:, None] > places).sum(0)
         self.accepted[:count] += (report.accepted[:, None] > places).sum(0)
+        self.reached[:count] += ((room[:, None] > places) & (report.accepted[:, None] >= places)).sum(0)
 
 
 class Branches(Observer):
@@ -66,6 +71,29 @@ class Branches(Observer):
     def lines(self) -> list[list[int]]:
         """Return depth, branch from 1, rows that reached it and rows where it stood."""
         return [[depth, rank + 1, *count] for (depth, rank), count in sorted(self.counts.items())]
+
+
+class Rounds(Observer):
+    """Records the rounds of every continuation, see :data:`specframe_lab.comparison.oracle.Round`."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, list[list[int]]] = {}
+
+    def round(self, report: RoundReport) -> None:
+        """Note one round; the first of a run starts anew."""
+        if report.number == 1:
+            self._rounds = defaultdict(list)
+        for row, sequence in enumerate(report.sequences):
+            if report.gained[row]:
+                start = int(report.lengths[row]) - len(sequence.request.prompt_ids)
+                counts = (
+                    (READING, report.gained[row]) if report.prefill else (report.drafted[row], report.accepted[row])
+                )
+                self._rounds[sequence.request.index].append([start, *map(int, counts)])
+
+    def lines(self, count: int) -> list[list[list[int]]]:
+        """Return the rounds of each of the first ``count`` continuations."""
+        return [self._rounds.get(index, []) for index in range(count)]
 
 
 class Waits(Observer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specframe_lab.comparison import comparison_figures as f
 from specframe_lab.comparison.comparison_figures import SPREAD, Rows, Table
 from specframe_lab.comparison.comparison_results import Comparison
+from specframe_lab.comparison.oracle import ORACLE, oracle
 from specframe_lab.comparison.summary import clock_unit
 from specframe_lab.serving.objectives import objectives
 from specframe_lab.serving.serving_figures import RATES, rates
@@ -40,6 +41,15 @@ def speed(comparison: Comparison) -> list[Table]:
             "Generated tokens of all sequences over the time of all rounds, reading of prompts included.",
             SPREAD,
             f.by_cell(comparison, f.figure("tokens_per_second")),
+        ),
+        Table(
+            "oracle",
+            "Oracle bound",
+            "tokens/s",
+            "Tokens per second of the first run, and had it known for each row and round how many draft tokens stand; last, "
+            "with the best scheme for each row and round, too. A round and a draft token cost what they took.",
+            ORACLE,
+            oracle(comparison),
         ),
         Table(
             "bitwise_price",
@@ -162,6 +172,15 @@ def drafts(comparison: Comparison) -> list[Table]:
             f.by_category(comparison),
         ),
         Table(
+            "acceptance_by_turn",
+            "Tokens per round, mean of turns",
+            "tokens",
+            "The mean over prompts, each turn of a chat one of them, of each one's mean acceptance length, as in SPEED-Bench: a "
+            "turn of few rounds weighs as much as one of many.",
+            f.BY_TURN,
+            f.by_turn(comparison),
+        ),
+        Table(
             "draft_acceptance_rate",
             "Accepted tokens per verified node",
             "share of nodes",
@@ -186,6 +205,15 @@ def drafts(comparison: Comparison) -> list[Table]:
             "Schemes less than half a percentage point apart share a line, all batch sizes together.",
             ("scheme", "batch_size", "position", "drafted", "accepted", "rate"),
             f.by_position(comparison),
+        ),
+        Table(
+            "conditional_acceptance",
+            "Conditional acceptance by position",
+            "share of drafts",
+            "Of the drafts that reach a position before their sequence's limit and whose tokens before it all stood, the share "
+            "whose token there stood.",
+            ("scheme", "batch_size", "position", "reached", "accepted", "rate"),
+            f.conditional(comparison),
         ),
         Table(
             "acceptance_by_branch",

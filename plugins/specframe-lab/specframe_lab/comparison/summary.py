@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
@@ -21,6 +22,7 @@ from specframe_lab.comparison.comparison_figures import (
 )
 from specframe_lab.comparison.comparison_results import Comparison
 from specframe_lab.comparison.digits import texts
+from specframe_lab.comparison.oracle import ALL
 from specframe_lab.comparison.schemes import BETWEEN, is_plain
 from specframe_lab.comparison.shared_parts import parts_told
 
@@ -179,6 +181,7 @@ def findings(comparison: Comparison, tables: dict[str, Table]) -> list[str]:
         headline(tables) if tables["throughput"].rows else "Nothing could be measured.",
         *failures(comparison),
         *reason(comparison, tables),
+        *bounded(tables),
         *parts_told(comparison.cases),
         *beside(tables["side_by_side"]),
         *moving(tables["realign_share"]),
@@ -257,6 +260,20 @@ def reason(comparison: Comparison, tables: dict[str, Table]) -> list[str]:
     return [
         f"A pass of the target gives {gained:.1f} tokens with {case.scheme} at batch size {case.batch_size}, {less:.1f} with plain "
         f"decoding, and takes {took / shorter:.2f} times as long with all that goes with it: {parts}."
+    ]
+
+
+def bounded(tables: dict[str, Table]) -> list[str]:
+    """Return how fast the fastest scheme could have been at most with other draft lengths, and all schemes together."""
+    best, _ = fastest(tables)
+    rows = [row for row in tables["oracle"].rows if best and row[1] == best[1]]
+    own, together = ([row[5] for row in rows if row[0] == name] for name in (best and best[0], ALL))
+    if not best or not own or math.isnan(own[0]):
+        return []
+    every = f", and with the best scheme for each {together[0]:.2f} times" if together else ""
+    return [
+        f"Had {best[0]} known at batch size {best[1]} how many draft tokens of each row and round stand, it would have decoded at "
+        f"most {own[0]:.2f} times as fast as plain decoding{every}."
     ]
 
 

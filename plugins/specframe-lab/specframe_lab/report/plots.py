@@ -402,6 +402,7 @@ PAINTERS: dict[str, Painter] = {
     "serving": serving,
     "request_goodput": against_batch_size,
     "acceptance_by_position": by_position,
+    "conditional_acceptance": by_position,
     "acceptance_by_branch": by_branch,
     "acceptance_histogram": histogram,
     "acceptance_length": against_batch_size,
