@@ -20,11 +20,13 @@ from specframe_lab.comparison.compare import ComparisonSettings, compare, steps
 from specframe_lab.comparison.comparison_figures import bitwise_price, equality
 from specframe_lab.comparison.comparison_observers import Branches, Positions
 from specframe_lab.comparison.comparison_results import ABOUT, RESULTS, Comparison
+from specframe_lab.comparison.comparison_tables import tables
 from specframe_lab.comparison.forecast import Forecast, forecast
 from specframe_lab.comparison.modelled_time import modelled_seconds
 from specframe_lab.comparison.oracle import READING
 from specframe_lab.comparison.schemes import Case, cases
 from specframe_lab.comparison.shared_parts import with_shared_parts
+from specframe_lab.comparison.summary import summary
 from specframe_lab.grid import checked, expand
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.prediction.profiles import DeviceProfile
@@ -585,3 +587,26 @@ def test_later_turns_follow_the_target_s_own_answers() -> None:
     )
     assert other.exit_code == 0, other.output
     assert "later turns of chats: 1 left out" in other.output
+
+
+def test_transformers_beside(pair: dict[str, str]) -> None:
+    """At each timed batch size plain decoding by generate has a case, padded prompts with the same tokens, too."""
+    grid = checked(expand({**pair, "batch_size": [2], "align": ["ragged"]}))
+    settings = ComparisonSettings(PROMPTS, 6, 2, transformers=True)
+    found = compare(grid, settings, "out")
+    names = [(case.scheme, case.batch_size) for case in found.timed]
+    assert names == [("plain", 2), ("transformers", 2), ("ragged", 2)]
+    by_name = {case.scheme: found.runs(case) for case in found.timed}
+    assert by_name["transformers"][0]["token_ids"] == by_name["plain"][0]["token_ids"]
+    shown = tables(found)
+    rates = {name: [line["figures"]["tokens_per_second"] for line in runs.values()] for name, runs in by_name.items()}
+    ratios = [one / other for one, other in zip(rates["ragged"], rates["transformers"], strict=True)]
+    assert {row[0]: row[2] for row in shown["speed_up_over_transformers"].rows}["ragged"] == pytest.approx(
+        sum(ratios) / 2
+    )
+    assert [row[0] for row in shown["speed_up_over_transformers"].rows] == ["plain", "ragged"]
+    (row,) = (row for row in summary(found, shown) if row[0] == "transformers")
+    assert (row[2:4], row[10]) == (("-", "-"), "-")
+    for option in ("--arrivals=poisson:3", "--temperature=0.5"):
+        refused = CliRunner().invoke(cli, command(pair, "--transformers", option))
+        assert re.search(r"--transformers: expected no --(arrivals|temperature) with it", refused.output)

@@ -15,6 +15,7 @@ from specframe.cli.option_types import File, OneOf
 from specframe.cli.options import names, refuse_idle, whole, with_options
 from specframe.cli.run import gather
 from specframe.cli.tables import per_second
+from specframe.errors import OptionError
 from specframe.value_checks import LARGEST_SEED
 from specframe_lab.commands.dry_run_command import DRY_RUN, show_forecast
 from specframe_lab.commands.grids import TEMPERATURE, Remembered, category, checked_prompts, grid_options, sampled
@@ -70,6 +71,11 @@ CLOCKS = ("wall", "passes")
     is_flag=True,
     help="Give each alignment the scheduler and the KV backend that it asks for, in place of ones that all can use.",
 )
+@click.option(
+    "--transformers",
+    is_flag=True,
+    help="Time plain decoding by generate of transformers, too, at each batch size.",
+)
 @click.option("--sort", is_flag=True, help="Take up short prompts first.")
 @click.option(
     *names("--output"),
@@ -100,6 +106,7 @@ def compare(
     slo: str | None,
     clock: str,
     each_at_its_best: bool,
+    transformers: bool,
     sort: bool,
     pdf: bool,
     dry_run: bool,
@@ -118,6 +125,12 @@ def compare(
     """
     check_names(options)
     refuse_idle(ctx, "arrival_seed", "arrivals", "all prompts are there from the start")
+    if transformers and (
+        beside := [name for name in ("temperature", "arrivals", "max_concurrency") if ctx.params[name]]
+    ):
+        raise OptionError(
+            f"--transformers: expected no --{beside[0].replace('_', '-')} with it, since generate has none"
+        )
     from specframe_lab.arrival_times import arrival_times
     from specframe_lab.comparison.compare import ComparisonSettings, able_to_sample
     from specframe_lab.comparison.compare import compare as run
@@ -148,6 +161,7 @@ def compare(
         clock,
         categories=[category(one) for one in asked],
         turns=[one.turn for one in asked],
+        transformers=transformers,
         about_prompts=found.about,
     )
     tell_left_out(grid)
@@ -174,10 +188,9 @@ def foresee(grid: Grid, settings: ComparisonSettings, output: str) -> None:
     """Show what would be run."""
     from specframe_lab.comparison.compare import about, steps
     from specframe_lab.comparison.forecast import forecast
-    from specframe_lab.comparison.schemes import cases
     from specframe_lab.comparison.shared_parts import parts_told
 
-    planned = cases(grid.cells, sampling=settings.temperature > 0)
+    planned = settings.planned(grid)
     found = forecast(list(steps(planned, settings.repeats)), output, about(grid, planned, settings, ""))
     show_forecast(found, lambda case: settings, output)
     for sentence in parts_told(planned):

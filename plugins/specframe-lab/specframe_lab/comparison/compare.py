@@ -28,6 +28,7 @@ from specframe_lab.comparison.comparison_observers import Branches, Positions, R
 from specframe_lab.comparison.comparison_results import Comparison, Folder, Line
 from specframe_lab.comparison.conversations import with_answers
 from specframe_lab.comparison.schemes import PLAIN, SETTING, Case, cases
+from specframe_lab.comparison.transformers_generate import generated, line, of_transformers, with_transformers
 from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.serving.bench_service import BenchService
@@ -73,6 +74,8 @@ class ComparisonSettings:
     """The category and the turn of each prompt, where it has some."""
     turns: Sequence[int] = ()
     """The turn of each prompt, or none if no prompt is a later turn of a chat."""
+    transformers: bool = False
+    """Whether transformers decodes plainly beside each size of plain decoding."""
     about_prompts: str = ""
     """What the report tells of a benchmark set, or "" if the prompts have no name."""
 
@@ -95,6 +98,11 @@ class ComparisonSettings:
             "max_concurrency": self.max_concurrency,
             "clock": self.clock if self.clock != "wall" else None,
         }
+
+    def planned(self, grid: Grid) -> list[Case]:
+        """Return the cases of a grid, plain decoding first."""
+        planned = cases(grid.cells, sampling=self.temperature > 0)
+        return with_transformers(planned) if self.transformers else planned
 
     def prompts_for(self, pipe: Pipeline) -> Sequence[Prompt]:
         """Return the prompts as a pipeline is given them."""
@@ -149,12 +157,12 @@ def compare(
     Raises:
         OptionError: a prompt that cannot be decoded, or a folder of something else; nothing is written then.
     """
-    planned = cases(grid.cells, sampling=settings.temperature > 0)
+    planned = settings.planned(grid)
     loaded = LoadedModels()
     kept = Folder(folder, about(grid, planned, settings, command), lambda: check_prompts(planned, [settings], loaded))
     todo = [step for step in steps(planned, settings.repeats) if step.repeat not in kept.lines.get(step.case.key, {})]
-    for cell in {step.case.key: step.case.cell for step in todo}.values():
-        loaded.pipeline(cell)
+    for case in {step.case.key: step.case for step in todo if not of_transformers(step.case)}.values():
+        loaded.pipeline(case.cell)
     take(todo, lambda step: run(step, settings, loaded), kept, progress)
     return kept.comparison(planned)
 
@@ -242,7 +250,7 @@ def steps(planned: list[Case], repeats: int) -> Iterator[ComparisonStep]:
 
 def run(step: ComparisonStep, settings: ComparisonSettings, loaded: LoadedModels) -> Line:
     """Run one cell once and return its line; after a failure the line has the error in place of figures."""
-    return attempt(lambda: measure(step, settings, loaded))
+    return attempt(lambda: (transformed if of_transformers(step.case) else measure)(step, settings, loaded))
 
 
 def attempt(work: Callable[[], Line]) -> Line:
@@ -302,6 +310,18 @@ def measure(step: ComparisonStep, settings: ComparisonSettings, loaded: LoadedMo
         "tokens_digest": digest(ids),
         **({"token_ids": ids, "rounds": rounds.lines(len(ids))} if step.repeat == 0 else {}),
     }
+
+
+def transformed(step: ComparisonStep, settings: ComparisonSettings, loaded: LoadedModels) -> Line:
+    """Decode all prompts plainly with transformers, after a short run of it."""
+    cell = {option: value for option, value in step.case.cell.items() if option != "decoder"}
+    pipe, size, new = loaded.pipeline(cell), step.case.batch_size, settings.max_new_tokens
+    prompts = settings.answered(cell, loaded).prompts_for(pipe)
+    for _ in range(settings.warm_up):
+        generated(pipe, prompts[:size], size, min(WARM_UP_TOKENS, new))
+    ids, ends = generated(pipe, prompts, size, new)
+    kept = {"token_ids": ids} if step.repeat == 0 else {}
+    return line(ids, ends) | {"tokens_digest": digest(ids)} | kept
 
 
 def short_run(pipe: Pipeline, prompts: Sequence[Prompt], rows: int, new: int) -> tuple[Sequence[Prompt], int]:

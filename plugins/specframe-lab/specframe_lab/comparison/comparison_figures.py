@@ -15,6 +15,7 @@ from specframe_std.output_folders import write_page
 
 from specframe_lab.comparison.comparison_results import Comparison, Line
 from specframe_lab.comparison.schemes import Case
+from specframe_lab.comparison.transformers_generate import of_transformers
 from specframe_lab.serving.objectives import Objectives
 from specframe_lab.serving.serving_figures import PERCENTILES, metrics, rates, summary
 from specframe_lab.verify import common_start
@@ -200,6 +201,18 @@ def speed_up(comparison: Comparison) -> list[tuple[Any, ...]]:
     """Return the speed-up of every scheme but plain decoding, with its interval."""
     found = [(case, speed_ups(comparison, case)) for case in comparison.timed if not case.plain]
     return [(case.scheme, case.batch_size, *interval(values), len(values)) for case, values in found if values]
+
+
+def over_transformers(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return the speed-up of every other scheme over transformers at the same batch size, with its interval."""
+    rows = []
+    for case in comparison.timed:
+        same = (one for one in comparison.timed if one.setting == case.setting and one.batch_size == case.batch_size)
+        beside = next((one for one in same if of_transformers(one)), None)
+        times = [] if case is beside else ratios(comparison, case, beside, figure("tokens_per_second"))
+        if times:
+            rows.append((case.scheme, case.batch_size, *interval(times), len(times)))
+    return rows
 
 
 def bitwise_price(comparison: Comparison) -> list[tuple[Any, ...]]:

@@ -35,6 +35,15 @@ def speed(comparison: Comparison) -> list[Table]:
             ups,
         ),
         Table(
+            "speed_up_over_transformers",
+            "Speed-up over transformers",
+            "times transformers",
+            "Tokens per second over those of plain decoding by generate of transformers, which decodes one batch after the other, "
+            "at the same batch size in the same repeat.",
+            SPREAD,
+            f.over_transformers(comparison),
+        ),
+        Table(
             "throughput",
             "Throughput",
             "tokens/s",

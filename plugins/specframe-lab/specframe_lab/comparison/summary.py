@@ -25,6 +25,7 @@ from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.oracle import ALL
 from specframe_lab.comparison.schemes import BETWEEN, is_plain
 from specframe_lab.comparison.shared_parts import parts_told
+from specframe_lab.comparison.transformers_generate import of_transformers
 
 COLUMNS = (
     "scheme",
@@ -89,7 +90,8 @@ def summary(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str,
     for size in comparison.batch_sizes:
         for case in comparison.timed:
             if case.batch_size == size:
-                named = case.scheme, str(size), str(case.cell.get("schedule", "-")), str(case.cell.get("kv", "-"))
+                parts = {} if of_transformers(case) else case.cell
+                named = case.scheme, str(size), str(parts.get("schedule", "-")), str(parts.get("kv", "-"))
                 if comparison.fault(case):
                     rows.append((*named, FAILED, *[None] * (len(COLUMNS) - len(named) - 1)))
                 else:
@@ -167,7 +169,7 @@ def megabytes(caches: Any, device: Any) -> Any:
 
 def share(row: Any) -> str:
     """Return a share in percent."""
-    return f"{row[0]:.1%}" if row else "-"
+    return f"{row[0]:.1%}" if row and not math.isnan(row[0]) else "-"
 
 
 def amount(value: float) -> str:

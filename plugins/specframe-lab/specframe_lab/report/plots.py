@@ -393,6 +393,7 @@ def against_memory(table: Table, look: Looks) -> Figure:
 Painter = Callable[[Table, Looks], Figure]
 PAINTERS: dict[str, Painter] = {
     "speed_up": speed_up,
+    "speed_up_over_transformers": speed_up,
     "throughput": against_batch_size,
     "equality": equality,
     "bitwise_price": against_batch_size,

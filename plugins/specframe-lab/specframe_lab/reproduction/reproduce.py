@@ -28,6 +28,7 @@ from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison.compare import ComparisonSettings, ComparisonStep, Progress
 from specframe_lab.comparison.comparison_results import Comparison, Folder, Line
 from specframe_lab.comparison.schemes import PLAIN, PLAIN_NAME, Case, explicit
+from specframe_lab.comparison.transformers_generate import up_to_stop
 from specframe_lab.grid import Cell
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.verify import Reference, encode
@@ -250,11 +251,6 @@ def assisted(cell: Cell, settings: ComparisonSettings, loaded: LoadedModels) -> 
     seconds, tokens = time.perf_counter() - started, sum(map(len, found))
     figures = {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
     return {"lossless": True, "figures": figures, "tokens_digest": comparing.digest(found), "token_ids": found}
-
-
-def up_to_stop(ids: list[int], stops: Collection[int]) -> list[int]:
-    """Return ids up to and including the first stop id."""
-    return next((ids[: place + 1] for place, token in enumerate(ids) if token in stops), ids)
 
 
 def unfilled(parts: Mapping[str, tuple[int, Collection[int]]]) -> list[str]:
