@@ -1,4 +1,7 @@
-"""Prompts of the field's benchmark sets, by name: from the hub through the library ``datasets``, or from a copy on disk."""
+"""Prompts of the field's benchmark sets, by name: from the hub through the library ``datasets``, or from a copy on disk.
+
+Spec-Bench is a file of its own repository.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import hashlib
 import itertools
 import json
 import os
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from typing import Any
 import attrs
 
 from specframe.errors import OptionError, PromptError
+from specframe.files import decode_text
 from specframe.text.prompts.entries import json_beginning
 from specframe.text.prompts.entries import load as load_json
 from specframe.text.prompts.files import kind
@@ -24,6 +29,8 @@ from specframe_std.prompt_tables import faults, load, one_split, open_table
 Row = Mapping[str, Any]
 LINES = frozenset({".jsonl", ".ndjson"})
 """Endings of copies that hold an entry per line; others are read by the library ``datasets``."""
+PATIENCE = 30.0
+"""Seconds without an answer after which a file's host counts as out of reach."""
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 """Beginning of a turn of SPEED-Bench whose text may not be copied to the hub."""
 
@@ -78,7 +85,6 @@ class BenchmarkSet:
 SETS = {
     "spec-bench": BenchmarkSet(
         "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
-        split="train",
         digest="6d9a905c42b2e44cf3aad3a95a1a4f58a0930ac4433beb2f90aeb013e2ade946",
     ),
     "speed-bench": BenchmarkSet(
@@ -150,7 +156,7 @@ def open_set(given: str, limit: int | None) -> Prompts:
 def local_rows(given: str, copy: str, found: BenchmarkSet, config: str | None) -> Iterable[Row]:
     """Return the rows of a copy: a file of JSON lines, or what the library ``datasets`` reads."""
     if kind(copy) in LINES:
-        return [*json_rows(given, copy)]
+        return json_rows(given, [*LazyText(copy, given).lines()])
     own = Path(copy) / (config or "")
     place = str(own) if own.is_dir() else copy
     if not os.path.exists(place):
@@ -159,9 +165,11 @@ def local_rows(given: str, copy: str, found: BenchmarkSet, config: str | None) -
     return one_split(given, rows, found.split if isinstance(rows, dict) and found.split in rows else None)
 
 
-def json_rows(given: str, copy: str) -> Iterator[Row]:
-    """Yield the rows of a file of JSON lines."""
-    for number, line in LazyText(copy, given).lines():
+def json_rows(given: str, lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
+    """Yield the rows of numbered lines of JSON."""
+    for number, line in lines:
+        if not line.strip():
+            continue
         try:
             row = load_json(line)
         except PromptError as error:
@@ -172,7 +180,11 @@ def json_rows(given: str, copy: str) -> Iterator[Row]:
 
 
 def hub_rows(given: str, found: BenchmarkSet, config: str | None, stream: bool) -> Iterable[Row]:
-    """Return the rows of the published set."""
+    """Return the rows of the published set; of one outside of the hub its file is fetched, and its digest tells a wrong one."""
+    if "://" in found.place:
+        with urllib.request.urlopen(found.place, timeout=PATIENCE) as answer:
+            text = decode_text(answer.read())
+        return json_rows(given, enumerate(text.split("\n"), start=1))
     return one_split(given, load(given, found.place, found.split, stream, config), found.split)
 
 

@@ -133,8 +133,6 @@ def load(shown: str, name: str, split: str | None, stream: bool = False, config:
         # read as a stream, nothing is written to the cache of data sets
         return datasets.load_dataset(builder, data_files=name, split=split or "train", streaming=True)
     # without the hub it tries for half a minute, and then looks into its cache
-    if "://" in name:
-        return datasets.load_dataset("json", data_files=name, split=split, streaming=stream)
     named = [name, config] if config else [name]
     return datasets.load_dataset(*named, split=split, streaming=stream and "[" not in (split or ""))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +152,20 @@ def test_a_set_is_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert [one[3] for one in told("gsm8k", 1)] == [user("a")]
     assert asked == [(("openai/gsm8k", "main"), {"split": "test", "streaming": True})]
-    with pytest.raises(OptionError, match="is not of this set"):
+
+
+def test_a_set_is_fetched_from_its_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is read as a copy of it is; where it cannot be reached, or is another one, a sentence says so."""
+    content = Path(written(MT_BENCH)).read_bytes()
+    monkeypatch.setattr(urllib.request, "urlopen", lambda place, timeout: io.BytesIO(content))
+    monkeypatch.setitem(SETS, "spec-bench", attrs.evolve(SETS["spec-bench"], digest=""))
+    assert told("spec-bench") == told("mt-bench@copy.jsonl")
+    monkeypatch.setitem(SETS, "spec-bench", attrs.evolve(SETS["spec-bench"], digest="another"))
+    with pytest.raises(OptionError, match="is not the set spec-bench"):
+        told("spec-bench", 1)
+    monkeypatch.setattr(urllib.request, "urlopen", lambda place, timeout: 1 / 0)
+    with pytest.raises(OptionError, match=r"^--prompts: spec-bench cannot be read: "):
         told("spec-bench")
-    assert asked[1] == (("json",), {"data_files": SETS["spec-bench"].place, "split": "train", "streaming": False})
 
 
 def run(*arguments: str) -> list[dict[str, Any]]:

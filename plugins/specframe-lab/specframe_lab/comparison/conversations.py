@@ -35,5 +35,5 @@ def with_answers(
             if answer.error:
                 raise PromptError(f"prompt {place}: {answer.error}")
             history = [*found[place], {"role": "assistant", "content": answer.text}]
-            found[place + 1] = [*history, *prompts[place + 1]]  # type: ignore[misc]
+            found[place + 1] = [*history, *prompts[place + 1]]
     return found
