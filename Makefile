@@ -2,6 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := plugins/specframe-std plugins/specframe-bitwise plugins/specframe-heads plugins/specframe-lab plugins/specframe-memory plugins/specframe-serve plugins/specframe-testing plugins/specframe-tiny
 RAY_SECONDS ?= 1800
+LM_EVAL_SECONDS ?= 900
 SPECULATORS_SECONDS ?= 900
 TORCHAO_SECONDS ?= 900
 TRL_SECONDS ?= 900
@@ -23,7 +24,7 @@ NUMERIC := $(addprefix tests/test_,attention.py equivalence.py features.py flex.
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test wide nightly bounds mutants mutants-ray mutants-trl test-ray test-clients test-speculators test-arctic test-torchao test-trl test-triton test-launches kernels fuzz check docs site changelog wheels bench clean
+.PHONY: run install test wide nightly bounds mutants mutants-ray mutants-trl mutants-lm-eval test-ray test-clients test-speculators test-arctic test-torchao test-trl test-lm-eval test-triton test-launches kernels fuzz check docs site changelog wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -43,7 +44,7 @@ wide: install  ## a part of all other tests, always the same one
 
 nightly: install  ## all tests, 1,000 inputs at random, the lowest versions, and all planted faults: hours
 	SPECFRAME_FULL_MATRIX=1 SPECFRAME_ALL_ARCHITECTURES=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q --ignore tests/test_wheels.py
-	$(MAKE) fuzz bounds mutants mutants-ray mutants-trl
+	$(MAKE) fuzz bounds mutants mutants-ray mutants-trl mutants-lm-eval
 
 mutants: install  ## plant faults of one line, one at a time, in copies of the project: each has to turn a test of the quick set red
 	$(BIN)/python tests/mutation.py --jobs $(JOBS) $(MUTANTS)
@@ -130,6 +131,17 @@ mutants-trl: .venv-trl/installed  ## plant the faults whose tests need TRL
 	.venv-trl/bin/$(PIP_INSTALL) torch==2.13.0 trl==1.16.0 peft==0.21.2 -e ".[data]" $(addprefix -e plugins/specframe-,std bitwise testing tiny) pytest
 	touch $@
 
+test-lm-eval: .venv-lm-eval/installed  ## evaluation with lm-eval, with drafts and without, in an environment of its own
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 timeout $(LM_EVAL_SECONDS) .venv-lm-eval/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-std/evaluation
+
+.venv-lm-eval/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-tiny/pyproject.toml
+	$(PYTHON) -m venv .venv-lm-eval
+	.venv-lm-eval/bin/$(PIP_INSTALL) torch==2.13.0 lm_eval==0.4.13 peft==0.21.2 -e . -e "plugins/specframe-std[lm-eval]" $(addprefix -e plugins/specframe-,bitwise testing tiny) pytest
+	touch $@
+
+mutants-lm-eval: .venv-lm-eval/installed  ## plant the faults whose tests need lm-eval
+	HF_HUB_OFFLINE=1 .venv-lm-eval/bin/python tests/mutation.py --environment lm-eval
+
 test-triton: .venv-triton/installed  ## the kernels of decode attention by Triton's interpreter, in an environment of their own
 	OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-std/kernels
 
@@ -177,4 +189,4 @@ bench: install  ## tokens per second beside transformers' own decoding, on two p
 	$(BIN)/python benchmarks/bench.py --pair cpu --device cpu --quick --budget 280
 
 clean:
-	rm -rf .venv .venv-ray .venv-speculators .venv-arctic .venv-torchao .venv-trl .venv-triton .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info
+	rm -rf .venv .venv-ray .venv-speculators .venv-arctic .venv-torchao .venv-trl .venv-lm-eval .venv-triton .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info

@@ -23,7 +23,10 @@ PROJECTS = {tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"]: 
 NAMES = {"attr": "attrs", "markdown_it": "markdown-it-py"}
 """Distributions that are called otherwise than the package that is imported."""
 
-EXTRAS = {"specframe-std": {"prompt_tables.py": "data"}, "specframe-testing": {"heads": "heads"}}
+EXTRAS = {
+    "specframe-std": {"prompt_tables.py": "data", "lm_eval.py": "lm-eval", "attention/decode_kernel.py": "triton"},
+    "specframe-testing": {"heads": "heads"},
+}
 """The parts of a distribution that need one of its extras."""
 
 

@@ -34,6 +34,7 @@ MOST_WORDS = {
     "docs/budgets.md": 1100,
     "docs/building-blocks.md": 400,
     "docs/design.md": 4000,
+    "docs/evaluation.md": 600,
     "docs/figures.md": 950,
     "docs/drop-in.md": 650,
     "docs/generation.md": 900,
@@ -117,8 +118,10 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to work in, whose ``src`` can be imported from."""
+    """A folder to work in with nothing but the examples, whose ``src`` can be imported from."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "src"))
     before = set(sys.modules)
     yield tmp_path

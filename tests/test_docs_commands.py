@@ -54,6 +54,7 @@ ELSEWHERE = {
     "python -m specframe_tiny": "plugins/specframe-tiny/specframe_tiny/train.py",
     "python benchmarks/budgets.py": "benchmarks/budgets.py",
     "python benchmarks/laws.py": "benchmarks/laws.py",
+    "python -m specframe_std.lm_eval": "plugins/specframe-std/evaluation",
 }
 """Commands that need a cluster, others' weights or another program, by a part of theirs, and where they are run."""
 
