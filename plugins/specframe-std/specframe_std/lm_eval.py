@@ -15,12 +15,13 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils_hf import MultiTokenEOSCriteria
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from specframe import assisted
 from specframe.errors import OptionError, SpecframeError
 from specframe.plugins.recipe import DEFAULTS
-from specframe.text.stopping import UNFINISHED, StopStrings
+from specframe.text.stopping import UNFINISHED
+from specframe_std.generated_stop_strings import GeneratedStopStrings
 
 
 @register_model("hf-specframe")
@@ -72,7 +73,7 @@ class SpecframeLM(HFLM):
         whole = [one for one in stopping_criteria if isinstance(one, MultiTokenEOSCriteria)]
         strings = [one.sequence for one in whole]
         if strings and self.think_end_token is None and self._cuts_early(strings, generation_config):
-            own = EndedRows(StopStrings(self.tokenizer, strings), input_ids.shape[1])
+            own = GeneratedStopStrings(self.tokenizer, strings, input_ids.shape[1])
             stopping_criteria = StoppingCriteriaList([*(one for one in stopping_criteria if one not in whole), own])
         return self._assisted(model, input_ids, logits_processor, stopping_criteria, generation_config, **inputs)
 
@@ -91,23 +92,6 @@ class SpecframeLM(HFLM):
             and not any(overlap(one, other) for one in strings for other in silent)
             and not any(rivals(strings))
         )
-
-
-class EndedRows(StoppingCriteria):
-    """Criterion that ends each row at a stop string in its generated text.
-
-    Args:
-        check: finds the stop strings.
-        width: number of ids of a row's prompt, padding included.
-    """
-
-    def __init__(self, check: StopStrings, width: int) -> None:
-        self._check, self._width = check, width
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """Return which rows end at their last token."""
-        ends = [self._check.first(row, self._width, 1) is not None for row in input_ids.cpu().numpy()]
-        return torch.tensor(ends, device=input_ids.device)
 
 
 def overlap(one: str, other: str) -> bool:
