@@ -137,6 +137,13 @@ def test_hidden_states_are_those_of_the_modules() -> None:
         torch.testing.assert_close(found[number], expected[number])
 
 
+def test_a_target_is_traced_before_its_first_hidden_state() -> None:
+    """That hidden states are taken in modules' place is no change of the model: its first forward may be a trace."""
+    runner = runner_of(zoo.build("llama"))
+    with torch.inference_mode():
+        assert runner.traces.of("traced", 2, 2, Kind((0, 1, 2, 3))) is not None
+
+
 @pytest.mark.wide
 def test_layers_that_compute_their_masks_are_not_traced() -> None:
     """A trace has no numbers of masks; a warning says so, and the tokens are exact."""

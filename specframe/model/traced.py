@@ -28,7 +28,16 @@ from specframe.errors import ModelError, sentence
 from specframe.model.attention.interface import attend
 from specframe.model.decoder_layers import Forwards
 from specframe.model.merged_weights import Merged, merge, tensor_of
-from specframe.model.twin import CURRENT, NAME, CurrentForward, attention_of, hooks_of, running, sets_own_buffers
+from specframe.model.twin import (
+    CURRENT,
+    NAME,
+    CurrentForward,
+    attention_of,
+    hooks_of,
+    redirect,
+    running,
+    sets_own_buffers,
+)
 
 if TYPE_CHECKING:
     from specframe.model.runner import ModelRunner
@@ -172,6 +181,8 @@ def trace(model: ModelRunner, hidden: tuple[int, ...] = (), merges: bool = False
     """
     if why := untraceable(model):
         raise ModelError(why)
+    for module in model.taps.placed(hidden, {})[0] if hidden else ():
+        redirect(module, "forward")  # as every forward does that takes hidden states
     before = [(one, dict(vars(one)), dict(one._buffers), dict(one._parameters)) for one in model.twin.modules()]
     try:
         graph = _graph(model, hidden)
