@@ -101,11 +101,14 @@ class HeadDrafter:
 
     def make(self, run: Run) -> None:
         """Make the head for the run's target, once for each target."""
-        self.run, self.rule, model = run, run.rule, model_of(run)
+        self.run, self.rule = run, run.rule
+        self.head, self.layers = self.made_for(model_of(run))
+
+    def made_for(self, model: PreTrainedModel) -> tuple[Any, tuple[int, ...]]:
+        """Return the head for a target, made once for each target, and the numbers of the hidden states that it reads."""
         if self._made is None or self._made[0] is not model:
             self._made = model, self.format.made(self.checkpoint, Target(model))
-        self.head = self._made[1]
-        self.layers = self.format.layers(self.checkpoint, Target(model).layers, self.shift)
+        return self._made[1], self.format.layers(self.checkpoint, Target(model).layers, self.shift)
 
     def observe(self, outcome: Outcome) -> None:
         """Take the features of a round; read those of a prompt."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from specframe_std.drafters.suffix.suffix_drafter import SuffixDrafter
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
 
+import specframe
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft, Scores
 from specframe.contracts.reports import Outcome
@@ -21,6 +24,7 @@ from specframe.contracts.requests import FinishReason
 from specframe.contracts.round import Batch
 from specframe.errors import SpecframeError
 from specframe.plugins.registry import registry
+from specframe.reference import reference_decode
 
 TREE = "suffix,tree=dynamic,nodes=8,factor=4"
 
@@ -94,6 +98,53 @@ def test_a_second_run_drafts_what_the_first_has_said() -> None:
         harness.check(pipe, asked)
         forwards.append(pipe.report.target_forwards)
     assert forwards[1] < forwards[0]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_responses_last_over_the_steps_of_a_training_loop(
+    inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From call to call of a pipeline and of ``generate`` the latest responses are drafted, as many as were asked for and no more,
+    while weights change; tokens are those of the weights as they are, and what starts anew reads the file."""
+    target, prompts = copy.deepcopy(zoo.build("qwen3")), harness.random_prompts((9, 5), 97)
+    file, propose, made = tmp_path / "memory", SuffixDrafter.propose, 0
+    drafter = f"suffix,requests=2,factor=4,memory={file}"
+
+    def counted(self: SuffixDrafter, batch: Batch, budget: Budget) -> Draft:
+        nonlocal made
+        made += 1
+        return propose(self, batch, budget)
+
+    monkeypatch.setattr(SuffixDrafter, "propose", counted)
+
+    def loop() -> Callable[[list[int]], list[int]]:
+        if not inside:
+            pipe = harness.pipeline(target, drafter, draft_length=8)
+            return lambda prompt: next(pipe.generate([prompt], 16)).token_ids
+        assisted = specframe.assisted(drafter, 8)
+
+        def generated(prompt: list[int]) -> list[int]:
+            ids = torch.tensor([prompt])
+            return target.generate(ids, max_new_tokens=16, do_sample=False, custom_generate=assisted)[
+                0, len(prompt) :
+            ].tolist()
+
+        return generated
+
+    decode, rounds = loop(), []
+    for epoch in range(3):
+        for prompt in prompts:
+            made = 0
+            found = decode(prompt)
+            want = reference_decode(target, list(prompt), 16)
+            assert found == (want[: want.index(zoo.EOS) + 1] if zoo.EOS in want else want)
+            rounds.append(made)
+            assert len(file.read_text().splitlines()) == 1 + min(2, len(rounds))
+        if epoch == 1:
+            decode = loop()
+            with torch.no_grad():
+                target.model.norm.weight.mul_(1.01)
+    assert max(rounds[2:]) < min(rounds[:2]), "the epochs after the first one copy"
 
 
 @pytest.mark.wide

@@ -43,7 +43,7 @@ class Eagle3(Backbone):
             usual = getattr(self.layers[0].self_attn, name)
             widened = nn.Linear(2 * config.hidden_size, usual.out_features, bias=usual.bias is not None)
             setattr(self.layers[0].self_attn, name, widened)
-        self._before_residual = norms.before_residual
+        self.norms = norms
 
     def run(
         self, embeds_BTD: torch.Tensor, features_BTD: torch.Tensor, masks: list[Any], **options: Any
@@ -51,7 +51,7 @@ class Eagle3(Backbone):
         """Return the states before the final norm, (B, T, D)."""
         first: Any = self.layers[0]
         normed_BTD = first.hidden_norm(features_BTD)
-        residual_BTD = normed_BTD if self._before_residual else features_BTD
+        residual_BTD = normed_BTD if self.norms.before_residual else features_BTD
         both_BTD = torch.cat([first.input_layernorm(embeds_BTD), normed_BTD], dim=-1)
         states_BTD = residual_BTD + first.self_attn(both_BTD, attention_mask=masks[0], **options)[0]
         states_BTD = states_BTD + first.mlp(first.post_attention_layernorm(states_BTD))

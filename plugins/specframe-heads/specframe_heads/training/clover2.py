@@ -43,6 +43,12 @@ class Clover2Learner(Learner):
         self.head = StepHead(steps, DraftVocabulary(None, target.vocabulary), backbone)
         self._begin()
 
+    @classmethod
+    def like(cls, target: Target, head: StepHead, layers: tuple[int, ...], places: int) -> Clover2Learner:
+        """Return a learner of as many layers; the format does not say how many places a head was trained for."""
+        assert head.backbone is not None
+        return cls(target, places, len(head.backbone.layers))
+
     @torch.no_grad()
     def _begin(self) -> None:
         """Set the weights that training starts from: gates that add nothing, and the identity."""

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from specframe_heads.backbone import configured
+from specframe_heads.blocks.block_weights import BlockHead
 from specframe_heads.blocks.net import BlockReach, DFlash, sight
 from specframe_heads.stepwise.layers import sizes
 from specframe_heads.stepwise.writing import write
@@ -46,6 +47,13 @@ class DFlashLearner(Learner):
         del self._config["mlp_bias"]
         self._taken = tuple(sorted({max(1, round(1 + place * (last - 1) / 2)) for place in range(3)}))
         self.net = DFlash(configured("the head", self._config), len(self._taken) * target.hidden)
+
+    @classmethod
+    def like(cls, target: Target, head: BlockHead, layers: tuple[int, ...], places: int) -> DFlashLearner | None:
+        """Return a learner of blocks as long; blocks that see otherwise, or begin with another mask, are not trained here."""
+        made, facts = cls(target, head.longest, len(head.net.layers)), head.facts
+        same = facts.reach == TRAINED and facts.mask == made.mask and not facts.anchored and head.vocabulary.ids is None
+        return made if same else None
 
     @property
     def layers(self) -> tuple[int, ...]:

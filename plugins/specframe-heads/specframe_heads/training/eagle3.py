@@ -9,6 +9,7 @@ Tensor names: B texts, T pairs, H heads, D features of a head or a state.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from specframe_heads.backbone import FAMILIES, configured
-from specframe_heads.eagle.eagle_layers import Eagle3, Fusion, Norms
+from specframe_heads.eagle.eagle_layers import Eagle3, EagleHead, Fusion, Norms
 from specframe_heads.stepwise.layers import sizes
 from specframe_heads.stepwise.writing import write
 from specframe_heads.target import Target
@@ -48,7 +49,7 @@ class Eagle3Learner(Learner):
         super().__init__(target, places)
         self._config = sizes(target) | {"num_hidden_layers": layers or 1}
         config = configured("the head", self._config)
-        self.layers_taken = (2, target.layers // 2, target.layers - 1)
+        self.layers_taken: tuple[int, ...] = (2, target.layers // 2, target.layers - 1)
         self._ids = (torch.arange(target.vocabulary) if ids is None else ids).to(target.device)
         self.fusion = Fusion(config, target.hidden, len(self.layers_taken), Norms())
         self.backbone = Eagle3(config, Norms())
@@ -57,6 +58,20 @@ class Eagle3Learner(Learner):
         self.norm: Any = FAMILIES["llama"].norm(target.hidden, eps=config.rms_norm_eps)
         self.lm_head = torch.nn.Linear(target.hidden, len(self._ids), bias=False)
         self._begin()
+
+    @classmethod
+    def like(cls, target: Target, head: EagleHead, layers: tuple[int, ...], places: int) -> Eagle3Learner | None:
+        """Return a learner with copies of the head's modules in float32, whatever their sizes and norms."""
+        if not isinstance(head.backbone, Eagle3):
+            return None
+        made = cls(target, places, head.vocabulary.ids)
+        made.layers_taken, made._config = layers, head.backbone.config.to_dict()
+        embedding = head.backbone.embed_tokens
+        for name in ("fusion", "backbone", "norm", "lm_head"):
+            module = copy.deepcopy(getattr(head, name), {id(embedding): torch.nn.Identity()})
+            setattr(made, name, module.float().requires_grad_(True))
+        made.backbone.embed_tokens = embedding.requires_grad_(False)
+        return made
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -79,13 +94,15 @@ class Eagle3Learner(Learner):
 
     def predicted(self, lesson: Lesson, places: int) -> list[torch.Tensor]:
         """Return the logits of each place."""
-        states_BTD = self.fusion(torch.cat([lesson.hidden[one][:, :-1] for one in self.layers], dim=-1))
+        features_BTD = self.fusion(torch.cat([lesson.hidden[one][:, :-1] for one in self.layers], dim=-1))
         keys: list[list[KeysAndValues]] = [[] for _ in self.backbone.layers]
         found = list[torch.Tensor]()
         for place in range(places):
             embeds_BTD = self.backbone.embed_tokens(lesson.ahead(lesson.ids_BT, place))
-            states_BTD = self._step(place, embeds_BTD, states_BTD, keys)
-            found.append(self.lm_head(self.norm(states_BTD)))
+            states_BTD = self._step(place, embeds_BTD, features_BTD, keys)
+            normed_BTD = self.norm(states_BTD)
+            features_BTD = normed_BTD if self.backbone.norms.output else states_BTD
+            found.append(self.lm_head(normed_BTD))
         return found
 
     def _step(
@@ -97,10 +114,12 @@ class Eagle3Learner(Learner):
     ) -> torch.Tensor:
         """Return the states after step ``place`` of the draft after each token; ``keys`` of each layer grow by the step's."""
         first: Any = self.backbone.layers[0]
-        both_BTD = torch.cat([first.input_layernorm(embeds_BTD), first.hidden_norm(features_BTD)], dim=-1)
+        normed_BTD = first.hidden_norm(features_BTD)
+        residual_BTD = normed_BTD if self.backbone.norms.before_residual else features_BTD
+        both_BTD = torch.cat([first.input_layernorm(embeds_BTD), normed_BTD], dim=-1)
         positions_1T = torch.arange(place, place + both_BTD.shape[1], device=both_BTD.device)[None]
         rotary = self.backbone.rotary_emb(both_BTD, positions_1T)
-        states_BTD, normed_BTD = features_BTD, both_BTD
+        states_BTD, normed_BTD = residual_BTD, both_BTD
         layers: Any = self.backbone.layers
         for number, layer in enumerate(layers):
             if number:
@@ -122,12 +141,11 @@ class Eagle3Learner(Learner):
         return self._ids[logits_BTV.argmax(-1)]
 
     def save(self, folder: Path) -> None:
-        """Write the head in the format of `speculators`; the embedding is left out, since it is the target's."""
-        parts = {
-            "fc.weight": self.fusion.fc.weight,
-            "norm.weight": self.norm.weight,
-            "lm_head.weight": self.lm_head.weight,
-        }
+        """Write the head in the format of `speculators`; the embedding is left out where it is the target's."""
+        parts = {"norm.weight": self.norm.weight, "lm_head.weight": self.lm_head.weight, **self.fusion.state_dict()}
+        targets: Any = self.target.model.get_input_embeddings()
+        if (own := self.backbone.embed_tokens.weight).data_ptr() != targets.weight.data_ptr():
+            parts["embed_tokens.weight"] = own
         parts |= {f"layers.{name}": one for name, one in self.backbone.layers.state_dict().items()}
         if len(self._ids) < self.target.vocabulary:
             parts["d2t"] = self._ids.cpu() - torch.arange(len(self._ids))
@@ -135,6 +153,7 @@ class Eagle3Learner(Learner):
         write(folder, self._written(), {name: one.detach() for name, one in parts.items()}, WRITTEN)
 
     def _written(self) -> dict[str, Any]:
+        norms = self.backbone.norms
         verifier = {
             "name_or_path": self.target.model.name_or_path,
             "architectures": self.target.model.config.architectures,
@@ -152,7 +171,10 @@ class Eagle3Learner(Learner):
             "transformer_layer_config": self._config,
             "draft_vocab_size": len(self._ids),
             "target_hidden_size": self.target.hidden,
-            "norm_before_residual": False,
+            "norm_before_residual": norms.before_residual,
+            "norm_before_fc": norms.before_fc,
+            "fc_norm": norms.each,
+            "norm_output": norms.output,
             "eagle_aux_hidden_state_layer_ids": list(self.layers),
             "speculators_config": {
                 "algorithm": "eagle3",
@@ -172,7 +194,7 @@ def attended(
     """Return the attention of one step of the draft after each token, (B, T, D).
 
     Args:
-        attention: a layer's, of the Llama kind.
+        attention: a layer's, of a kind in :data:`specframe_heads.backbone.FAMILIES`.
         states_BTD: its input.
         rotary: cosines and sines of the step's positions.
         keys: those of the steps before in this layer; this step's are added.
@@ -181,6 +203,8 @@ def attended(
         made(states_BTD).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
         for made in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
+    if hasattr(attention, "q_norm"):  # layers of the Qwen3 kind
+        q, k = attention.q_norm(q), attention.k_norm(k)
     q, k = apply_rotary_pos_emb(q, k, *rotary)
     groups = attention.num_key_value_groups
     keys.append((repeat_kv(k, groups), repeat_kv(v, groups)))

@@ -25,15 +25,16 @@ OPTIONS = {"ids": "--vocabulary", "layers": "--layers"}
 
 def require(kind: str, options: Iterable[str]) -> None:
     """Raise :class:`OptionError` for an option that a kind's format has no place for."""
-    for given in set(options) - inspect.signature(_class(kind)).parameters.keys():
+    for given in set(options) - inspect.signature(learner_class(kind)).parameters.keys():
         raise OptionError(f"{OPTIONS[given]}: expected a kind that has it, got {kind}")
 
 
 def learner(kind: str, **options: Any) -> Learner:
     """Return a new learner of a kind."""
-    return _class(kind)(**options)
+    return learner_class(kind)(**options)
 
 
-def _class(kind: str) -> type[Learner]:
+def learner_class(kind: str) -> type[Learner]:
+    """Return the class of a kind's learners."""
     module, _, name = LEARNERS[kind].partition(":")
     return getattr(importlib.import_module(module), name)

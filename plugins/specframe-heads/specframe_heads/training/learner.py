@@ -5,8 +5,9 @@ Tensor names: B texts, T tokens but the last of each, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 
@@ -31,6 +32,28 @@ class Learner(torch.nn.Module):
         self.places, self._target = places, (target,)  # in a tuple: the target is not trained
         self.trained = False
         """Whether the weights that training begins with are those of a trained head."""
+
+    @classmethod
+    def like(cls, target: Target, head: Any, layers: tuple[int, ...], places: int) -> Self | None:
+        """Return a learner with the modules of a head that decodes, or None if it cannot train such a head.
+
+        Args:
+            target: the model that the head is for.
+            head: what the drafter runs.
+            layers: the numbers of the hidden states that it reads.
+            places: the longest draft to train for, where the head does not say it.
+        """
+        raise NotImplementedError
+
+    def begin_with(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Begin with the weights of a trained head; raise ValueError where it is of another shape."""
+        mine = {name: weight for name, weight in self.named_parameters() if weight.requires_grad}
+        for name in sorted(mine.keys() | weights.keys()):
+            sizes = [tuple(all_of[name].shape) if name in all_of else "none" for all_of in (mine, weights)]
+            if sizes[0] != sizes[1]:
+                raise ValueError(f"expected a head with {name} of shape {sizes[0]}, got {sizes[1]}")
+        self.load_state_dict(weights, strict=False)
+        self.trained = True
 
     @property
     def target(self) -> Target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
@@ -37,6 +38,14 @@ class MedusaLearner(Learner):
             for one in self.steps.lm_heads:
                 one.weight.copy_(lm_head if ids is None else lm_head[ids])
 
+    @classmethod
+    def like(cls, target: Target, head: StepHead, layers: tuple[int, ...], places: int) -> MedusaLearner:
+        """Return a learner with a copy of the heads in float32, whatever their blocks are."""
+        assert isinstance(head.steps, Medusa)
+        made = cls(target, head.steps.count, head.vocabulary.ids)
+        made.steps = copy.deepcopy(head.steps).float().requires_grad_(True)
+        return made
+
     @property
     def layers(self) -> tuple[int, ...]:
         """The state after the final norm."""
@@ -69,7 +78,7 @@ class MedusaLearner(Learner):
 
     def save(self, folder: Path) -> None:
         """Write the heads under vLLM's names."""
-        ids = self._vocabulary.ids
+        ids, blocks = self._vocabulary.ids, self.steps.blocks[0]
         tensors = writing.tensors_of(StepHead(self.steps, self._vocabulary), writing.MEDUSA)
         config = {
             "model_type": "medusa",
@@ -78,8 +87,8 @@ class MedusaLearner(Learner):
             "vocab_size": self.target.vocabulary,
             "truncated_vocab_size": self.target.vocabulary if ids is None else len(ids),
             "num_heads": self.places,
-            "num_hidden_layers": 1,
-            "medusa_fc_bias": False,
+            "num_hidden_layers": sum(1 for _ in blocks.children()),
+            "medusa_fc_bias": "0.linear.bias" in blocks.state_dict(),
             "original_lm_head": False,
         }
         writing.write(folder, config, tensors | ({} if ids is None else {"token_map": ids}), WRITTEN)

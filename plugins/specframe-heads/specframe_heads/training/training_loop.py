@@ -91,14 +91,7 @@ def begin(learner: Learner, work: Path) -> None:
         ValueError: the checkpoint is of a head of another shape.
         OSError: there is none.
     """
-    saved = torch.load(work / CHECKPOINT, weights_only=True)["weights"]
-    mine = {name: weight for name, weight in learner.named_parameters() if weight.requires_grad}
-    for name in sorted(mine.keys() | saved.keys()):
-        sizes = [tuple(all_of[name].shape) if name in all_of else "none" for all_of in (mine, saved)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(f"expected a head with {name} of shape {sizes[0]}, got {sizes[1]}")
-    learner.load_state_dict(saved, strict=False)
-    learner.trained = True
+    learner.begin_with(torch.load(work / CHECKPOINT, weights_only=True)["weights"])
 
 
 def keep(learner: Learner, optimizers: Optimizers, step: int, work: Path) -> None:
