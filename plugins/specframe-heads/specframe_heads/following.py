@@ -67,6 +67,7 @@ class Follower:
         self._learner = found.to(model.device)
         try:
             self._pairs = [*self._with_the_head(head)]
+            self.drafter.weights = torch.nn.ParameterList(one for *_, one in self._pairs)
             self._learner.begin_with({name: one for name, _, one in self._pairs})
         except (AttributeError, ValueError) as error:
             raise OptionError(f"{refusal}: {error}") from error

@@ -71,6 +71,8 @@ class HeadDrafter:
         self.shift = whole("shift", shift, -8, 8)
         self.checkpoint, self.format = self._opened(checkpoint)
         self._made: tuple[PreTrainedModel, Any] | None = None
+        self.weights: torch.nn.Module | None = None
+        """The weights that change while it drafts, or None: worker processes are sent them anew."""
         self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits", "budget"}
         self.offers |= {"stops", *self.chains_offer} if self.trees.chain else set()
 

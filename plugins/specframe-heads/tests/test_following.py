@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from specframe_heads.training.continuations import ContinuationText
 from specframe_heads.training.eagle3 import Eagle3Learner
 from specframe_heads.training.head_kinds import learner
 from specframe_heads.training.training_batches import Reader
+from specframe_std.executors.workers.messages import packed_recipe
+from specframe_std.executors.workers.processes import WorkerProcesses
 from specframe_testing import harness, zoo
 from specframe_testing.heads import checkpoints, stepwise
 
@@ -247,6 +250,26 @@ def test_half_precision(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
     weights = [weight.dtype for weight in follower.drafter.made_for(model)[0].parameters()]
     assert {*weights} == {torch.bfloat16}
+
+
+def test_workers_are_sent_what_was_learnt(tmp_path: Path) -> None:
+    """Worker processes get a head anew after it has learnt, and only then; what they get drafts with the new weights."""
+    model = policy()
+    follower = Follower(head_of("medusa", model, tmp_path), model, rate=2e-2)
+    pipe, workers, sent = harness.pipeline(model, follower.drafter, draft_length=3), WorkerProcesses(0), []
+    written = truth(model)
+    for step in range(3):
+        workers.begin(pipe.recipe, pipe.parts)
+        sent.append(workers._recipes)
+        if step == 1:
+            for _ in range(6):
+                follower.learn(written)
+    assert sent == [1, 1, 2]
+    recipe = pickle.loads(packed_recipe(pipe.recipe))
+    assert rollouts(pipe) == written
+    copied = harness.pipeline(recipe.target, recipe.drafter, draft_length=3)
+    assert rollouts(copied) == written
+    assert copied.report.mean_acceptance_length == pipe.report.mean_acceptance_length > 1.2
 
 
 def test_texts_of_an_update() -> None:

@@ -90,9 +90,11 @@ class WorkerProcesses:
     def begin(self, recipe: Recipe, parts: Parts) -> int:
         """Have the workers up that a run with these parts begins with, and return the run's number.
 
-        Loaded models that have changed since workers were sent their copies are sent again.
+        Loaded models that have changed since workers were sent their copies are sent again, and so is a drafter's head that
+        learns, its ``weights``.
         """
-        loaded = [ModelState.of(one) for one in (recipe.target, recipe.drafter) if is_module(one)]
+        held: list[Any] = [recipe.target, recipe.drafter, getattr(recipe.drafter, "weights", None)]
+        loaded = [ModelState.of(one) for one in held if is_module(one)]
         known = self._parts is not None and self._parts() is parts
         if not (known and all(map(ModelState.equals, loaded, self._sent))):
             self._parts, self._recipes, self._sent = weakref.ref(parts), self._recipes + 1, loaded
