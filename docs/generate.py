@@ -7,7 +7,7 @@ docs/plugins.md  the files of its example, from what ``specframe plugins new`` w
 docs/design.md   its table of distributions, from the project files; its pictures of the cache, from recordings of the
                  embedded pair: docs/cache_pictures.py
 docs/works-with.md  its tables, from the code that refuses a run: docs/works_with.py
-docs/images/     the pictures of a round, from the code of one: docs/pictures.py
+docs/images/     the pictures of a round, from the code of one, and of a benchmark's results: docs/pictures.py
 
 python docs/generate.py            write it
 python docs/generate.py --check    write nothing; name the files that are not up to date and exit with status 1
@@ -214,6 +214,9 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/works-with.md": lambda: works_with.fill(current("docs/works-with.md")),
     "docs/strategies.md": strategies_page,
     **{f"docs/images/round-{theme}.svg": functools.partial(pictures.draw, theme) for theme in pictures.COLOURS},
+    **{
+        f"docs/images/following-{theme}.svg": functools.partial(pictures.following, theme) for theme in pictures.COLOURS
+    },
 }
 
 

@@ -1,15 +1,17 @@
-"""The pictures of the documentation: one round of decoding, light and dark.
+"""The pictures of the documentation, light and dark: one round of decoding, and what is accepted of a policy that drifts.
 
-The stages are those that observers hear: their names are read from the code of a round, in its order. docs/generate.py
-writes the files.
+The stages of a round are those that observers hear: their names are read from the code of a round, in its order. Curves are
+those of a benchmark's results. docs/generate.py writes the files.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
+from pathlib import Path
 from xml.sax.saxutils import escape
 
 from specframe.engine import loop
@@ -113,3 +115,41 @@ def written(ink: str, x: float, y: float, text: str, size: float, more: str = ""
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{ink}" text-anchor="middle"{more}>{escape(text)}</text>'
     )
+
+
+RESULTS = Path(__file__).parents[1] / "benchmarks/results/following-cpu-float32.json"
+CURVES: Mapping[str, tuple[str, str, str]] = {
+    "follows": ("the head that follows", "#0969da", "#58a6ff"),
+    "as it was": ("the head as it was", "#bc4c00", "#f0883e"),
+    "suffix": ("suffix, earlier responses", "#57606a", "#8b949e"),
+}
+"""The name of each curve, and its colour on light and on dark."""
+PLOT = (52, 16, 620, 240)
+"""Left, top, width and height of the part with curves."""
+
+
+def following(theme: str) -> str:
+    """Return the curves of benchmarks/following.py as an SVG for a theme: acceptance length by step of the policy."""
+    colour, rows = COLOURS[theme], json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    left, top, width, height = PLOT
+    most, last = int(max(max(row["length"].values()) for row in rows)) + 1, rows[-1]["step"]
+    right, bottom, middle = left + width, top + height, top + height / 2
+
+    def at(step: float, length: float) -> tuple[float, float]:
+        return left + width * step / last, bottom - height * (length - 1) / (most - 1)
+
+    parts = list[str]()
+    for length in range(1, most + 1):
+        parts += [f'<path d="M{left} {at(0, length)[1]:g} H{right}" stroke="{colour["rejected"]}"/>']
+        parts += [written(colour["faint"], left - 14, at(0, length)[1] + 4, str(length), 11)]
+    parts += [written(colour["faint"], at(step, 1)[0], bottom + 18, str(step), 11) for step in range(0, last + 1, 10)]
+    parts += [written(colour["faint"], left + width / 2, bottom + 36, "steps of the policy", 11)]
+    parts += [written(colour["faint"], 14, middle, "acceptance length", 11, f'transform="rotate(-90 14 {middle:g})"')]
+    for name, (told, light, dark) in CURVES.items():
+        ink, points = dark if theme == "dark" else light, [at(row["step"], row["length"][name]) for row in rows]
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts += [f'<polyline points="{joined}" fill="none" stroke="{ink}" stroke-width="2"/>']
+        parts += [written(ink, right + 102, points[-1][1] + 4, told, 12)]
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 46}" font-family="sans-serif" role="img">'
+    title = "<title>Acceptance length by step of a policy that drifts</title>"
+    return "\n".join([head, title, *parts, "</svg>"]) + "\n"

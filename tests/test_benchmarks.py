@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import budgeted
 import checkout
 import contenders
+import following
 import gpu_fast
 import gpu_suite
 import kills
@@ -64,6 +65,21 @@ def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Mo
         assert {"transformers plain", "plain", "ragged", "eqspec", "exspec"} <= set(found)
         assert ("transformers assisted" in found) == (batch == 1)
         assert {(one.compared, one.exact) for one in found.values()} == {(3, 3)}
+
+
+@pytest.mark.wide
+def test_a_policy_learns_while_all_drafters_decode_its_rollouts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In the first step both heads accept as much, later the one that has learnt accepts otherwise; rewards are those of a step."""
+    for name, value in {"PROMPTS": 1, "SAMPLES": 2, "NEW": 12, "EPOCH": 1}.items():
+        monkeypatch.setattr(following, name, value)
+    rows = following.run("tiny-medusa", 4, 0.05, 1e-3, str(tmp_path / "responses"))
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    lengths = [(row["length"]["as it was"], row["length"]["follows"]) for row in rows]
+    assert lengths[0][0] == lengths[0][1]
+    assert any(one != other for one, other in lengths[1:])
+    assert len({row["reward"] for row in rows}) > 1
 
 
 @pytest.mark.wide

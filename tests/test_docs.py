@@ -305,7 +305,7 @@ def test_check_names_what_is_stale(
     (tmp_path / "docs/strategies.md").write_text(table.replace(row, "| alignment | `jagged` |"), encoding="utf-8")
     assert generate.main(["--check"]) == 1
     stale = re.findall(r"^(\S+) is not up to date", capsys.readouterr().err, flags=re.MULTILINE)
-    pictures = ["docs/images/round-light.svg", "docs/images/round-dark.svg"]
+    pictures = [f"docs/images/{name}-{theme}.svg" for name in ("round", "following") for theme in ("light", "dark")]
     assert stale == ["docs/hooks.md", "docs/cli.md", "docs/strategies.md", *pictures]
     assert generate.main([]) == 0
     assert row in (tmp_path / "docs/strategies.md").read_text(encoding="utf-8")
