@@ -128,7 +128,7 @@ mutants-trl: .venv-trl/installed  ## plant the faults whose tests need TRL
 
 .venv-trl/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-tiny/pyproject.toml
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/$(PIP_INSTALL) torch==2.13.0 trl==1.16.0 peft==0.21.2 -e ".[data]" $(addprefix -e plugins/specframe-,std bitwise testing tiny) pytest
+	.venv-trl/bin/$(PIP_INSTALL) torch==2.13.0 trl==1.16.0 peft==0.21.2 -e ".[data]" $(addprefix -e plugins/specframe-,std bitwise heads testing tiny) pytest
 	touch $@
 
 test-lm-eval: .venv-lm-eval/installed  ## evaluation with lm-eval, with drafts and without, in an environment of its own

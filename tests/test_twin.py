@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +219,21 @@ def test_functions_around_a_forward_call_the_twins_modules() -> None:
     assert layer.forward.args[0] is layer
     (inner,) = (cell.cell_contents for cell in layer.usual.__closure__)
     assert inner.__self__ is layer
+
+
+def test_a_method_around_a_forward_calls_the_twins_modules() -> None:
+    """What a method in place of a forward holds of the model is the twin's: trainers have such methods compute the loss."""
+    model: Any = zoo.build("mistral")
+    usual = model.forward
+
+    def forward(self: Any, *given: Any, **asked: Any) -> Any:
+        return usual(*given, **asked)
+
+    model.forward = types.MethodType(forward, model)
+    made: Any = twin(model)
+    assert made.forward.__self__ is made
+    (inner,) = (cell.cell_contents for cell in made.forward.__func__.__closure__)
+    assert inner.__self__ is made
 
 
 def test_a_model_without_transformers_interface_attends_as_it_is() -> None:

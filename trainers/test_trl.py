@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
+from specframe_heads.following import Follower
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 import specframe
@@ -49,7 +50,7 @@ def trained(
     """Train the embedded target, with the options of ``accelerate`` or without the line, and return what was noted."""
     torch.manual_seed(0)
     trainer_class, config_class = TRAINERS[kind]
-    adapter = settings.pop("adapter", None)
+    adapter, callback = settings.pop("adapter", None), settings.pop("callback", None)
     tokenizer, seen = load_tokenizer("tiny"), Rewards(of)
     config = config_class(
         str(folder),
@@ -72,6 +73,10 @@ def trained(
     model = load_model("tiny", "target", torch.device("cpu"), torch.float32)
     trainer = trainer_class(model, seen, config, data, processing_class=tokenizer, peft_config=adapter)
     seen.model = trainer.model
+    trainer.add_callback(callback) if callback else None
+    if drafts and callable(drafts.get("drafter")) and not isinstance(drafts["drafter"], torch.nn.Module):
+        drafts = {**drafts, "drafter": drafts["drafter"](trainer.model, seen)}
+    torch.manual_seed(1)  # a drafter that is made may have drawn numbers
     if drafts is None:
         trainer.train()
         return seen
@@ -116,6 +121,35 @@ def test_a_seed_gives_its_rollouts_again(tmp_path: Path) -> None:
     ]
     assert runs[0].completions == runs[1].completions
     assert runs[0].sums == runs[1].sums
+
+
+def test_a_head_follows_the_policy(tmp_path: Path) -> None:
+    """A head that learns from the rollouts between steps leaves the rollouts of a seed as they are."""
+    followed: list[Follower] = []
+
+    def of(row: list[int], _: int) -> float:
+        return len(set(row)) / 12
+
+    class Following(transformers.TrainerCallback):
+        """Has the head learn from each step's completions."""
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            (follower,) = followed
+            follower.learn(seen[-1].completions[-1])
+
+    seen: list[Rewards] = []
+    plain = trained(tmp_path, "grpo", of, {"drafter": None, "accept": "gumbel"}, max_steps=4)
+
+    def drafter(model: Any, rewards: Rewards) -> Any:
+        followed.append(Follower("tiny-eagle3", model))
+        seen.append(rewards)
+        return followed[0].drafter
+
+    settings = {"max_steps": 4, "callback": Following()}
+    drafted = trained(tmp_path, "grpo", of, {"drafter": drafter, "accept": "gumbel"}, **settings)
+    assert drafted.completions == plain.completions
+    assert drafted.sums == plain.sums
+    assert followed[0].updates == 4
 
 
 def test_rewards_have_the_same_distribution(tmp_path: Path) -> None:

@@ -166,8 +166,9 @@ class _Twins:
         if isinstance(value, PreTrainedConfig):
             return copy.deepcopy(value, self._configs)
         if isinstance(value, types.MethodType):
-            whose = self._own(value.__self__)
-            return value if whose is value.__self__ else types.MethodType(value.__func__, whose)
+            whose, function = self._own(value.__self__), self._own(value.__func__)
+            same = whose is value.__self__ and function is value.__func__
+            return value if same else types.MethodType(function, whose)
         if isinstance(value, functools.partial):
             part = functools.partial(self._own(value.func), *map(self._own, value.args), **self._own(value.keywords))
             return self._told(part, value)

@@ -72,7 +72,7 @@ class SpecframeLM(HFLM):
         """
         whole = [one for one in stopping_criteria if isinstance(one, MultiTokenEOSCriteria)]
         strings = [one.sequence for one in whole]
-        if strings and self.think_end_token is None and self._cuts_early(strings, generation_config):
+        if strings and generation_config.num_beams == 1 and self._cuts_early(strings, generation_config):
             own = GeneratedStopStrings(self.tokenizer, strings, input_ids.shape[1])
             stopping_criteria = StoppingCriteriaList([*(one for one in stopping_criteria if one not in whole), own])
         return self._assisted(model, input_ids, logits_processor, stopping_criteria, generation_config, **inputs)
@@ -86,7 +86,8 @@ class SpecframeLM(HFLM):
         added = getattr(self.tokenizer, "added_tokens_decoder", None)  # mistral-common's tokenizers have none
         silent = [one.content for token, one in (added or {}).items() if one.special and token not in eos]
         return (
-            added is not None
+            self.think_end_token is None
+            and added is not None
             and all(one and UNFINISHED not in one for one in strings)
             and not self.tokenizer.clean_up_tokenization_spaces
             and not any(overlap(one, other) for one in strings for other in silent)
