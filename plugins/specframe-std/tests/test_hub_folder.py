@@ -14,7 +14,7 @@ import transformers
 from specframe_testing import zoo
 from transformers import AutoModelForCausalLM
 
-from specframe.errors import OptionError, UnknownNameError
+from specframe.errors import UnknownNameError
 
 ROOT = Path(__file__).parents[3]
 HUB = ROOT / "examples" / "hub"
@@ -88,8 +88,6 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(UnknownNameError, match="did you mean 'ragged'"):
         generated(**FOLDER, drafter=DRAFT, align="raged")
     assert MODEL._specframe_kept is kept
-    with pytest.raises(OptionError, match="num_beams=2"):
-        generated(**FOLDER, drafter=DRAFT, num_beams=2)
     with pytest.raises(ValueError, match="draft_lengths"):
         generated(**FOLDER, drafter=DRAFT, draft_lengths=2)
 
