@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 import transformers
-from generating import NEW, PROMPTS, padded
+from generating import NEW, PROMPTS, Notes, padded
 from specframe_std.generated_stop_strings import GeneratedStopStrings
 from specframe_testing import zoo
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
@@ -221,6 +221,27 @@ def test_weights_written_between_calls_are_followed():
             assert torch.equal(usual(model), type(model).generate(model, **padded(), **ASKED)), step
             usual(model)
             assert handle.report.prefix_hit_tokens, "no prompt was kept"
+
+
+def test_a_pipeline_of_transformers_and_a_streamer():
+    """A text-generation ``pipeline()`` writes the same texts in batches, and a streamer of ``generate`` gets the same tokens."""
+    model, draft = (
+        models.load_model(name, name, torch.device("cpu"), torch.float32) for name in ("tiny", "tiny-draft")
+    )
+    tokenizer = models.load_tokenizer("tiny")
+    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
+    write = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    texts, asked = ["import os\n", "def f(x):\n    return"], {"max_new_tokens": 9, "do_sample": False, "batch_size": 2}
+
+    def call():
+        notes = Notes()
+        model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False, streamer=notes)
+        return write(texts, **asked), [value.tolist() for value in notes.puts], notes.ended
+
+    plain = call()
+    with specframe.accelerate(model, draft) as handle:
+        assert call() == plain
+        assert handle.report.num_draft_tokens
 
 
 def test_threads_take_turns():
