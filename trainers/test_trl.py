@@ -109,6 +109,12 @@ def test_greedy_rollouts_are_the_same(kind: str, adapter: str | None, tmp_path: 
     assert runs[0].sums == runs[1].sums
 
 
+def test_rollouts_in_mixed_precision(tmp_path: Path) -> None:
+    """With ``bf16``, the usual setting on a GPU, weights are in float32 and forwards in bfloat16: rollouts are drafted for."""
+    seen = trained(tmp_path, "grpo", lambda _, number: float(number % 4), {}, bf16=True, max_steps=2, **GREEDY)
+    assert len(seen.completions) == 2
+
+
 def test_a_seed_gives_its_rollouts_again(tmp_path: Path) -> None:
     """Sampled with ``gumbel``, rollouts of a seed do not depend on the draft: weights after ten steps are the same to the bit."""
 

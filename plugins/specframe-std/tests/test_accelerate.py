@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import threading
+import types
 import warnings
 
 import pytest
@@ -221,6 +222,21 @@ def test_weights_written_between_calls_are_followed():
             assert torch.equal(usual(model), type(model).generate(model, **padded(), **ASKED)), step
             usual(model)
             assert handle.report.prefix_hit_tokens, "no prompt was kept"
+
+
+def test_a_forward_with_autocast_inside():
+    """A model whose forward a trainer computes in mixed precision drafts; each token is a likeliest one up to that precision."""
+    model, draft = made()
+    cast = torch.autocast("cpu", torch.bfloat16)(model.forward.__func__)
+    model.forward = types.MethodType(cast, model)
+    ids = torch.tensor([PROMPTS[4]])
+    for kv in (None, "paged,block=2", "pool", "dynamic"):
+        with specframe.accelerate(model, draft, kv=kv, align="rollback" if kv == "dynamic" else "auto") as handle:
+            drawn = model.generate(ids, **ASKED, eos_token_id=None)
+            assert handle.report.num_draft_tokens
+        logits_NV = model(drawn).logits[0, ids.shape[1] - 1 : -1].float()
+        chosen_N = logits_NV.gather(1, drawn[0, ids.shape[1] :, None])[:, 0]
+        assert (logits_NV.amax(1) - chosen_N).max() < 0.1 * logits_NV.std()
 
 
 def test_a_pipeline_of_transformers_and_a_streamer():

@@ -224,6 +224,8 @@ class StoreCache(Cache):
         if self._padding_free is not None:
             key_states, value_states = self._padding_free.heads(key_states), self._padding_free.heads(value_states)
         number = layer_idx if self._numbers is None else self._numbers[layer_idx]
+        if value_states.dtype != key_states.dtype:  # values are as a linear layer under autocast left them
+            value_states = value_states.to(key_states.dtype)
         view = self._store.write(number, key_states, value_states)
         if isinstance(view, PagedView):
             if self._pages:
