@@ -12,6 +12,7 @@ import architectures
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
+from accelerate.utils import convert_outputs_to_fp32
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
@@ -234,6 +235,32 @@ def test_a_method_around_a_forward_calls_the_twins_modules() -> None:
     assert made.forward.__self__ is made
     (inner,) = (cell.cell_contents for cell in made.forward.__func__.__closure__)
     assert inner.__self__ is made
+
+
+class Evaluating(torch.nn.Linear):
+    """A linear layer that is not to be called in training mode."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return its output."""
+        assert not self.training, "a module of the model itself was called"
+        return super().forward(input)
+
+
+def test_a_trainers_mixed_precision_calls_the_twins_modules() -> None:
+    """A forward that a trainer has patched, and accelerate then wrapped for mixed precision, runs no module in training mode."""
+    model: Any = zoo.build("mistral")
+    model.lm_head.__class__ = Evaluating
+    usual = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *given: Any, **asked: Any) -> Any:
+        return usual(*given, **asked)
+
+    cast = torch.autocast("cpu", torch.bfloat16)(forward)
+    model.forward = types.MethodType(convert_outputs_to_fp32(cast), model)
+    model.train()
+    results = harness.decode(harness.pipeline(model, None), harness.requests([[5, 7, 9]], 4))
+    assert len(results[0].token_ids) == 4
 
 
 def test_a_model_without_transformers_interface_attends_as_it_is() -> None:

@@ -172,7 +172,11 @@ class _Twins:
         if isinstance(value, functools.partial):
             part = functools.partial(self._own(value.func), *map(self._own, value.args), **self._own(value.keywords))
             return self._told(part, value)
-        return self._function(value) if isinstance(value, types.FunctionType) else self._held(value)
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if "__wrapped__" in getattr(value, "__dict__", ()):
+            return self._callable(value)
+        return self._held(value)
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
         """Return a function whose closure has twins in place of modules; the same one where there are none."""
@@ -189,6 +193,15 @@ class _Twins:
         made.__kwdefaults__ = function.__kwdefaults__
         self._functions[id(function)] = made
         return self._told(made, function)
+
+    def _callable(self, value: Any) -> Any:
+        """Return an object around a forward that calls the twin's modules; the same one where it has none."""
+        made = {name: self._own(one) for name, one in vars(value).items()}
+        if all(made[name] is one for name, one in vars(value).items()):
+            return value
+        other = object.__new__(type(value))  # accelerate's refuses to be copied
+        vars(other).update(made)
+        return other
 
     def _told(self, made: Any, value: Any) -> Any:
         """Return a function with what another one tells of itself: a wrapper's signature is that of the function inside."""
