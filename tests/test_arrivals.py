@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from specframe_lab.arrival_times import arrival_times, poisson
 from specframe_lab.comparison.comparison_observers import Waits
@@ -92,26 +91,7 @@ def test_nobody_is_passed_over_for_longer_than_the_scheduler_promises(
     assert waits.longest <= patience + -(-window // 4)
 
 
-@pytest.mark.wide
-def test_a_wrong_number_of_arrivals_is_refused():
-    pipe = harness.pipeline(fake_target())
-    with pytest.raises(OptionError, match=r"^arrivals: the list holds 1 numbers: expected 2, one for each prompt$"):
-        pipe.generate([[1], [2]], arrivals=[0])
-    with pytest.raises(OptionError, match=r"holds -1.0: expected seconds from the start, 0 or more$"):
-        pipe.generate([[1]], arrivals=[-1])
-
-
 # ---- how arrivals are asked for --------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
-def test_poisson_arrivals_have_the_rate_asked_for_and_follow_the_seed():
-    moments = arrival_times("poisson:4", 4000, seed=1)
-    gaps = np.diff([0, *moments])
-    assert (gaps > 0).all()
-    assert np.mean(gaps) == pytest.approx(1 / 4, rel=0.05)
-    assert np.std(gaps) == pytest.approx(1 / 4, rel=0.1)
-    assert moments == arrival_times("poisson:4", 4000, seed=1) != arrival_times("poisson:4", 4000, seed=2)
 
 
 @pytest.mark.wide

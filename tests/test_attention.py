@@ -79,17 +79,6 @@ def test_tokens_are_exact(name: str, options: dict[str, str], flash: list[int]) 
 
 
 @pytest.mark.wide
-def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed attention is used where it agrees with masked attention, and only there."""
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(varlen, "flash", emulated_flash)
-    assert choice.error(varlen.Packed(), cpu, torch.float32, 6, 3, 8) < 1e-5
-    monkeypatch.setattr(varlen, "flash", lambda query, *_: query.roll(1, 0))
-    assert choice.error(varlen.Packed(), cpu, torch.float32, 6, 3, 8) > 0.5
-    assert not varlen.works(cpu, torch.bfloat16, 6, 3, 8)
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("implementation", "asked", "message"),
     [

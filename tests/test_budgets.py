@@ -13,7 +13,7 @@ from specframe_testing import fakes, harness, suite_device, zoo
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.devices.kinds import on_device
-from specframe.engine.budgets import cut, tight, usable, within_reach
+from specframe.engine.budgets import cut, usable, within_reach
 from specframe.errors import ContractError
 from specframe.text.sampling import Sampling
 
@@ -47,28 +47,6 @@ def numbers(budget: Budget) -> tuple[Any, ...]:
         budget.nodes,
         *(one if one is None else one.tolist() for one in (budget.depths_B, budget.nodes_B)),
     )
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (Budget(4), (4, 4, None, None)),
-        (Budget(4, depths_B=np.array([2, 0, 3])), (3, 3, [2, 0, 3], [2, 0, 3])),
-        (Budget(4, nodes_B=np.array([2, 0, 4])), (4, 4, [2, 0, 4], [2, 0, 4])),
-        (Budget(4, depths_B=np.array([2, 2, 2])), (2, 2, None, None)),
-        (Budget(4, depths_B=np.array([0, 0, 0])), (0, 0, None, None)),
-        (Budget(4, depths_B=np.array([4, 1, 4]), nodes_B=np.array([2, 4, 4])), (4, 4, [2, 1, 4], [2, 1, 4])),
-        (Budget(3, 9, depths_B=np.array([3, 0, 1])), (3, 9, [3, 0, 1], [9, 0, 9])),
-        (Budget(3, 9, nodes_B=np.array([9, 0, 2])), (3, 9, [3, 0, 2], [9, 0, 2])),
-        (Budget(3, 9, np.array([1, 2, 0]), np.array([5, 6, 9])), (2, 6, [1, 2, 0], [5, 6, 0])),
-        (Budget(3, 9, np.array([2, 2]), np.array([5, 5])), (2, 5, None, None)),
-    ],
-    ids=str,
-)
-def test_budgets_are_as_wide_as_some_row_has_them(given: Budget, expected: tuple[Any, ...]) -> None:
-    """Depth and nodes are those of the rows with most; rows that are all alike have no numbers of their own."""
-    assert numbers(tight(given)) == expected
 
 
 @pytest.mark.wide
@@ -208,31 +186,6 @@ def test_faulty_budgets_are_told(fault: str) -> None:
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=Faulty())
     with pytest.raises(ContractError, match=rf"^draft-length policy .*Faulty: budget\(\) must return {told}$"):
         harness.decode(pipe, harness.requests(PROMPTS, 8))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("counts", "told"),
-    [
-        ([1, 1, 1, 1], r"counts as an array of numpy, got \[1, 1, 1, 1\]"),
-        (np.ones(4), r"counts of whole numbers, got float64"),
-        (np.ones(3, dtype=int), r"counts of shape \(B,\) = \(4,\), got \(3,\)"),
-        (np.array([0, 1, 5, 0]), r"counts from 0 to N = 4, got 5"),
-    ],
-    ids=str,
-)
-def test_faulty_counts_are_told(counts: Any, told: str) -> None:
-    """Counts that a drafter gives on the host are checked as those on the device are."""
-
-    class Faulty(fakes.ScriptedDrafter):
-        def propose(self, batch: Any, budget: Budget) -> Draft:
-            draft = super().propose(batch, budget)
-            return attrs.evolve(draft, counts=counts) if draft.nodes else draft
-
-    asked = harness.requests(PROMPTS, 8)
-    pipe = harness.pipeline(TARGET, Faulty(harness.truth(TARGET, asked)), batch_size=4, draft_length=4)
-    with pytest.raises(ContractError, match=rf"^drafter .*Faulty: propose\(\) must return {told}$"):
-        harness.decode(pipe, asked)
 
 
 @pytest.mark.wide(but=["cpu"])

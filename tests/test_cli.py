@@ -184,15 +184,6 @@ def test_a_command_of_a_plugin_that_raises_is_named(site: Path) -> None:
 
 
 @pytest.mark.wide
-def test_faults_are_one_sentence(site: Path) -> None:
-    """An error of specframe's own is one line on standard error and status 2."""
-    install(site, "greeter", PLUGIN)
-    result = invoke("greet", "--times", "13")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "Error: times: expected a number that brings no bad luck, got 13\n"
-
-
-@pytest.mark.wide
 def test_interruption(site: Path) -> None:
     """An interrupted command exits with status 130 and a short line."""
     install(site, "greeter", PLUGIN)
@@ -229,15 +220,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.wide
-def test_models_list(folder: Path) -> None:
-    """The list has the published pairs, what each drafts for, and who offers them."""
-    lines = {line.split()[0]: line for line in invoke("models", "list").stdout.splitlines()}
-    assert {"qwen3-0.6b", "qwen3-8b", "vicuna-68m", "vicuna-7b", "glm4-draft-0.6b", "glm4-9b", "tiny"} <= lines.keys()
-    assert "qwen3-8b" in lines["qwen3-0.6b"]
-    assert "specframe-std" in lines["qwen3-0.6b"]
-
-
-@pytest.mark.wide
 def test_models_add_and_show(folder: Path) -> None:
     """A name that was added is listed, and shown with the model's shape."""
     added = invoke("models", "add", "mine", str(folder))
@@ -261,25 +243,6 @@ def test_models_remove(folder: Path) -> None:
         refused = invoke("models", "remove", name)
         assert refused.exit_code == 2
         assert refused.stderr.startswith(f"Error: {said}")
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("group", ["plugins", "models"])
-def test_a_group_alone_lists(group: str, folder: Path) -> None:
-    """Without a subcommand the list is shown, as with it."""
-    alone = invoke(group)
-    assert alone.exit_code == 0
-    assert alone.stdout == invoke(group, "list").stdout
-    assert "specframe-tiny" in alone.stdout or "specframe-std" in alone.stdout
-
-
-@pytest.mark.wide
-def test_models_add_refuses(folder: Path, tmp_path: Path) -> None:
-    """A path that holds no model is refused and nothing is added."""
-    result = invoke("models", "add", "mine", str(tmp_path))
-    assert result.exit_code == 2
-    assert "mine" in result.stderr
-    assert invoke("models", "show", "mine").exit_code == 2
 
 
 def test_bars_of_loading_stay_out_of_a_standard_error_that_is_no_terminal(monkeypatch):

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from specframe.cli import cli
-from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import registry
 
 STRATEGIES = '''
@@ -64,18 +63,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.wide
-def test_list() -> None:
-    """Every strategy is listed once, under its kind, with its distribution and a summary."""
-    header, *listed = rows(invoke("list").stdout)
-    assert header == ["kind", "name", "lossless", "distribution", "summary"]
-    assert {(row[0], row[1]) for row in listed} == {(entry.kind, entry.name) for entry in registry()}
-    assert {row[0] for row in listed} >= set(ROLES)
-    greedy = next(row for row in listed if row[1] == "greedy")
-    assert greedy[2:4] == ["yes", "specframe-std"]
-    assert all(len(row) >= 4 for row in listed)
-
-
-@pytest.mark.wide
 def test_list_of_what_does_not_work(site: Path) -> None:
     """A plugin that failed to load and a strategy that does not import are listed with the reason."""
     listed = rows(invoke("list").stdout)
@@ -104,15 +91,6 @@ def test_show_required_options(site: Path) -> None:
     assert ["witness", "required"] in rows(shown)
     assert "nerve: how much of it." in shown
     assert "drafter bold, of bold\n\n    cannot be used: " in shown
-
-
-@pytest.mark.wide
-def test_show_unknown() -> None:
-    """An unknown name is answered with the nearest."""
-    result = invoke("show", "ragd")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("Error: unknown plugin 'ragd': ")
-    assert result.stderr.endswith("did you mean 'ragged'?\n")
 
 
 @pytest.mark.wide

@@ -29,7 +29,6 @@ from specframe.cli import cli, run_report
 from specframe.cli.display import Display
 from specframe.observe.counts import RunReport
 from specframe.plugins.registry import registry
-from specframe.text.prompts.builtin import BUILT_IN
 
 TEST_AND_RUN = """
 import sys, pytest
@@ -144,15 +143,6 @@ def test_worker_processes_are_offered_where_they_pay(pair: list[str], monkeypatc
 
 
 @pytest.mark.wide
-def test_built_in_prompts(pair: list[str]) -> None:
-    """Without prompts, starts of Python code are completed: all different, none blank, each ending its line."""
-    result = run(*pair, "--drafter", "none", "--max-new-tokens", "1")
-    assert len(set(BUILT_IN)) == 8
-    assert all(prompt == prompt.strip() for prompt in BUILT_IN)
-    assert all(prompt in result.stdout for prompt in BUILT_IN if len(prompt) < zoo.CONTEXT)
-
-
-@pytest.mark.wide
 def test_standard_input(pair: list[str]) -> None:
     """Lines of standard input are prompts."""
     result = run(*pair, "--prompts", "-", given="one\n{two}\n")
@@ -183,17 +173,6 @@ def test_refused_values(option: str, value: str, reason: str, pair: list[str]) -
     assert result.stderr.count("\n") == 1
     assert reason in result.stderr
     assert not Path("out.jsonl").exists()
-
-
-@pytest.mark.wide
-def test_config(pair: list[str]) -> None:
-    """A file's values are the defaults, keys with hyphens or underscores; the command line wins."""
-    Path("c.toml").write_text('align = "exspec"\nbatch-size = 2\ndraft_length = 3\noutput = "out.jsonl"\n')
-    result = run(*pair, "x", "--config", "c.toml", "--draft-length", "4")
-    assert result.exit_code == 0
-    settings = records()[0]["settings"]
-    assert (settings["align"], settings["batch_size"], settings["draft_length"]) == ("exspec", 2, "4")
-    assert "align exspec, schedule same-length, kv dynamic, draft length 4, batch size 2" in result.stdout
 
 
 @pytest.mark.wide
@@ -582,13 +561,3 @@ def environment(folder: Path) -> Path:
     site = next(folder.glob("lib/python*/site-packages"))
     (site / "outer.pth").write_text(f"import site; site.addsitedir({str(here)!r})\n")
     return folder / "bin" / "python"
-
-
-@pytest.mark.wide
-def test_warnings_are_sentences(pair: list[str]) -> None:
-    """What goes on in another way than asked for is said without a place in the code."""
-    result = run("one", *pair, "--max-new-tokens", "2", "--attention", "flex")
-    assert result.exit_code == 0
-    assert "Warning: attention 'flex' holds all scores on cpu" in result.stderr
-    assert "RuntimeWarning" not in result.stderr
-    assert ".py" not in result.stderr

@@ -14,7 +14,7 @@ from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import harness, zoo
 
 from specframe.contracts.drafts import Budget
-from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
+from specframe.errors import CompositionError, OptionError, PluginError
 from specframe.plugins.compose import Composition, compose, draft_length_policy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
@@ -39,17 +39,6 @@ def composed(**options) -> Composition:
     return compose(registry(), Recipe(**options), options["drafter"])
 
 
-@pytest.mark.wide
-def test_ragged_on_dynamic_names_slab():
-    """A combination that cannot work is refused by one sentence that says what is missing and which backend has it."""
-    with pytest.raises(CompositionError) as raised:
-        composed(align="ragged", kv="dynamic")
-    assert str(raised.value) == (
-        "alignment 'ragged' needs 'scatter' to be offered, and KV backend 'dynamic' does not offer it, "
-        "as 'paged' or 'pool' or 'slab' does"
-    )
-
-
 def test_nothing_fits_an_alignment_with_needs_of_its_own():
     """An alignment that needs what no strategy offers is refused, and no strategy is named that lacks another word."""
     needy = registry().make("alignment", "ragged")
@@ -62,14 +51,6 @@ def test_nothing_fits_an_alignment_with_needs_of_its_own():
     needy.needs = frozenset({"scater"})
     with pytest.raises(CompositionError, match=r"no other strategy does; did you mean 'scatter'\?$"):
         composed(align=needy)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("option", "kind"), [("accept", "acceptance rule"), ("draft_length", "draft-length policy")])
-def test_unknown_names_say_their_role(option, kind):
-    """An unknown strategy is an error of its own role."""
-    with pytest.raises(UnknownNameError, match=f"unknown {kind} 'nonesuch'"):
-        composed(**{option: "nonesuch"})
 
 
 @pytest.mark.wide

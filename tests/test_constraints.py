@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +14,14 @@ from click.testing import CliRunner
 from products import crossed
 from specframe_std.executors.workers import messages
 from specframe_std.executors.workers.messages import Unpacking
-from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import ConstraintSuite
-from specframe_testing.constraint_fakes import DigitSum, Even, OneByOne
+from specframe_testing.constraint_fakes import DigitSum, Even
 from workers_objects import Failing
 
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
-from specframe.contracts.constraints import Drafted, pack_masks
+from specframe.contracts.constraints import Drafted
 from specframe.contracts.requests import Request, Result
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.guards.guard_table import guard
@@ -31,7 +29,7 @@ from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ContractError, OptionError, PromptError, UnknownNameError
 from specframe.plugins.registry import add_entry, registry
 from specframe.reference import reference_decode
-from specframe.text.constrained_logits import NONE_ALLOWED, unpack_masks
+from specframe.text.constrained_logits import NONE_ALLOWED
 
 SIZE, EOS = 61, 0
 TARGET = fakes.fake_target(SIZE)
@@ -90,19 +88,6 @@ def tokens(results: list[Result]) -> list[list[int]]:
     """Return the tokens of results, none of which may have failed."""
     assert [result.error for result in results] == [None] * len(results)
     return [result.token_ids for result in results]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", CONSTRAINTS)
-def test_the_fakes_constrain(name: str) -> None:
-    """Reference decoding gives other tokens with the fakes than without, and every kind of end comes up."""
-    free = [reference_decode(TARGET, prompt, NEW, STOPS) for prompt in PROMPTS]
-    assert all(one != other for one, other in zip(expected(name), free, strict=True))
-    assert {one[-1] in STOPS for one in expected(name, 60)} == {True, False} or name == "even"
-    for prompt in PROMPTS:
-        request = Request(0, prompt, NEW, STOPS)
-        own = OneByOne(CONSTRAINTS[name][0](), request, SIZE)
-        assert reference_decode(TARGET, prompt, NEW, STOPS, [own]) == expected(name)[PROMPTS.index(prompt)]
 
 
 @pytest.mark.wide(but=["test_equals_reference[none]"])
@@ -170,79 +155,6 @@ def zoo_pair() -> tuple[Any, Any]:
     return target, zoo.good_draft(target)
 
 
-class High(Even):
-    """Allows ids that a draft model of 60 ids does not have."""
-
-    def masks(self, states: Any, drafted: Drafted) -> torch.Tensor:
-        """Return one mask for all places."""
-        allowed = np.arange(states[0].size) >= 70
-        return pack_masks(np.broadcast_to(allowed, (len(states), drafted.count, len(allowed))))
-
-
-@pytest.mark.wide
-def test_a_drafter_that_knows_nothing_that_is_allowed() -> None:
-    """Where a draft model has none of the allowed ids, its tokens are rejected, and nobody is warned."""
-    target = zoo_pair()[0]
-    draft = zoo.build("llama", seed=3, num_hidden_layers=1, vocab_size=60)
-    for accept in ("rejection", "block"):
-        pipe = harness.pipeline(target, draft, accept=accept, batch_size=3, draft_length=3, constraint=High())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            results = [*pipe.generate([[4, 5], [6], [7, 8, 9]], 9, sampling=Sampling(temperature=1.0))]
-        assert all(token >= 70 for one in tokens(results) for token in one)
-        assert pipe.report.num_accepted_draft_tokens == 0 < pipe.report.num_draft_tokens
-
-
-class Counting(DigitSum):
-    """Counts its calls, and notes what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-        self.shapes: list[tuple[int, int]] = []
-        self.advanced: list[int] = []
-
-    def begin(self, request: Request, vocabulary: int, tokenizer: Any) -> Any:
-        """Count."""
-        self.calls["begin"] += 1
-        return super().begin(request, vocabulary, tokenizer)
-
-    def masks(self, states: Any, drafted: Drafted) -> torch.Tensor:
-        """Count."""
-        self.calls["masks"] += 1
-        self.shapes.append((len(states), drafted.count))
-        return super().masks(states, drafted)
-
-    def advance(self, state: Any, tokens: list[int]) -> Any:
-        """Note how many tokens stand; the walks of masks are none of them."""
-        return super().advance(state, tokens)
-
-
-class Cramped(ChainVerifier):
-    """Runs out of memory in the third round of more than two rows."""
-
-    rounds = 0
-
-    def score(self, batch: Any, draft: Any) -> Any:
-        """Score, or fail."""
-        self.rounds += len(batch) > 2
-        if self.rounds == 3:
-            self.rounds += 1
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return super().score(batch, draft)
-
-
-@pytest.mark.wide
-def test_rows_that_are_put_back_begin_again() -> None:
-    """After a lack of memory states are made again from the tokens, and the tokens are the same."""
-    counting = Counting()
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=3, verify=Cramped())
-    with pytest.warns(RuntimeWarning, match="memory ran out"):
-        results = harness.decode(pipe, asked(counting))
-    assert tokens(results) == expected("digit-sum")
-    assert counting.calls["begin"] > len(PROMPTS)
-
-
 def test_a_lack_of_memory_inside_of_masks_is_one_of_the_round() -> None:
     """Memory that runs out in a constraint's call halves the batch, and no row ends with an error."""
 
@@ -284,29 +196,6 @@ def test_an_error_ends_its_own_row(member: str, drafter: str, check: bool) -> No
     else:
         assert str(failed.error).startswith(f"constraint Failing: {member}() raised RuntimeError: no grammar, at ")
     assert (len(failed.token_ids) == 0) == (member == "begin")
-
-
-FAULTS = {
-    "masks": r"masks\(\) raised RuntimeError: no grammar",
-    "shape": r"masks\(\) must return masks of shape \(B, T, ceil\(V / 32\)\) = \(\d, 1, 2\), got \(\d, 1, 1\)$",
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("member", "why"), FAULTS.items())
-def test_an_error_for_all_rows_ends_those_with_the_constraint(member: str, why: str) -> None:
-    """Rows with another constraint, or none, go on beside those of one whose masks are wrong."""
-    given: list[Any] = [Failing(member), DigitSum(), None]
-    requests = [Request(i, prompt, NEW, STOPS, constraint=given[i % 3]) for i, prompt in enumerate(PROMPTS)]
-    results = harness.decode(harness.pipeline(TARGET, DRAFT, batch_size=8, draft_length=3), requests)
-    free = [reference_decode(TARGET, prompt, NEW, STOPS) for prompt in PROMPTS]
-    for index, result in enumerate(results):
-        if index % 3 == 0:
-            assert result.finish_reason == "error"
-            with pytest.raises(ContractError, match=f"^constraint Failing: {why}"):
-                raise ContractError(result.error)
-        else:
-            assert result.token_ids == (expected("digit-sum"), free)[index % 3 - 1][index]
 
 
 class Acting(DigitSum):
@@ -409,20 +298,6 @@ def test_wrong_masks_are_refused(name: str) -> None:
     nothing = np.zeros((2, 0), dtype=np.int64)
     with pytest.raises(ContractError, match=rf"^constraint .*Wrong.*: masks\(\) must return {why}$"):
         guarded.masks(states, Drafted(nothing, nothing, 1))
-
-
-@pytest.mark.wide
-def test_masks_are_bits_in_ascending_order() -> None:
-    """Token id i is bit i % 32 of number i // 32, whatever the number of ids."""
-    for size in (1, 31, 32, 33, 61, 64, 100):
-        allowed = np.random.default_rng(size).random((3, 2, size)) < 0.5
-        bits = pack_masks(allowed)
-        assert bits.shape == (3, 2, -(-size // 32))
-        assert bits.dtype == torch.int32
-        again = [[[bool(int(row[i // 32]) >> (i % 32) & 1) for i in range(size)] for row in place] for place in bits]
-        assert again == allowed.tolist()
-        assert unpack_masks(bits, torch.device("cpu"))[..., :size].tolist() == allowed.tolist()
-        assert not unpack_masks(bits, torch.device("cpu"))[..., size:].any()
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from specframe.engine.guards.guard_table import guard
 from specframe.engine.local_engine import LocalEngine
 from specframe.engine.local_executor import Local
 from specframe.engine.parts import parts_of
-from specframe.engine.result_factory import ResultFactory
 from specframe.errors import ContractError, PromptError
 from specframe.plugins.recipe import Recipe
 from specframe.text.generation import GenerationSettings
@@ -82,21 +81,6 @@ def test_two_engines_in_turns_are_exact(align: str) -> None:
 
 @pytest.mark.wide
 @pytest.mark.parametrize(("align", "schedule"), SCHEMES)
-def test_requests_are_added_between_steps(align: str, schedule: str | None) -> None:
-    """A request that comes while others are decoded is decoded with them: more rows are opened, up to the batch size."""
-    feeds = harness.Feeds()
-    one, requests = engine(align=align, schedule=schedule, observers=[feeds]), asked()
-    done: list[Sequence] = []
-    for request in requests:
-        one.add(request)
-        report = one.step()
-        done += report.finished if report else []
-    assert_exact([*done, *run(one)], requests)
-    assert max(round.rows for round in feeds.rounds) == 3
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("align", "schedule"), SCHEMES)
 def test_a_request_longer_than_all_before_it(align: str, schedule: str | None) -> None:
     """A request beyond the capacity that is open is decoded like any other, and those under way keep their tokens."""
     one, requests = (
@@ -134,50 +118,6 @@ def test_an_aborted_request_leaves_the_others_as_they_are(align: str, schedule: 
     assert steps < 6 or any(sequence.token_ids for sequence in aborted)
 
 
-@pytest.mark.wide
-def test_abort_frees_the_row() -> None:
-    """The row of an aborted request is taken by the next one that waits; a key that is unknown or has finished gives None."""
-    one, requests = engine(batch_size=1, schedule="continuous"), asked(9)
-    for request in requests[:2]:
-        one.add(request)
-    one.step()
-    assert one.abort((0, 0))
-    report = one.step()
-    assert report
-    assert [sequence.request.key for sequence in report.sequences] == [(1, 0)]
-    assert_exact(run(one), requests[1:2])
-    assert one.abort((0, 0)) is None
-    assert one.abort((1, 0)) is None
-    assert one.abort((5, 0)) is None
-
-
-@pytest.mark.wide
-def test_abort_of_what_has_not_arrived() -> None:
-    """A request that arrives later is aborted before that, and nobody waits for it."""
-    one = engine()
-    one.add(Request(0, [3, 4], 5, arrival=30.0))
-    ended = one.abort((0, 0))
-    assert ended
-    assert (ended.token_ids, ended.finish_reason, one.idle) == ([], "abort", True)
-
-
-@pytest.mark.wide
-def test_the_result_of_an_aborted_request() -> None:
-    """A result is made of it as of any other: its tokens so far, as many log-probabilities, and the reason."""
-    results = ResultFactory(None, TARGET.device)
-    one = engine(observers=results.observers)
-    one.add(Request(0, [3, 4], 30, logprobs=2))
-    for _ in range(4):
-        one.step()
-    sequence = one.abort((0, 0))
-    assert sequence
-    result = results.of(sequence)
-    assert (result.finish_reason, result.error) == ("abort", None)
-    assert result.logprobs
-    assert result.top_logprobs
-    assert len(result.token_ids) == len(result.logprobs) == len(result.top_logprobs) >= 4
-
-
 def samples(engine: LocalEngine, count: int = 3, new: int = 8) -> list[Request]:
     """Add the samples of a prompt of 13 tokens to an engine, and return their requests."""
     plan = GenerationSettings(Sampling(temperature=0.8), {}).plan(13, 13 + new, [], TARGET.device)
@@ -205,21 +145,6 @@ def test_abort_of_one_of_several_samples(schedule: str, steps: int, sample: int)
     done += run(one)
     tokens = {sequence.request.key: sequence.token_ids for sequence in done if sequence.request.index == 0}
     assert tokens == {key: value for key, value in expected.items() if finished or key != (0, sample)}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("ids", "why"), [([], "empty"), ([1] * 256, "256 tokens"), ([61], "token id 61"), ([-1], "token id -1")], ids=str
-)
-def test_a_request_that_cannot_be_decoded_is_refused_alone(ids: list[int], why: str) -> None:
-    """It raises when it is added, between the steps of others, and takes none of them down."""
-    one, requests = engine(), asked()
-    for request in requests:
-        one.add(request)
-    one.step()
-    with pytest.raises(PromptError, match=why):
-        one.add(Request(9, ids, 4))
-    assert_exact(run(one), requests)
 
 
 @pytest.mark.wide(but=["exspec-greedy"])

@@ -15,14 +15,9 @@ from specframe_testing.conformance import ExecutorSuite
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget
-from specframe.contracts.requests import Request
-from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
-from specframe.engine.parts import parts_of
-from specframe.errors import ContractError, ModelError, OptionError, SpecframeWarning, UnknownNameError
-from specframe.plugins.hookspecs import hookimpl
+from specframe.errors import ContractError, ModelError, OptionError, UnknownNameError
 from specframe.plugins.recipe import Recipe
-from specframe.plugins.registry import offer, registry
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -60,48 +55,6 @@ class TestLocal(ExecutorSuite):
 class TestStranger(ExecutorSuite):
     def make(self) -> Asked:
         return Asked()
-
-
-@pytest.fixture
-def stranger() -> Any:
-    """Register an executor as a plugin does, for one test."""
-    plugin = types.SimpleNamespace()
-
-    def implementation(register: Any) -> None:
-        register("asked", Asked)
-
-    plugin.specframe_register_executors = hookimpl(implementation, specname="specframe_register_executors")
-    known = registry()
-    offer(known, plugin, "specframe-stranger")
-    yield "asked"
-    registry.cache_clear()
-
-
-@pytest.mark.wide
-def test_a_strangers_executor_by_name(stranger: str) -> None:
-    """An executor that a plugin registers decodes, and is asked to agree on the budget of every round."""
-    pipe = harness.pipeline(TARGET, DRAFT, draft_length="goodput", executor=stranger)
-    harness.check(pipe, harness.requests(PROMPTS, 12))
-    executor = pipe.executor.__wrapped__
-    assert type(executor) is Asked
-    assert sum(isinstance(value, Budget) for value in executor.values) == pipe.report.rounds
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    "late",
-    [Request(1, [1, 2], 20, max_time=1000.0), Request(1, [1, 2], 20, arrival=1000.0)],
-    ids=["max_time", "arrival"],
-)
-def test_the_clock_is_agreed_on(late: Request) -> None:
-    """Where a request's time may be up, or it may have arrived, ranks agree on the time in every round; and not elsewhere."""
-    timed, untimed = Asked(), Asked()
-    for executor, requests in ((timed, [late]), (untimed, [])):
-        pipe = harness.pipeline(TARGET, DRAFT, draft_length=2, executor=executor)
-        harness.decode(pipe, [Request(0, [1, 2], 20), *requests])
-    asked = [sum(isinstance(value, float) for value in executor.values) for executor in (timed, untimed)]
-    assert asked[0] > asked[1] + 5
-    assert asked[1] == 1
 
 
 @pytest.mark.wide
@@ -194,47 +147,12 @@ class Ranked(Asked):
             raise self._error
 
 
-@pytest.mark.wide
-def test_a_round_is_taken_over_when_all_ranks_stand() -> None:
-    """Each round asks once; where another rank lacks memory by then, the round counts for nothing, and half the rows go on."""
-    executor = Ranked(3, torch.OutOfMemoryError("rank 1 has no memory"))
-    pipe = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=4, executor=executor)
-    with pytest.warns(SpecframeWarning, match="going on in batches of 2"):
-        harness.check(pipe, harness.requests(PROMPTS, 12))
-    assert executor.stood == pipe.report.target_forwards
-    assert executor.steps >= executor.stood
-
-
 def test_ranks_keep_nothing_of_prompts_between_runs() -> None:
     """No rank sees what was written to another's part of the weights, and all have to begin a prompt at the same token."""
     pipe = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=4, kv="paged,block=1,share=on", executor=Ranked())
     for _ in range(2):
         harness.check(pipe, harness.requests(PROMPTS[:1], 6))
         assert pipe.report.prefix_hit_tokens == 0
-
-
-@pytest.mark.wide
-def test_a_fault_of_another_rank_is_raised() -> None:
-    """What a rank raises in a step ends the run here, in its own words."""
-    executor = Ranked(2, ModelError("rank 1: its disk is full"))
-    with pytest.raises(ModelError, match=r"^rank 1: its disk is full$"):
-        harness.decode(harness.pipeline(TARGET, DRAFT, executor=executor), harness.requests(PROMPTS, 12))
-
-
-@pytest.mark.wide
-def test_ranks_agree_on_what_is_aborted() -> None:
-    """The request of rank 0's call ends, whichever this rank names."""
-
-    class Other(Asked):
-        def broadcast(self, value: Any) -> Any:
-            return (2, 0) if value == (1, 0) else value
-
-    recipe = Recipe(TARGET, DRAFT, batch_size=2, draft_length=2, generation_config=None).checked()
-    engine = Other().open(recipe, parts_of(recipe), [], HandClock())
-    for request in harness.requests(PROMPTS, 6):
-        engine.add(request)
-    engine.step()
-    assert engine.abort((1, 0)).request.index == 2
 
 
 class Loading(Asked):

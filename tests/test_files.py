@@ -18,12 +18,11 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
-from specframe_std.output_folders import claim_folder
 
 from specframe import files
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.files import MARK, Output, decode_text
+from specframe.files import MARK, Output
 from specframe.models import loading as models
 
 HOLDER = """
@@ -255,28 +254,6 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(
     assert everything() == before
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("command", "page"), [("compare", "report.html"), ("reproduce", "reproduction.md")], ids=["compare", "reproduce"]
-)
-def test_foreign_pages_and_busy_folders_are_refused(command: str, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that somebody else made, or a folder that another process writes, is refused before a model is loaded."""
-    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
-    foreign(f"out/{page}")
-    result = invoke(command, "--output", "out")
-    assert (result.exit_code, result.stderr) == (
-        2,
-        f"Error: --output: out/{page} was not made by specframe and is left as it is: name another, or delete it\n",
-    )
-    with claim_folder("busy", "results.jsonl", []):
-        result = invoke(command, "--output", "busy")
-    assert result.exit_code == 2
-    assert result.stderr.startswith(
-        f"Error: --output: busy/results.jsonl is being written by another run (process {os.getpid()})"
-    )
-    assert everything() == {"out": None, f"out/{page}": b"precious\n", "busy": None}
-
-
 # ---- reports ---------------------------------------------------------------------------------------------------------
 
 
@@ -341,17 +318,3 @@ def test_a_working_folder_that_is_gone(case: str, tmp_path: Path, monkeypatch: p
     folder.rmdir()
     result = invoke(*GONE[case])
     assert (result.exit_code, result.stderr.count("Error: ")) == (2, 1), result.output
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        (b"ab\xff", "expected UTF-8, got byte 0xff at place 2"),
-        ("ab".encode("utf-16-le"), "expected UTF-8, got a NUL character at place 1, as UTF-16 has them"),
-    ],
-)
-def test_other_bytes_are_no_text(data: bytes, told: str) -> None:
-    """The error names the first byte or character that is no text, and its place."""
-    with pytest.raises(ValueError, match=f"^{told}$"):
-        decode_text(data)

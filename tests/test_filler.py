@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from specframe_std.drafters.prompt_lookup import PromptLookup
 from specframe_std.policies.fixed_length import FixedLength
@@ -29,29 +28,9 @@ def decoded(target: Any, draft: Any, **options: Any) -> tuple[Pipeline, harness.
     return pipe, feeds, filler
 
 
-def places(feeds: harness.Feeds, model: str) -> int:
-    """Return the places of all rectangles that a model was fed."""
-    return sum(rows * tokens for round in feeds.rounds for rows, tokens in getattr(round, model))
-
-
 def meant(feeds: harness.Feeds) -> int:
     """Return the target's tokens that meant something: prompts, the last token of each row in each round, what was drafted."""
     return sum(LENGTHS) + sum(one.rows + int(one.report.drafted.sum()) for one in feeds.decoding)
-
-
-@pytest.mark.wide
-def test_a_rectangle() -> None:
-    """Padding of prompts, and draft tokens beyond a row's limit, are padding of the target; the draft model pads prompts alone."""
-    target = zoo.build("qwen3")
-    target.set_attn_implementation("eager")
-    pipe, feeds, filler = decoded(target, target, draft_length=4)
-    assert filler.computed == {"target": places(feeds, "target"), "draft": places(feeds, "draft")}
-    assert feeds.reading[0].target == [(3, 10)]
-    assert filler.real["target"] == meant(feeds) < places(feeds, "target") - 9
-    assert filler.computed["draft"] - filler.real["draft"] == 3 * 9 - sum(length - 1 for length in LENGTHS)
-    report = pipe.report
-    assert report.tokens_computed == places(feeds, "target") + places(feeds, "draft")
-    assert report.filler_share == pytest.approx(1 - (filler.real.total() / report.tokens_computed))
 
 
 def test_what_a_drafter_counts_on_the_device() -> None:

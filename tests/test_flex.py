@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from specframe_testing import harness, zoo
@@ -76,19 +75,6 @@ def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None
 def test_scores_agree_with_masked_attention(heads: tuple[int, int, int]) -> None:
     """Shared heads, one head for all, odd sizes; with a window and without."""
     assert choice.error(flex.Flex(), CPU, torch.float32, *heads) < 1e-5
-
-
-@pytest.mark.wide
-def test_the_self_check_tells_right_from_wrong() -> None:
-    """Tokens that see all slots are found out."""
-
-    class Late(flex.Flex):
-        def plan(self, placement: Placement) -> flex.FlexPlan:
-            last_BT = torch.full_like(placement.index_BT, placement.key_index_BS.shape[1])
-            return super().plan(attrs.evolve(placement, index_BT=last_BT))
-
-    assert choice.error(Late(), CPU, torch.float32, 6, 3, 8) > 0.1
-    assert not choice.agrees(Late(), CPU, torch.float32, 6, 3, 8)
 
 
 @pytest.mark.slow

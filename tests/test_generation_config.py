@@ -95,25 +95,6 @@ def test_all_settings_together(model: PreTrainedModel) -> None:
     assert decoded() == [generated(model, prompt, do_sample=False) for prompt in PROMPTS]
 
 
-DRAWN: list[tuple[dict[str, Any], Sampling]] = [
-    ({"do_sample": True}, Sampling(temperature=1.0, top_k=50)),
-    ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, Sampling(temperature=0.6, top_p=0.9, top_k=50)),
-    ({"do_sample": True, "top_k": 0, "min_p": 0.1}, Sampling(temperature=1.0, min_p=0.1)),
-    ({"do_sample": True, "top_k": 5, "typical_p": 0.5}, Sampling(temperature=1.0, typical_p=0.5, top_k=5)),
-]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("config", "sampling"), DRAWN, ids=lambda one: str(one)[:40])
-def test_sampling_defaults_of_the_checkpoint(
-    model: PreTrainedModel, config: dict[str, Any], sampling: Sampling
-) -> None:
-    """With ``do_sample`` tokens are drawn as the checkpoint says, and as ``generate`` does where it does not say."""
-    model.generation_config.update(**config)
-    assert decoded() == decoded(sampling, generation_config="none") != FREE
-    assert decoded(Sampling(temperature=0)) == decoded(accept="greedy") == FREE
-
-
 @pytest.mark.wide(but=["top_k"])
 @pytest.mark.parametrize("name", sorted({*WARPERS} - {"temperature"}))
 def test_cutoffs_are_those_of_generate(model: PreTrainedModel, name: str) -> None:
@@ -181,21 +162,3 @@ def test_verification_leaves_generation_configs_aside(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["verify", *pair, *grid, "abc", "x = 1"])
     assert result.exit_code == 0, result.output
     assert "2 of 2 combinations decode as the reference decoder does" in result.output
-
-
-@pytest.mark.wide
-def test_the_last_line_of_a_run_says_what_applies(tmp_path: Path) -> None:
-    """Settings that hold are named with their values; those that an option wins over, or that are switched off, are not."""
-    pair = zoo.save_pair(tmp_path)
-    path = tmp_path / "target" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 1.1, "top_p": 0.9}))
-
-    def last(*options: str) -> str:
-        run = CliRunner().invoke(cli, ["run", *pair, "--max-new-tokens", "4", *options, "abc"])
-        assert run.exit_code == 0, run.output
-        return run.stdout.strip().splitlines()[-1]
-
-    assert last().endswith("; generation config: repetition_penalty 1.1")
-    assert last("--temperature", "1").endswith("; generation config: repetition_penalty 1.1, top_p 0.9")
-    for options in (["--repetition-penalty", "1"], ["--generation-config", "none"]):
-        assert "generation config" not in last(*options)

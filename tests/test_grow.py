@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import Glm4Config, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from specframe.errors import ModelError, UnknownNameError
 from specframe.models import loading as models
 from specframe.reference import reference_decode
 from specframe.text.prompts.builtin import BUILT_IN
@@ -81,21 +80,6 @@ def test_places_of_heads_keep_the_sharing_of_keys() -> None:
         queries, shown = grow.head_places(own, config)
         assert len(set(queries)) == 6
         assert [shown[query // (heads // keys)] for query in queries] == [0, 0, 0, 1, 1, 1]
-
-
-@pytest.mark.wide
-def test_what_cannot_be_grown_is_one_sentence(tiny: PreTrainedModel, plain: PreTrainedModel) -> None:
-    """A shape that is too small, of another kind, or unknown is refused in words that name it."""
-    with pytest.raises(ModelError, match="hidden_size is 144: expected at least 192"):
-        grow.grow(tiny, LlamaConfig(**OWN | {"hidden_size": 144}))
-    with pytest.raises(ModelError, match="1 key heads: expected at least 2"):
-        grow.grow(tiny, Qwen3Config(**OWN | {"num_key_value_heads": 1}))
-    with pytest.raises(ModelError, match="expected texts"):
-        grow.grow(tiny, LlamaConfig(**OWN))
-    with pytest.raises(ModelError, match="the source is a llama: expected a qwen3"):
-        grow.grow(plain, LlamaConfig(**OWN))
-    with pytest.raises(UnknownNameError, match="unknown shape 'qwen3-9b'"):
-        grow.shape("qwen3-9b")
 
 
 @pytest.mark.wide

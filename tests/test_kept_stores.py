@@ -90,20 +90,6 @@ def test_a_draft_model_is_tried_in_its_first_run_alone(monkeypatch: pytest.Monke
     assert {one.role for one in runners} == {"draft"}
 
 
-@pytest.mark.wide
-def test_closing_frees_the_memory() -> None:
-    """A closed pipeline holds no store and goes on with new ones; one that is gone holds none either."""
-    pipe, kv = noted()
-    harness.check(pipe, ASKED)
-    pipe.close()
-    assert kv.alive() == 0
-    harness.check(pipe, ASKED)
-    assert (len(kv.opened), kv.alive()) == (4, 2)
-    del pipe
-    gc.collect()
-    assert kv.alive() == 0
-
-
 class Failing(ChainVerifier):
     """Fails at its third call, once."""
 

@@ -96,10 +96,3 @@ def test_as_many_as_there_are():
         assert sorted(top) == list(range(zoo.VOCABULARY))
         assert list(top.values()) == sorted(top.values(), reverse=True)
         assert torch.tensor(list(top.values())).exp().sum() == pytest.approx(1.0, abs=1e-5)
-
-
-@pytest.mark.wide
-def test_prompts_that_failed_have_none():
-    """An error has no tokens, and so no values."""
-    failed = next(pipeline().generate([[]], sampling=Sampling(logprobs=2)))
-    assert (failed.finish_reason, failed.logprobs, failed.top_logprobs) == ("error", None, None)

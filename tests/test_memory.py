@@ -16,7 +16,7 @@ from specframe.contracts.roles import Observer
 from specframe.engine import memory_limits
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
-from specframe.errors import ContractError, ModelError
+from specframe.errors import ModelError
 from specframe.text.sampling import Sampling
 
 TARGET = zoo.build("qwen3")
@@ -67,43 +67,6 @@ def test_the_batch_is_halved_and_nothing_is_lost(align: str, rounds: set[int]) -
     assert max(verifier.rows[-4:]) <= 2
     assert pipe.report.sequences == len(PROMPTS)
     assert pipe.report.tokens == sum(len(tokens) for tokens, _ in (harness.expected(TARGET, one) for one in asked))
-
-
-@pytest.mark.wide
-def test_a_cpu_without_memory_is_no_other() -> None:
-    """Its allocator has no class of error of its own; what is another error stays one."""
-    for message, expected in (
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error code 12", ModelError),
-        ("mat1 and mat2 shapes cannot be multiplied", ContractError),
-    ):
-        verifier = Cramped(0, {1}, RuntimeError(message))
-        pipe = harness.pipeline(TARGET, DRAFT, batch_size=8, verify=verifier)
-        with pytest.raises(
-            expected, match=r"one sequence: can't allocate memory: you tried to allocate 8 bytes$|mat1 and"
-        ):
-            list(pipe.generate(PROMPTS[:1], 4))
-
-
-@pytest.mark.wide
-def test_results_that_were_given_stay_given() -> None:
-    """What has finished before the memory ran out is not decoded again."""
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=3, verify=Cramped(2, {3}))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        indexes = [result.index for result in pipe.decode(harness.requests(PROMPTS, [1, 12, 12, 12, 1, 1, 1]))]
-    assert sorted(indexes) == list(range(len(PROMPTS)))
-    assert indexes[0] == 0
-
-
-@pytest.mark.wide
-def test_not_enough_for_one_row_is_one_sentence() -> None:
-    """Where even one sequence does not fit there is nothing to halve."""
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2, verify=Cramped(0, {1, 2}))
-    with (
-        pytest.warns(RuntimeWarning),
-        pytest.raises(ModelError, match="does not suffice for one sequence: CUDA out of"),
-    ):
-        list(pipe.generate(PROMPTS[:2], 4))
 
 
 class Greedy(Observer):

@@ -5,25 +5,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
 from specframe_std.drafters.draft_model import ModelDrafter
-from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
 from specframe_testing.paged_fake import Gathering, Pages
 
 from specframe.contracts.cache import Placement
-from specframe.contracts.drafts import Block, Budget, Draft, Scores
+from specframe.contracts.drafts import Block, Budget, Scores
 from specframe.contracts.round import Batch
-from specframe.engine.engine_clock import HandClock
-from specframe.engine.local_engine import LocalEngine
 from specframe.kv.slab_store import SlabStore
 from specframe.model.attention import choice
 from specframe.model.cached import CachedModel
 from specframe.model.padding_free import MixedBatch
-from specframe.observe.counts import PaddingCounts
 from specframe.text.sampling import Sampling
 
 LENGTHS = (6, 4, 2, 23, 1, 30, 9)
@@ -109,45 +104,6 @@ def test_layers_that_keep_a_state(align: str) -> None:
         assert found[0] == found[1]
 
 
-@pytest.mark.wide
-def test_a_piece_rides_in_the_forward_of_a_round(joined: list[tuple[int, int]]) -> None:
-    """Rows that decode wait for no piece, each forward of both computes real tokens alone, and every prompt is fed once."""
-    feeds, filler = harness.Feeds(), PaddingCounts()
-    asked = harness.requests(harness.random_prompts((7, 7, 30), zoo.VOCABULARY), [40, 3, 9])
-    pipe = harness.pipeline(
-        zoo.build("qwen3"), None, schedule=MIXED, batch_size=2, observers=[feeds, filler], draft_length=3
-    )
-    harness.check(pipe, asked)
-    assert joined == [(1, 1)] * 4
-    assert [round.target for round in feeds.rounds[3:8]] == [[(2, 8)]] * 3 + [[(2, 5)], [(1, 1)]]
-    assert [round.report.prefill for round in feeds.rounds[3:8]] == [False] * 4 + [True]
-    assert filler.real["target"] == filler.computed["target"] == 44 + sum(one.rows for one in feeds.decoding)
-    assert pipe.report.tokens == 52
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("at", [6, 7])
-def test_aborts(at: int, joined: list[tuple[int, int]]) -> None:
-    """Whoever is aborted, a row that decodes or one whose prompt is read beside, the others have their own tokens."""
-    target = zoo.build("qwen3")
-    asked = harness.requests(harness.random_prompts((5, 7, 6, 30, 28), zoo.VOCABULARY), [40, 2, 3, 9, 12])
-    pipe = harness.pipeline(target, zoo.good_draft(target), schedule=MIXED, batch_size=3, draft_length=2)
-    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
-    for request in asked:
-        engine.add(request)
-    gone, ended = at % 2 * 3, {}
-    for step in range(200):
-        if engine.idle:
-            break
-        if step == at:
-            assert engine.abort((gone, 0)) is not None
-        if (report := engine.step()) is not None:
-            ended |= {one.request.index: one.token_ids for one in report.finished}
-    assert set(ended) == {0, 1, 2, 3, 4} - {gone}
-    assert all(ended[one] == harness.continuation(target, asked[one].prompt_ids, len(ended[one])) for one in ended)
-    assert joined
-
-
 @pytest.mark.wide(but=["the forward of a piece"])
 @pytest.mark.parametrize("place", ["the forward of both", "the forward of a piece", "the drafter"])
 def test_lack_of_memory(place: str, monkeypatch: pytest.MonkeyPatch, joined: list[tuple[int, int]]) -> None:
@@ -177,21 +133,6 @@ def test_lack_of_memory(place: str, monkeypatch: pytest.MonkeyPatch, joined: lis
     with pytest.warns(RuntimeWarning, match="memory ran out: going on in batches of 2"):
         harness.check(pipe, ASKED)
     assert failed
-
-
-@pytest.mark.wide
-def test_a_verifier_that_knows_nothing_of_it() -> None:
-    """Where a verifier feeds rows that decode alone, the piece is read in the same round, in a forward of its own."""
-
-    class Alone(ChainVerifier):
-        def score(self, batch: Batch, draft: Draft) -> Scores:
-            return super().score(attrs.evolve(batch, mixed=None), draft)
-
-    target = zoo.build("qwen3")
-    feeds = harness.Feeds()
-    options = {"schedule": MIXED, "batch_size": 3, "draft_length": 3, "verify": Alone(), "observers": [feeds]}
-    harness.check(harness.pipeline(target, zoo.good_draft(target), check=True, **options), ASKED)
-    assert any(len(round.target) == 2 for round in feeds.decoding)
 
 
 def test_masks_that_would_be_large(monkeypatch: pytest.MonkeyPatch, joined: list[tuple[int, int]]) -> None:

@@ -316,21 +316,6 @@ def test_a_tokenizer_of_the_older_kind(copy: Path) -> None:
         models.load_tokenizer(copy)
 
 
-@pytest.mark.wide
-def test_stop_tokens_are_those_of_generate(llama: Path) -> None:
-    """The generation config's count alone; without any the configuration's do, and without those the tokenizer's."""
-    model = models.load_model(llama, "target", CPU, torch.float32)
-    tokenizer = models.load_tokenizer(llama)
-    model.generation_config.eos_token_id = [7, 8]
-    model.config.eos_token_id = 9
-    assert models.stop_token_ids(model, tokenizer) == {7, 8}
-    model.generation_config.eos_token_id = None
-    assert models.stop_token_ids(model, tokenizer) == {9}
-    model.config.eos_token_id = None
-    assert models.stop_token_ids(model, tokenizer) == {256}
-    assert models.stop_token_ids(model, None) == frozenset()
-
-
 # ---- loaded objects of other kinds, and models that cannot be told positions and masks ---------------------------------
 
 
@@ -561,16 +546,6 @@ def test_vocabularies_that_differ_draft_through_text() -> None:
 
 
 @pytest.mark.wide
-def test_an_unknown_name_lists_the_known(llama: Path) -> None:
-    """The error lists aliases of plugins and of the user, and the nearest."""
-    model_names.add_alias("mine", llama)
-    with pytest.raises(
-        UnknownNameError, match="unknown model 'bigg': expected one of big, mine, small; did you mean 'big'"
-    ):
-        aliases.resolve("bigg")
-
-
-@pytest.mark.wide
 def test_drafters_without_a_model_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no draft model is known, the drafters that need none are named, as far as plugins are there that have them."""
     offered = (
@@ -599,15 +574,6 @@ def test_an_alias_does_not_hide_a_drafter(alias: str, llama: Path) -> None:
     """A name that ``drafter`` already understands is refused."""
     with pytest.raises(ModelError, match=f"alias '{alias}' already means a drafter"):
         model_names.add_alias(alias, llama)
-
-
-@pytest.mark.wide
-def test_an_alias_needs_a_model(tmp_path: Path, home: Path) -> None:
-    """A path that is missing or holds no config.json is refused."""
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ModelError, match=r"expected a model's directory, with a config\.json"):
-            model_names.add_alias("mine", path)
-    assert not home.exists()
 
 
 @pytest.mark.wide
@@ -692,18 +658,6 @@ def test_a_target_that_is_none_is_told_as_such(case: str) -> None:
     target, kind, said = TARGETS[case]
     with pytest.raises(kind, match=said):
         choose(target, "auto")
-
-
-@pytest.mark.wide
-def test_an_alias_of_a_folder_that_was_deleted_is_told_as_such(tmp_path: Path, home: Path) -> None:
-    """An alias that points to a folder which is gone is refused with that folder, and nobody is sent to the hub."""
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    model_names.add_alias("other", folder)
-    shutil.rmtree(folder)
-    with pytest.raises(ModelError, match=rf"^target 'other' \({folder}\) is not there: "):
-        choose("other", "auto")
 
 
 @pytest.mark.wide

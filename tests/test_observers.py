@@ -12,7 +12,6 @@ from specframe.observe.stopwatch import Stopwatch
 from specframe.observe.watch import Watch
 
 TARGET = fakes.fake_target()
-DRAFT = fakes.fake_draft(TARGET)
 
 
 @pytest.fixture
@@ -43,21 +42,6 @@ def test_inner_stage_interrupts_the_outer(clock):
     assert stopwatch.stages() == {"draft": 101, "align": 1010, "verify": 10000}
 
 
-@pytest.mark.wide
-def test_time_between_rounds_is_nobodys(clock):
-    """What the caller does between two rounds is in no stage and not in the total."""
-    stopwatch, passes = clock
-    watch = Watch([stopwatch])
-    for _ in range(2):
-        with watch.stage("draft"):
-            passes(3)
-        passes(1)
-        watch.round(None)
-        passes(500)
-    assert stopwatch.seconds == 8
-    assert stopwatch.stages() == {"draft": 6}
-
-
 def report_of(draft, asked, **options):
     """Decode and return the run's report and results."""
     feeds = harness.Feeds()
@@ -85,16 +69,6 @@ def test_figures_of_a_known_run():
     assert report.target_forwards == 3
     assert report.draft_forwards == 0
     assert [result.metrics.num_spec_steps for result in results] == [2, 2]
-
-
-@pytest.mark.wide
-def test_report_is_of_the_latest_run():
-    """Every run starts its figures anew, errors included."""
-    pipe = harness.pipeline(TARGET, DRAFT)
-    list(pipe.generate([[1], [], [2]], max_new_tokens=3))
-    assert (pipe.report.sequences, pipe.report.errors, pipe.report.tokens) == (2, 1, 6)
-    list(pipe.generate([[1]], max_new_tokens=2))
-    assert (pipe.report.sequences, pipe.report.errors, pipe.report.tokens) == (1, 0, 2)
 
 
 def test_acceptance_at_each_place() -> None:

@@ -9,18 +9,16 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 from specframe_lab.commands.lab_option_types import Arrivals, ListOf
 
-from specframe import hookimpl
 from specframe.cli import cli, option_types
 from specframe.errors import OptionError, SpecframeError
 from specframe.plugins.entries import ROLES
-from specframe.plugins.registry import Registry, offer, parse_specification, registry
+from specframe.plugins.registry import parse_specification, registry
 from specframe.value_checks import flag, number, whole
 
 INF = math.inf
@@ -122,32 +120,6 @@ def test_an_option_given_twice_is_refused() -> None:
     """Neither the first value nor the last is taken silently, with a dash or an underscore in the name."""
     with pytest.raises(OptionError, match="option 'a_b' of 'x' is given twice"):
         parse_specification("x,a-b=1,a_b=2")
-
-
-class Stranger:
-    """A strategy that checks nothing itself, as one of a plugin may."""
-
-    def __init__(self, span: int = 4, share: float | None = 0.5, mode: str = "a", thing: object = None) -> None:
-        self.given = span, share, mode, thing
-
-
-class Plugin:
-    """Offers that strategy."""
-
-    @hookimpl
-    def specframe_register_drafters(self, register: Any) -> None:
-        register("stranger", Stranger)
-
-
-@pytest.mark.wide
-def test_a_strategy_of_a_plugin_is_checked_by_its_annotations() -> None:
-    """A plugin that checks nothing gives the same sentence as one of specframe's own."""
-    known = Registry()
-    offer(known, Plugin(), "stranger-1.0")
-    assert known.make("drafter", "stranger,span=3").given[0] == 3
-    with pytest.raises(OptionError) as caught:
-        known.make("drafter", "stranger,span=2.5")
-    assert str(caught.value) == "drafter 'stranger': span: expected a whole number, got 2.5"
 
 
 def test_what_is_true_or_false_is_nothing_else() -> None:

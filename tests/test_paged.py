@@ -14,8 +14,6 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
-from specframe.engine.engine_clock import HandClock
-from specframe.engine.local_engine import LocalEngine
 from specframe.errors import CompositionError, ContractError, InvariantError, ModelError
 from specframe.model import padding_free
 from specframe.model.runner import ModelRunner
@@ -282,22 +280,3 @@ def test_a_cache_without_room_has_the_others_let_go() -> None:
     assert sum(run.target.store._users) == 6  # type: ignore[attr-defined]
     run.forget(one)
     assert not any(run.target.store._users)  # type: ignore[attr-defined]
-
-
-@pytest.mark.wide
-def test_an_aborted_row_makes_room() -> None:
-    """A request that waits for room begins as soon as another one is aborted, forks that waited for it included."""
-    target = zoo.build("llama")
-    asked = harness.requests([OWN[0], OWN[1]], 12)
-    pipe, _ = with_room_for(1, target, asked)
-    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
-    for request in asked:
-        engine.add(request)
-    for _ in range(3):
-        engine.step()
-    assert engine.abort((0, 0)) is not None
-    ended = {}
-    while not engine.idle:
-        if (report := engine.step()) is not None:
-            ended |= {one.request.index: one.token_ids for one in report.finished}
-    assert ended == {1: harness.continuation(target, OWN[1], 12)}

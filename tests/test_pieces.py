@@ -49,18 +49,3 @@ def test_real_architectures(name: str) -> None:
     target = zoo.build(name)
     pipe = harness.pipeline(target, zoo.good_draft(target), schedule="continuous,piece=4", batch_size=3, draft_length=3)
     harness.check(pipe, harness.requests(harness.random_prompts((3, 25, 11, 30, 8), zoo.VOCABULARY), 12, {zoo.EOS}))
-
-
-@pytest.mark.wide
-def test_no_more_than_a_piece_between_two_rounds() -> None:
-    """While others decode, at most a piece is read before they go on; every prompt is still fed once."""
-    feeds = harness.Feeds()
-    pipe = harness.pipeline(
-        TARGET, None, observers=[feeds], schedule="continuous,piece=8", batch_size=2, draft_length=3
-    )
-    asked = harness.requests(harness.random_prompts((4, 5, 40), 61), [30, 2, 5])
-    harness.check(pipe, asked)
-    fed = [round.target for round in feeds.rounds]
-    long = [tokens for rows, tokens in (one for round in fed for one in round) if rows == 1 and tokens > 1]
-    assert long == [8] * 5
-    assert all(sum(tokens for _, tokens in round if tokens > 1) <= 8 for round in fed)

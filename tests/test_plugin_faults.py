@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -463,32 +462,6 @@ def test_a_device_that_gave_up_is_explained() -> None:
 
 
 @pytest.mark.wide
-def test_sentences_and_interruptions_pass() -> None:
-    """An error that is a sentence already, and an interruption, are seen as they are."""
-    for error in (PluginError("a sentence"), KeyboardInterrupt()):
-        drafter = fakes.always_right([[1]])
-        drafter.propose = raises(error)  # type: ignore[method-assign]
-        with pytest.raises(type(error)) as raised:
-            harness.decode(harness.pipeline(TARGET, drafter), harness.requests([[5, 6]], 4))
-        assert raised.value is error
-
-
-@pytest.mark.wide
-def test_an_object_of_ones_own_is_named_by_its_class() -> None:
-    """A strategy that no plugin registered is told by its class, with what it raised as the cause."""
-
-    class Mine(fakes.ScriptedDrafter):
-        def propose(self, batch: Batch, budget: Budget) -> Draft:
-            raise ValueError("not today")
-
-    with pytest.raises(
-        ContractError, match=r"^drafter .*Mine: propose\(\) raised ValueError: not today, at .*faults.py:\d+$"
-    ) as raised:
-        harness.decode(harness.pipeline(TARGET, Mine([[1]])), harness.requests([[5, 6]], 4))
-    assert isinstance(raised.value.__cause__, ValueError)
-
-
-@pytest.mark.wide
 def test_a_batch_is_for_reading() -> None:
     """The host's copies that a batch shows cannot be written to, and writing to them ends the run with the writer's name."""
 
@@ -509,15 +482,6 @@ def test_a_constructor_that_raises_is_told(error: BaseException, known: Registry
     kind = type(error).__name__
     with pytest.raises(SpecframeError, match=rf"^drafter 'faulty' of faulty-dist could not be made: {kind}: "):
         known.make("drafter", "faulty")
-
-
-@pytest.mark.wide
-def test_warnings_are_no_faults() -> None:
-    """A warning that was made an error passes through as it is."""
-    drafter = fakes.always_right([[1]])
-    drafter.propose = raises(DeprecationWarning("old"))  # type: ignore[method-assign]
-    with warnings.catch_warnings(), pytest.raises(DeprecationWarning, match="old"):
-        harness.decode(harness.pipeline(TARGET, drafter), harness.requests([[5, 6]], 4))
 
 
 def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

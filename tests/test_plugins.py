@@ -12,9 +12,8 @@ from specframe_testing.scaffold import package
 
 from specframe import __version__
 from specframe.cli import cli
-from specframe.errors import OptionError, PluginError, SpecframeWarning, UnknownNameError
+from specframe.errors import OptionError, PluginError, SpecframeWarning
 from specframe.models import aliases
-from specframe.models.pairs import choose
 from specframe.plugins.entries import PURPOSES
 from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.registry import (
@@ -60,15 +59,6 @@ def site(tmp_path, monkeypatch):
     registry.cache_clear()
     for name in [name for name in sys.modules if name.endswith("_module")]:
         del sys.modules[name]
-
-
-@pytest.mark.wide
-def test_a_new_distribution_is_found(site):
-    """What an installed distribution registers is known under its name, with where it is from and its first line."""
-    site("lucky", DRAFTER.format(name="lucky"))
-    entry = discover().entry("drafter", "lucky")
-    assert (entry.distribution, entry.traits.summary) == ("lucky", "Guesses.")
-    assert discover().make("drafter", "lucky,luck=3").luck == 3
 
 
 @pytest.mark.wide
@@ -125,19 +115,6 @@ def test_a_plugin_that_does_not_import_is_named_and_the_rest_loads(site, capsys)
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    "code", ["import sys\nsys.exit(5)", "raise SystemExit('no')", "raise BaseExceptionGroup('no', [KeyError()])"]
-)
-def test_a_plugin_that_exits_is_named_and_the_rest_loads(site, code):
-    """A plugin whose import ends the process is a failure like any other: all commands go on."""
-    site("leaving", code)
-    found = discover()
-    assert set(found.failures) == {"leaving"}
-    assert "Exit" in found.failures["leaving"] or "Group" in found.failures["leaving"]
-    assert "none" in found.names("drafter")
-
-
-@pytest.mark.wide
 def test_a_name_that_is_no_text_is_a_failure_of_its_own(site):
     """What is registered under no name is told with its distribution; what else the plugin registers is there."""
     site("lucky", DRAFTER.format(name="lucky") + "    register(5, Lucky)\n    register('', Lucky)\n")
@@ -165,22 +142,6 @@ def test_what_is_wrong_with_an_absent_plugin(site, tmp_path, monkeypatch, kind, 
     assert said[name] in done.stderr
     with pytest.raises(PluginError, match=re.escape(said[name].removeprefix("Error: ").strip())):
         aliases.resolve(name) if kind == "drafter" else registry().make(kind, name)
-
-
-@pytest.mark.wide
-def test_a_misspelt_drafter_is_answered_with_drafters_and_models():
-    """What is neither a drafter nor a model is told so, with the nearest of both."""
-    with pytest.raises(
-        UnknownNameError, match=r"^unknown drafter or model 'prompt-lokup': .*tiny.*did you mean 'prompt-lookup'\?$"
-    ):
-        choose("auto", "prompt-lokup")
-
-
-@pytest.mark.wide
-def test_a_hook_that_raises_is_a_failure_too(site):
-    """A plugin whose hook raises is skipped like one that does not import."""
-    site("angry", "from specframe import hookimpl\n@hookimpl\ndef specframe_register_drafters(register):\n    1 / 0\n")
-    assert "ZeroDivisionError" in discover().failures["angry"]
 
 
 @pytest.mark.wide
@@ -226,17 +187,6 @@ def test_discovery_can_be_narrowed(site, monkeypatch):
     assert discover().names("drafter") == ["lucky"]
     monkeypatch.setenv(LIMIT_VARIABLE, "")
     assert {entry.distribution for entry in discover()} == {"specframe"}
-
-
-@pytest.mark.wide
-def test_unknown_strategy_lists_the_known_and_suggests_the_nearest():
-    """An unknown name is answered with all known ones and the nearest of them."""
-    with pytest.raises(UnknownNameError) as raised:
-        registry().make("alignment", "raged")
-    message = str(raised.value)
-    assert message.startswith("unknown alignment 'raged'")
-    assert all(name in message for name in registry().names("alignment"))
-    assert message.endswith("did you mean 'ragged'?")
 
 
 @pytest.mark.wide

@@ -30,28 +30,6 @@ def started(asked, **options):
     return pool, pool.batch(pool.live)
 
 
-@pytest.mark.wide
-def test_a_request_stays_where_it_is_while_its_constraint_cannot_be_made():
-    """What raises at admission, a lack of memory or a constraint, takes no request out of the queue, nor a fork from its parent."""
-    pool = open_pool([Request(0, [1, 2], 4), Request(0, [1, 2], 4, sample=1), Request(1, [3], 4)])
-    left = [1]
-
-    def guide(request):
-        if request.sample and left:
-            left.pop()
-            raise MemoryError
-
-    pool.guide = guide
-    with pytest.raises(MemoryError):
-        pool.admit(3)
-    assert pool.unfinished == 3
-    assert [one.request.key for one in pool.live] == [(0, 0)]
-    assert pool.live[0].forks == 0
-    pool.admit(2)
-    assert [one.request.key for one in pool.live] == [(0, 0), (0, 1), (1, 0)]
-    assert pool.live[0].forks == 1
-
-
 def test_a_waiting_request_is_aborted_without_looking_at_the_others():
     """Requests that wait are found by their key: those before and after it are not looked at, and keep their order."""
     pool = Pool([], 1, 64, 64)

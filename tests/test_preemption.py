@@ -209,32 +209,6 @@ def test_one_more_is_let_in_at_once_where_its_tokens_fit(wanted: tuple[int, int]
 
 
 @pytest.mark.wide
-def test_short_sequences_have_the_rows_that_long_ones_had_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes after sequences that was preempted is decoded in as many rows as its own tokens leave room for."""
-    pipe, _, _ = growing(100)
-    rows, step = list[int](), LocalEngine.step
-    lengths, new = [30, 30, 30, 30, *[2] * 12], [24, 24, 24, 24, *[6] * 12]
-
-    def stepped(self: LocalEngine) -> Any:
-        rows.append(len(self._groups.pool.live))
-        return step(self)
-
-    monkeypatch.setattr(LocalEngine, "step", stepped)
-    with pytest.warns(RuntimeWarning, match="gives its memory back"):
-        harness.check(pipe, harness.requests(harness.random_prompts(lengths, zoo.VOCABULARY), new))
-    assert min(rows[4:-20]) < 4
-    assert max(rows[-12:]) == 4
-
-
-@pytest.mark.wide
-def test_one_that_has_too_little_for_itself_is_an_error() -> None:
-    """Where a single sequence has not enough, the run ends with one sentence after the others have given way."""
-    pipe, _, _ = growing(14)
-    with pytest.warns(RuntimeWarning), pytest.raises(Exception, match="does not suffice for one sequence: CUDA out of"):
-        harness.decode(pipe, ASKED)
-
-
-@pytest.mark.wide
 def test_an_abort_of_one_that_gave_way() -> None:
     """A sequence that waits for memory is aborted with the tokens that it had, and the others go on."""
     pipe, kv, _ = growing(56)

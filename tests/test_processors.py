@@ -16,7 +16,6 @@ from specframe.contracts.constraints import paths
 from specframe.contracts.requests import Request, SamplingPlan
 from specframe.contracts.round import Batch
 from specframe.contracts.round import Sequence as Row
-from specframe.text import processors
 from specframe.text.processor_formulas import FORMULAS, PresencePenalty, Reads, kind_of, plan_of
 from specframe.text.sampling import apply_processors
 
@@ -242,25 +241,3 @@ def test_other_parameters_are_another_kind() -> None:
     drafted_BN, _ = drafts(len(batch), "chain")
     logits_BTV = logits(len(batch), NODES + 1)
     assert same(apply_processors(batch, drafted_BN, logits_BTV), one_by_one(batch, drafted_BN, logits_BTV))
-
-
-@pytest.mark.wide
-def test_a_call_is_shown_no_more_than_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all prefixes together are too long for one call, several are made, and the scores are the same."""
-    shown: list[int] = []
-    penalty = hf.RepetitionPenaltyLogitsProcessor
-    usual = penalty.__call__
-
-    def noting(self: Any, ids: torch.Tensor, scores: torch.Tensor) -> Any:
-        shown.append(ids.numel())
-        return usual(self, ids, scores)
-
-    batch = batch_of([plan_of([penalty(1.3)], True) for _ in LENGTHS])
-    drafted_BN, _ = drafts(len(batch), "chain")
-    logits_BTV = logits(len(batch), NODES + 1)
-    expected = one_by_one(batch, drafted_BN, logits_BTV)
-    monkeypatch.setattr(penalty, "__call__", noting)
-    monkeypatch.setattr(processors, "MOST_SHOWN", 100)
-    assert same(apply_processors(batch, drafted_BN, logits_BTV), expected)
-    assert len(shown) > 3
-    assert max(shown) <= 100

@@ -325,16 +325,6 @@ def pipe() -> Any:
 
 
 @pytest.mark.wide
-def test_messages_go_through_the_chat_template(pipe: Any) -> None:
-    """Messages are the tokens of what the template makes of them, up to where the answer begins."""
-    pipe.tokenizer.chat_template = TEMPLATE
-    text = "<system>Be brief.<user>Why?<assistant>"
-    assert pipe.encode(ASKED) == pipe.encode(text)
-    chat, plain = pipe.generate([ASKED, text], 4)
-    assert chat.token_ids == plain.token_ids
-
-
-@pytest.mark.wide
 def test_messages_that_cannot_be_rendered_fail_alone(pipe: Any) -> None:
     """Without a template, or where it refuses, that prompt fails with a sentence and the others are decoded."""
     pipe.tokenizer.chat_template = None
@@ -413,23 +403,6 @@ def test_an_entrys_id_comes_back_with_its_result() -> None:
     assert ["id" in one for one in kept] == [True, True, True, False, False, True, True]
     assert found[5].fault
     assert next(iter(kept[0])) == "index"  # by which a file of results is recognised
-
-
-@pytest.mark.wide
-def test_misspelt_parameters() -> None:
-    """A key that is nearly a parameter's name gets one warning for all prompts; other keys, and right ones, get none."""
-    from specframe.cli.sampling import SamplingFlags
-
-    parameters = SamplingFlags({})
-    lines = [{"prompt": "a", "temprature": 0.5, "answer": "b", "top_p": 0.5, "max_tokens": 3, "topk": 1}]
-    asked = written("\n".join(json.dumps(line) for line in lines * 3), "p.jsonl")
-    with pytest.warns(SpecframeWarning) as caught:
-        assert parameters.survey(asked) == (3, 3)
-    assert sorted(str(one.message) for one in caught) == [
-        f"p.jsonl line 1: the key {key!r} is no parameter and has no effect; did you mean {name!r}?"
-        for key, name in (("max_tokens", "max_new_tokens"), ("temprature", "temperature"), ("topk", "top_k"))
-    ]
-    assert [(prompt.fault, how.top_p) for prompt, how in map(parameters.of, asked)] == [(None, 0.5)] * 3
 
 
 @pytest.mark.wide

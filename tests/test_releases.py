@@ -84,25 +84,6 @@ SCHEDULES = ["continuous,piece=4", "fixed"]
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
-def test_aborts_and_a_close_between_any_steps(schedule: str, steps: int) -> None:
-    """Waiting, reading, decoding, a fork, a parent of forks: what is aborted has no room; a closed engine has none for anybody."""
-    for request in ASKED:
-        engine, _ = opened(schedule)
-        count = ended(engine, steps)
-        gone = engine.abort(request.key) is not None
-        left = {id(sequence) for _, sequence in pairing.HELD if sequence.request.key == request.key and sequence.gone}
-        assert not left
-        assert count + ended(engine) + gone == len(ASKED)
-        assert not pairing.HELD
-        engine.close()
-    engine, _ = opened(schedule)
-    ended(engine, steps)
-    engine.close()
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("way", ["memory", "one by one", "error", "abort", "close"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [0, 1, 3])

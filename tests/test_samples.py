@@ -12,9 +12,7 @@ from products import crossed
 from specframe_testing import fakes, harness, zoo
 
 from specframe import Sampling
-from specframe.contracts.drafts import Acceptance, Budget, Draft, Transfer
-from specframe.contracts.requests import Request
-from specframe.engine.pool import Pool
+from specframe.contracts.drafts import Budget
 
 TARGET = fakes.fake_target(context=128)
 DRAFT = fakes.fake_draft(TARGET)
@@ -208,22 +206,3 @@ def test_samples_of_real_architectures(name, rule):
     expected = alone(requests, rule, **pair)
     for align, schedule in (("ragged", None), ("exspec", "same-length,window=4")):
         assert ids(pipeline(**pair, accept=rule, align=align, schedule=schedule), requests) == expected
-
-
-@pytest.mark.wide
-def test_samples_take_no_more_rows_than_there_are():
-    """A finished parent keeps its row while forks have yet to copy it; nobody else is given that row."""
-    pool = Pool([Request(0, [1, 2], 1), Request(0, [1, 2], 9, sample=1), Request(1, [3], 9)], 2, 16, 64)
-    batch = pool.batch(pool.admit(2))
-    tokens = Transfer(Draft(batch.tokens_BS[:, :0]), Acceptance(batch.lengths_B * 0, torch.tensor([[9]])))
-    pool.append(batch, tokens.acceptance)
-    parent = pool.advance(batch, tokens).finished[0]
-    assert pool.admit(2) == []
-    assert [one.request.key for one in pool.live] == [(0, 1)]
-    assert not parent.gone
-    batch = pool.batch(pool.live)
-    assert (batch.starts, batch.lengths.tolist(), batch.tokens_BS[0, :2].tolist()) == (True, [2], [1, 2])
-    pool.append(batch, tokens.acceptance)
-    pool.advance(batch, tokens)
-    assert parent.gone
-    assert [one.request.key for one in pool.admit(2)] == [(1, 0)]

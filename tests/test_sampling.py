@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsP
 
 from specframe import Pipeline
 from specframe.errors import OptionError, UnknownNameError
-from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 
@@ -114,23 +113,6 @@ def test_parameters_of_one_prompt_take_the_place_of_those_of_all():
         usual.with_parameters({"criteria": []})
 
 
-@pytest.mark.wide
-def test_auto_takes_the_rule_that_a_run_needs():
-    """By default runs without a temperature are greedy, and those with one draw as the sampling rule does."""
-    sampling, prompts = Sampling(temperature=1.2), [[1, 2], [3], [4, 4, 4]]
-
-    def ids(pipe, sampling):
-        return [result.token_ids for result in pipe.generate(prompts, max_new_tokens=10, sampling=sampling)]
-
-    auto = Pipeline(TARGET, DRAFT, draft_length=3, seed=3)
-    named = Pipeline(TARGET, DRAFT, draft_length=3, seed=3, accept=registry().default("sampling"))
-    greedy = ids(Pipeline(TARGET, DRAFT, draft_length=3, accept="greedy"), None)
-    assert ids(auto, sampling) == ids(named, sampling) != greedy
-    assert ids(auto, None) == greedy
-    mixed = ids(auto, [Sampling(), sampling, Sampling()])
-    assert mixed == [greedy[0], ids(named, sampling)[1], greedy[2]]
-
-
 def test_counts_and_biases_against_the_reference():
     """Greedy tokens under a frequency penalty and biases are the reference's, to which the formulas are applied by hand."""
 
@@ -207,16 +189,6 @@ def test_a_value_without_effect_is_refused(sampling, why):
     first, failed, last = pipe.generate([[1, 2], [2], [3]], 4, sampling=[Sampling(), sampling, Sampling()])
     assert [first.token_ids, last.token_ids] == alone
     assert why in str(failed.error)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    "sampling", [{"temperature": 1}, "x", 5, [{"temperature": 1}, None], [Sampling()], 1.5], ids=str
-)
-def test_sampling_has_to_be_sampling_parameters(sampling):
-    """Anything else than one ``Sampling``, or one for each prompt, is refused by name."""
-    with pytest.raises(OptionError, match="sampling: expected one for all or one for each of 2 prompts, got "):
-        Pipeline(TARGET, DRAFT, draft_length=3).generate([[1], [2]], 4, sampling=sampling)
 
 
 @pytest.mark.wide

@@ -5,9 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from specframe_std.alignments.eqspec import LeftPadded
 from specframe_std.alignments.ragged import Ragged
 from specframe_testing import fakes, harness
@@ -24,25 +22,6 @@ def batch_of(*lengths: int) -> Batch:
     asked = harness.requests(harness.random_prompts(lengths, 61))
     pool = harness.open_pool(asked)
     return pool.batch(pool.admit(len(asked)))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("kept", "expected"),
-    [
-        (Kept(0), [5, 1, 9]),
-        (Kept(-2), [3, 0, 7]),
-        (Kept(np.array([2, 0, -3])), [7, 1, 6]),
-        (Kept(torch.tensor([2, 0, 1]), None, lambda: np.array([2, 0, 1])), [7, 1, 10]),
-    ],
-    ids=["own tokens", "but the last two", "host", "device"],
-)
-def test_host_and_device_agree_on_what_stands(kept: Kept, expected: list[int]) -> None:
-    """What stands is told beyond each row's length, is at least nothing, and is the same number on the host and on the device."""
-    batch = batch_of(5, 1, 9)
-    assert [request.request.key[0] for request in batch.sequences] == [0, 1, 2]
-    assert kept.host(batch).tolist() == expected
-    assert kept.device(batch).tolist() == expected
 
 
 class Noting(RaggedLayout):

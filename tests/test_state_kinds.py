@@ -8,7 +8,7 @@ import architectures
 import pytest
 import torch
 from products import crossed
-from specframe_std.states import scans, windows
+from specframe_std.states import scans
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding_suite import LENGTHS, RIGHT
@@ -154,18 +154,6 @@ def test_inside_generate() -> None:
     )
 
 
-@pytest.mark.wide
-def test_a_layer_keeps_the_states_of_all_its_modules() -> None:
-    """Each of a layer's convolutions has a state of its own, none of which is another's, in the order that the layer has them."""
-    if not architectures.known("inkling_text"):
-        pytest.skip("the transformers installed has no Inkling, or another one")
-    model = architectures.build("inkling_text")
-    layers = ModelRunner(model, "target").state_layers
-    assert len({layer.module for layer in layers.values()}) == len(layers) == 4 * 2
-    assert [layer.number for layer in layers.values()] == [0] * 4 + [1] * 4
-    assert [layer.module.conv_idx for layer in layers.values()] == [0, 1, 2, 3] * 2
-
-
 @pytest.mark.wide(but=["qwen3_5_text", "nemotron_h"])
 @pytest.mark.parametrize("name", ["qwen3_5_text", "nemotron_h", "jamba"])
 def test_padding_adds_nothing_whatever_is_convolved(name: str) -> None:
@@ -191,15 +179,6 @@ def test_steps_of_prompts_are_bounded_and_others_are_not(name: str) -> None:
     asked = usual()
     drafter = fakes.ScriptedDrafter(harness.truth(model, asked), RIGHT["by-turns"])
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=4), asked)
-
-
-@pytest.mark.wide
-def test_a_path_has_the_inputs_of_its_ancestors() -> None:
-    """The inputs of a node's path are its ancestors' and then the window's, the node's own last."""
-    full_BCT = torch.arange(7.0)[None, None]  # a window of three, and four nodes
-    parents_1T = torch.tensor([[-1, 0, 0, 2]])
-    paths_TW = windows.along_paths(full_BCT, parents_1T, 4)[0, 0].tolist()
-    assert paths_TW == [[0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5], [2, 3, 5, 6]]
 
 
 @pytest.mark.wide(but=["True-per-head"])

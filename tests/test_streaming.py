@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import torch
 from specframe_testing import fakes, harness
-from transformers import LogitsProcessor, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from specframe import Sampling
 from specframe.errors import OptionError
@@ -21,22 +21,6 @@ TARGET = fakes.fake_target(len(TOKENIZER))
 DRAFT = fakes.fake_draft(TARGET)
 PROMPTS = harness.random_prompts([5, 1, 9, 4, 7], len(TOKENIZER), seed=3)
 TEXTS = ["naïve 🎉🎉 café →", "日本語 and 🙂", "plain", "e\u0301 \U0001f469\u200d\U0001f680!", "çàéèù"]
-
-
-class Recites(LogitsProcessor):
-    """Makes a model say a text, whatever it meant to."""
-
-    def __init__(self, text, prompt_length):
-        self.ids, self.prompt_length = TOKENIZER(text).input_ids, prompt_length
-
-    def __call__(self, input_ids, scores):
-        place = input_ids.shape[1] - self.prompt_length
-        return torch.full_like(scores, -100.0).index_fill(1, torch.tensor(self.ids[place % len(self.ids)]), 0.0)
-
-
-def reciting(text, prompt, **options):
-    """Return the parameters of a prompt whose continuation is a text."""
-    return Sampling(processors=(Recites(text, len(prompt)),), max_new_tokens=len(TOKENIZER(text).input_ids), **options)
 
 
 def pipeline(draft=DRAFT, **options):
@@ -74,18 +58,6 @@ def test_chunks_add_up_to_the_result(align):
         key = one.index, one.sample
         assert results[key].token_ids == one.token_ids == tokens[key]
         assert results[key].text == one.text == "".join(pieces[key])
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("draft_length", [1, 2, 5])
-def test_text_comes_in_whole_characters(draft_length):
-    """No piece holds a part of a character, however its bytes fall into rounds."""
-    samplings = [reciting(text, prompt) for text, prompt in zip(TEXTS, PROMPTS, strict=True)]
-    pieces, _, results = gathered(pipeline(draft_length=draft_length).stream(PROMPTS, sampling=samplings))
-    for (index, _), told in pieces.items():
-        assert "".join(told) == results[index, 0].text == TEXTS[index]
-        assert UNFINISHED not in "".join(told)
-    assert sum(map(bool, pieces[0, 0])) > 2, "the text came at once"
 
 
 STOPPED = {
@@ -192,10 +164,3 @@ def test_chunks_come_while_others_are_still_decoded():
         next(pipe.stream(PROMPTS))
     stream.close()
     assert len(list(pipe.generate(PROMPTS, 2))) == len(PROMPTS)
-
-
-@pytest.mark.wide
-def test_what_is_wrong_is_said_on_the_call():
-    """Arguments are looked at when a stream is asked for, not when it is first read."""
-    with pytest.raises(OptionError, match="sampling: expected one for all or one for each of 5 prompts, got 1"):
-        pipeline().stream(PROMPTS, sampling=[Sampling()])

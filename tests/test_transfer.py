@@ -6,7 +6,6 @@ import gc
 import weakref
 from typing import Any
 
-import pytest
 import torch
 
 from specframe.contracts.drafts import Acceptance, Draft, Transfer
@@ -55,18 +54,6 @@ def test_filler_does_not_stand() -> None:
     tree = Draft(tokens_BT[:, :3], parents_BN=TREE, counts_B=torch.tensor([2]), depth=2)
     path_BT = torch.tensor([[2, 0]])
     assert Acceptance(torch.tensor([1]), tokens_BT[:, :3], path_BT).within(tree).accepted_B.tolist() == [0]
-
-
-@pytest.mark.wide
-def test_a_verdict_of_an_alignment_is_transferred_in_the_place_of_the_rules() -> None:
-    """The numbers are those of the alignment's acceptance result, the judged ones stay the rule's, and the draft stays."""
-    rule = transfer("cpu")
-    other = Acceptance(torch.tensor([0, 0]), rule.acceptance.tokens_BT, rule.acceptance.path_BT)
-    own = rule.of(other)
-    assert own.host.accepted.tolist() == [0, 0]
-    assert own.by_rule is rule.by_rule
-    assert own.draft is rule.draft
-    assert (rule.committed, own.committed) == (False, True)
 
 
 def test_a_round_goes_when_nobody_has_it() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -116,36 +115,6 @@ def test_every_call_of_a_round_may_fail(point: tuple[str, str, str], drafter: st
         assert acting.calls < at or told.startswith(f"{role} "), (at, told)
         acting = planted(pipe, usual, field, member, at, raising("error"))
         assert stepped(opened(pipe, asked)) == (tokens, int(acting.calls >= at)), at
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("drafter", "policy"), [*PIPES, *OF_HEADS])
-def test_aborts_and_a_close_from_inside_any_draft(drafter: str, policy: str) -> None:
-    """Whoever is aborted while trees are drafted ends once, and the others have their tokens; a closed engine is idle."""
-    pipe, usual, asked = seasoned(drafter, policy)
-    tokens = wanted(pipe.target_model, asked)
-    for at in turns(calls(pipe, usual, asked, "drafter", "propose")):
-        for gone in (*asked[:3], None):
-            held, aborted = list[Any](), list[Any]()
-
-            def act(
-                inner: Any, usual: Callable[[], Any], gone: Any = gone, held: Any = held, out: Any = aborted
-            ) -> Any:
-                out.append(held[0].close() if gone is None else held[0].abort(gone.key))
-                return usual()
-
-            planted(pipe, usual, "drafter", "propose", at, act)
-            held.append(opened(pipe, asked))
-            ended, errors = stepped(held[0])
-            assert errors == 0, (at, gone)
-            left = aborted[0] if aborted else None
-            if left is not None:
-                assert left.token_ids == tokens[gone.index][: len(left.token_ids)]
-                assert gone.index not in ended
-                ended[gone.index] = tokens[gone.index]
-            assert held[0].idle
-            assert ended == tokens or (gone is None and aborted), (at, gone)
-            held[0].close()
 
 
 def test_what_a_round_that_counted_for_nothing_has_seen_is_forgotten() -> None:

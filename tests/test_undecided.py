@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 from products import crossed
 from specframe_testing import harness, zoo
 from transformers import LogitsProcessor
 
-from specframe import Pipeline, Sampling
-from specframe.text.sampling import undecided_places
+from specframe import Sampling
 
 TARGET = zoo.build("llama", eos_token_id=None)
 DRAFT = zoo.good_draft(TARGET)
@@ -68,31 +64,6 @@ def test_where_tokens_are_drawn(rule: str) -> None:
     results = list(pipe.generate(PROMPTS, NEW, sampling=samplings(3, "nan", 0.9)))
     assert [len(result.token_ids) for result in results] == [NEW, 3, NEW, NEW]
     assert [results[row].token_ids for row in (0, 2, 3)] == [usual[row] for row in (0, 2, 3)]
-
-
-@pytest.mark.wide
-def test_what_ends_it_before_goes_before() -> None:
-    """A sequence that has reached its length or its stop at the last sound place ends as it would without the fault."""
-    third = harness.continuation(TARGET, PROMPTS[1], NEW)[2]
-    for how, reason in ((Sampling(max_new_tokens=3), "length"), (Sampling(processors=()), "eos")):
-        sampling = Sampling(max_new_tokens=how.max_new_tokens, processors=(Breaks(len(PROMPTS[1]) + 3, "nan"),))
-        model = TARGET if reason == "length" else zoo.build("llama", eos_token_id=third)
-        (result,) = Pipeline(model, DRAFT, draft_length=6).generate(PROMPTS[1:2], NEW, sampling=sampling)
-        assert (result.finish_reason, result.error) == (reason, None)
-
-
-@pytest.mark.wide
-def test_infinity_is_a_choice_of_ones_own_processors() -> None:
-    """A processor may set one score to infinity, to have this token chosen; without one, infinity is the target's overflow."""
-    pipe = harness.pipeline(TARGET, DRAFT)
-    found = {}
-    for name, processors in (("own", (Breaks(99, "nan"),)), ("none", ())):
-        asked, _ = pipe.requests.make(PROMPTS[:1], NEW, sampling=Sampling(processors=processors))
-        batch: Any = SimpleNamespace(sequences=[SimpleNamespace(request=asked[0])])
-        scores_BTV = torch.zeros(1, 4, 3)
-        scores_BTV[0, 1, 2], scores_BTV[0, 2, 0], scores_BTV[0, 3] = float("inf"), float("nan"), float("-inf")
-        found[name] = undecided_places(batch, scores_BTV)[0].tolist()
-    assert found == {"own": [False, False, True, True], "none": [False, True, True, True]}
 
 
 @pytest.mark.wide(but=["1.0"])

@@ -18,7 +18,6 @@ from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.model import padding_free
 from specframe.model.captured_graphs import CapturedForward, EagerGraph, in_bucket
 from specframe.model.model_checks import Reordered, Scratch
-from specframe.model.padding_free import PaddingFree
 from specframe.model.runner import ModelRunner
 
 LENGTHS = (1, 30, 9, 2, 40, 17, 5)
@@ -40,38 +39,6 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(ModelRunner, "call", call)
     return shapes
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("start", "counts", "real"),
-    [
-        (-3, [3, 1, 0], [[1, 1, 1], [0, 0, 1], [0, 0, 0]]),
-        (-1, [3, 1, 2], [[1, 1, 1], [1, 0, 0], [1, 1, 0]]),
-        (-1, None, [[1, 1, 1], [1, 1, 1], [1, 1, 1]]),
-    ],
-    ids=["padding comes first", "filler comes last", "all are real"],
-)
-def test_real_places(start: int, counts: list[int] | None, real: list[list[int]]) -> None:
-    """In blocks of rows' own tokens padding comes before the real ones; in drafts padding comes after them."""
-    block = Block(torch.zeros(3, 3, dtype=torch.long), start, counts=None if counts is None else np.array(counts))
-    assert block.real.astype(int).tolist() == real
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("keep", [1, 2, 3])
-@pytest.mark.parametrize("takes", [True, False], ids=["asked for", "all returned"])
-def test_logits_of_the_last_places(keep: int, takes: bool) -> None:
-    """The last places of each row have their logits, whether or not the model can be asked for single tokens."""
-    real_BT = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 1]], dtype=bool)
-    laid = PaddingFree(real_BT, torch.device("cpu"))
-    logits_BTV = torch.randn(4, 3, 5)
-    all_1NV, kept = laid.row(logits_BTV), laid.kept(keep)
-    given_1MV = all_1NV[:, kept] if takes and isinstance(kept, torch.Tensor) else all_1NV
-    found_BKV = laid.logits(given_1MV, keep)
-    real_BK = torch.from_numpy(real_BT)[:, -keep:]
-    assert found_BKV.shape == (4, keep, 5)
-    assert found_BKV[real_BK].equal(logits_BTV[:, -keep:][real_BK])
 
 
 @pytest.mark.wide

@@ -82,17 +82,6 @@ def test_alignments(embedded: dict[str, Any], align: str) -> None:
 
 
 @pytest.mark.wide
-def test_a_cell_names_the_words_that_the_refusal_names(embedded: dict[str, Any]) -> None:
-    """The words in a cell are those of the sentence that refuses the run."""
-    assert cells("alignments")["ragged", "dynamic"] == "no: `scatter"
-    with pytest.raises(CompositionError, match="needs 'scatter' to be offered"):
-        Pipeline(**embedded, drafter=None, align="ragged", kv="dynamic")
-    assert cells("drafters and alignments")["early-exit", "masking"] == "no: `share"
-    with pytest.raises(CompositionError, match="needs 'share' to be offered"):
-        Pipeline(**embedded, drafter="early-exit", align="masking")
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("rule", sorted(entry.name for entry in registry().of("acceptance rule")))
 def test_rules(embedded: dict[str, Any], rule: str) -> None:
     """A temperature is refused where the rule's row says so, and two draft lengths give the same tokens where it says so."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from specframe_std.kv.paged import PagedStore
 from specframe_std.kv.slot_tables import Slots
 from specframe_testing import harness, zoo
@@ -100,30 +99,6 @@ def assert_nothing_left(stores: list[PagedStore]) -> None:
         assert not store._rows
         assert store.blocks.used == 0
         assert store.host is None or not store.host._kept
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("member", ["to_host", "from_host"])
-@pytest.mark.parametrize(("name", "shape"), HEADS)
-def test_memory_that_runs_out_on_the_way(
-    name: str, shape: str, member: str, stores: list[PagedStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the device has no memory to bring a row together, there or back, at any turn, it is read again."""
-    usual, calls = getattr(Slots, member), list[int]()
-    for at in (1, 2, 3):
-        calls.clear()
-
-        def failing(self: Slots, *given: Any, at: int = at) -> None:
-            calls.append(1)
-            if len(calls) == at:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            usual(self, *given)
-
-        monkeypatch.setattr(Slots, member, failing)
-        pipe, _ = pipe_of(name, shape, TIGHT)
-        harness.check(pipe, ASKED)
-        assert len(calls) >= at
-        assert_nothing_left(stores)
 
 
 @pytest.mark.wide(but=["eagle-,tree=chain"])

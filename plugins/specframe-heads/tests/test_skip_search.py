@@ -61,16 +61,6 @@ def test_a_seed_is_that_of_the_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.wide
-def test_a_cost_is_the_share_of_weights_that_is_read() -> None:
-    """A target's weights are those of its forward: a tied embedding is its head, sublayers that are left out are not read."""
-    search = searched()
-    found = search.run(4, 0, 0)
-    left_out = sum(search._removable.weights(one) for one in found.skip)
-    assert len(found.skip) == 4
-    assert found.cost == 1 - left_out / sum(weight.numel() for weight in search._model.parameters())
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("text", ["0", "8", "1.0", "0.0", "0.01", "1.5", "-1", "nan", "abc", "true"])
 def test_another_number_is_refused(text: str) -> None:
     """A number that leaves nothing in or nothing out, and what is no number, is named in one sentence."""

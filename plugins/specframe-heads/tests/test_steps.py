@@ -154,16 +154,6 @@ def test_training_sees_what_drafting_sees(kind: str) -> None:
 
 
 @pytest.mark.wide
-def test_what_belongs_to_the_target_is_no_parameter() -> None:
-    """Heads that share the target's embedding or language head neither store nor train it."""
-    for kind in ("hydra", "clover", "clover2"):
-        heads = made(kind)
-        shared = {matrix(1).sum().item(), matrix(2).sum().item()}
-        assert not any(weight.sum().item() in shared for weight in heads.parameters())
-        assert not any("lm_head." in name or "embedding" in name for name in heads.state_dict())
-
-
-@pytest.mark.wide
 def test_new_heads_start_as_published() -> None:
     """A new block changes nothing; of a new gate Q and K are near the identity, and V is nothing."""
     heads = Medusa(SIZE, VOCABULARY, 2)

@@ -85,22 +85,6 @@ def test_a_tensor_that_is_not_read_is_refused(name: str, tmp_path: Path) -> None
         head(tmp_path)
 
 
-@pytest.mark.wide
-def test_known_tensors_are_left_with_a_reason(tmp_path: Path) -> None:
-    """A copy of the target's head, rotary factors and t2d are not needed, and each is told with its reason."""
-    checkpoints.eagle3(tmp_path, target(), drafted=40)
-    with_tensors(
-        tmp_path, verifier_lm_head__weight=torch.ones(2), layers__0__self_attn__rotary_emb__inv_freq=torch.ones(2)
-    )
-    checkpoint = Checkpoint.open(str(tmp_path))
-    _, tensors = format_of(checkpoint).read(checkpoint, Target(target()))
-    assert {name.rpartition(".")[2]: why for name, why in tensors.ledger.left.items()} == {
-        "t2d": "d2t says the same the other way round",
-        "weight": "a copy of the target's",
-        "inv_freq": "made from the configuration",
-    }
-
-
 @pytest.mark.wide(but=["speculators mtp-kind0"])
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("name", ["speculators eagle3", "speculators dflash", "Medusa", "speculators mtp"])

@@ -46,26 +46,6 @@ def made(kind: str, target: Target, **options: Any) -> Any:
     return learner(kind, target=target, places=3, **options)
 
 
-@pytest.mark.wide
-def test_lessons_are_what_the_target_computes(target: Target, written: list[ContinuationText]) -> None:
-    """Logits, hidden states and masks of a batch are those of each text alone; the model is left as it was."""
-    hooks = [len(module._forward_hooks) for module in target.model.modules()]
-    lesson = Reader(target.model, [0, 2, 4, 5]).read(written)
-    assert [len(module._forward_hooks) for module in target.model.modules()] == hooks
-    for row, text in enumerate(written):
-        length = len(text.ids)
-        with torch.no_grad():
-            alone = target.model(torch.tensor([text.ids]), output_hidden_states=True)
-        torch.testing.assert_close(lesson.logits_BTV[row, :length], alone.logits[0], atol=1e-4, rtol=1e-4)
-        for number in (0, 2, 4):
-            found = lesson.hidden[number][row, :length]
-            torch.testing.assert_close(found, alone.hidden_states[number][0], atol=1e-4, rtol=1e-4)
-        normed = target.model.model.norm(lesson.hidden[5][row, :length])
-        torch.testing.assert_close(normed, lesson.hidden[4][row, :length], atol=1e-4, rtol=1e-4)
-        assert lesson.known_BT[row].tolist() == [place < length for place in range(lesson.ids_BT.shape[1])]
-        assert int(lesson.own_BT[row].sum()) == length - text.prompt
-
-
 def test_places_look_ahead(target: Target, written: list[ContinuationText]) -> None:
     """Place k after token t is about the token t + k + 2, which the target foresees at token t + k + 1."""
     lesson = Reader(target.model, [4]).read(written)

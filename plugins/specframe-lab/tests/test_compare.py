@@ -98,23 +98,6 @@ def interrupted_after(count: int):
 
 
 @pytest.mark.wide
-def test_plain_decoding_is_always_in_it(pair: dict[str, str]):
-    """It comes first, at every batch size, and at 1 as the reference even where nobody asked to time that."""
-    found = cases(with_shared_parts(expand({**pair, "align": "ragged,eqspec", "batch_size": [2, 4]})))
-    assert [(case.scheme, case.batch_size, case.timed) for case in found] == [
-        ("plain", 1, False),
-        ("plain", 2, True),
-        ("plain", 4, True),
-        ("ragged", 2, True),
-        ("ragged", 4, True),
-        ("eqspec", 2, True),
-        ("eqspec", 4, True),
-    ]
-    assert {case.cell["drafter"] for case in found if case.plain} == {"none"}
-    assert {case.setting for case in found} == {found[0].setting}
-
-
-@pytest.mark.wide
 def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
     """What is left to another choice counts as that choice; without a draft, its length does not matter."""
     found = cases(
@@ -126,27 +109,6 @@ def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
         "drafter · K 3",
         "drafter · K 5",
     ]
-
-
-@pytest.mark.wide
-def test_cells_take_turns_there_and_back(pair: dict[str, str]):
-    """A drift over the whole comparison then hits all cells alike; the untimed reference runs once."""
-    planned = cases(with_shared_parts(expand({**pair, "align": "ragged,eqspec", "batch_size": 2})))
-    order = list(steps(planned, 3))
-    assert [(step.case.scheme, step.case.batch_size, step.repeat) for step in order] == [
-        ("plain", 1, 0),
-        ("plain", 2, 0),
-        ("ragged", 2, 0),
-        ("eqspec", 2, 0),
-        ("eqspec", 2, 1),
-        ("ragged", 2, 1),
-        ("plain", 2, 1),
-        ("plain", 2, 2),
-        ("ragged", 2, 2),
-        ("eqspec", 2, 2),
-    ]
-    assert [step.number for step in order] == list(range(1, 11))
-    assert {step.total for step in order} == {10}
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

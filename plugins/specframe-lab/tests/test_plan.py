@@ -15,7 +15,7 @@ from specframe_testing import zoo
 
 from specframe import Pipeline
 from specframe.cli import cli
-from specframe.errors import ModelError, OptionError
+from specframe.errors import OptionError
 from specframe.models import loading
 
 
@@ -38,18 +38,6 @@ def test_the_knee_keeps_most_of_the_greatest_speed() -> None:
     """The knee is the one with the fewest bytes among those with 96% of the greatest speed, whatever fits."""
     assert CandidatePlan(ALL, 110).knee is MANY
     assert CandidatePlan([*ALL[:3], candidate(8, 2, 300, 95.9), LARGE], None).knee is LARGE
-
-
-@pytest.mark.wide
-def test_a_budget_below_the_least_is_refused() -> None:
-    """The numbers are told."""
-    with pytest.raises(
-        ModelError, match=r"^--memory: expected at least 100 bytes, needed by 1 row with no drafter, got 99 bytes$"
-    ):
-        CandidatePlan(ALL, 99).require_fitting()
-    with pytest.raises(ModelError, match=r"needed by 8 rows with 2 drafted tokens, got 99 bytes$"):
-        CandidatePlan([MANY], 99).require_fitting()
-    assert CandidatePlan(ALL, 99).chosen is None
 
 
 @pytest.mark.wide

@@ -16,7 +16,6 @@ from specframe_lab.prediction.model_costs import ModelCosts, costs_of
 from specframe_lab.prediction.predict import (
     acceptance_rate,
     expected_length,
-    predictions,
     read_acceptance,
     round_seconds,
 )
@@ -80,21 +79,6 @@ def test_a_round_is_a_target_forward_and_one_of_the_draft_model_a_token() -> Non
     assert round_seconds(COSTS, FreeDrafts().drafting(2, 3, 9), SLOW, 2, 9) == wanted
     wanted += SLOW.seconds(DRAFT.forward(2, 2, 9)) + 2 * SLOW.seconds(DRAFT.forward(2, 1, 9))
     assert round_seconds(COSTS, DRAFT.drafting(2, 3, 9), SLOW, 2, 9) == pytest.approx(wanted)
-
-
-@pytest.mark.wide
-def test_predictions_break_even_where_the_speed_is_one() -> None:
-    """Plain decoding comes first; a draft that gains the break-even length is as fast, one that gains all is the fastest."""
-    asked: Any = {"batch_sizes": [1, 4], "draft_lengths": [2, 5], "context": 64}
-    found = [*predictions(COSTS, DRAFT, PROFILES["h100"], acceptance=None, **asked)]
-    assert [(one.batch_size, one.draft_length) for one in found] == [(1, 0), (1, 2), (1, 5), (4, 0), (4, 2), (4, 5)]
-    assert [one.acceptance_length for one in found] == [1, 3, 6] * 2
-    for one in found:
-        assert one.speed == pytest.approx(one.acceptance_length / one.break_even)
-        assert one.tokens_per_second == pytest.approx(one.batch_size * one.acceptance_length / one.seconds)
-    some = [*predictions(COSTS, DRAFT, PROFILES["h100"], acceptance=0.5, **asked)]
-    assert [one.acceptance_length for one in some[:3]] == [1, 1.75, 1.96875]
-    assert [one.break_even for one in some] == [one.break_even for one in found]
 
 
 @pytest.mark.wide

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from specframe_testing import zoo
 from specframe_testing.heads import block_heads, checkpoints, stepwise
 
 from specframe.cli import cli
-from specframe.models import loading
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 
@@ -91,18 +89,6 @@ def test_a_tree_is_fed_to_the_target_whole(folder: Path) -> None:
 
 
 @pytest.mark.wide
-def test_a_draft_model_is_counted_as_it_is_computed() -> None:
-    """What is counted of a draft model is what its shapes give: weights but for norms, bytes but for results of layers."""
-    pair = read_pair("tiny", "tiny-draft", "float32")
-    counted = CountedDrafts(recipe("tiny", "tiny-draft"), torch.float32)
-    assert pair.drafts is not None
-    computed, found = (one.drafting(4, 3, 300).loads for one in (pair.drafts, counted))
-    for name, share in (("weights", 0.002), ("bytes", 0.02), ("layers", 0.1)):
-        sums = [sum(getattr(load, name) for load in loads) for loads in (computed, found)]
-        assert sums[1] == pytest.approx(sums[0], rel=share)
-
-
-@pytest.mark.wide
 def test_experts_are_read_as_tokens_take_them() -> None:
     """Each state computes with the expert that it takes; many states read nearly all of them."""
     with Products() as counted, torch.inference_mode():
@@ -122,26 +108,6 @@ def recipe(target: Any, drafter: Any) -> Recipe:
 
 def invoked(*arguments: str) -> Any:
     return CliRunner().invoke(cli, [*arguments])
-
-
-@pytest.mark.wide
-def test_the_commands_take_heads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both commands name a head as a run does; no weights are loaded, and a tree's nodes are planned."""
-    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("a model was loaded"))
-    monkeypatch.setattr(checkpoint, "_tensors", lambda *_: pytest.fail("a head was loaded"))
-    pair = ("--target", str(folder / "model"), "--drafter", f"{folder / 'eagle3'},tree=dynamic,nodes=9,top=3")
-    found = invoked("predict", *pair, "--batch-size", "2", "--draft-length", "3", "--context", "20", "--json")
-    assert found.exit_code == 0, found.output
-    plain, drafting = [json.loads(line) for line in found.stdout.splitlines()]
-    assert (drafting["draft_length"], drafting["acceptance_length"]) == (3, 4)
-    assert drafting["round_seconds"] > plain["round_seconds"]
-    sizes = ("--batch-size", "1", "--draft-length", "3", "--prompt-tokens", "20", "--max-new-tokens", "8")
-    found = invoked("plan", *pair, *sizes, "--json")
-    assert found.exit_code == 0, found.output
-    told = json.loads(found.stdout)["candidates"]
-    assert [one["draft_length"] for one in told] == [0, 3]
-    assert told[0]["parts"]["head's weights"] == told[1]["parts"]["head's weights"] > 0
-    assert told[1]["kv_bytes"] > told[0]["kv_bytes"]
 
 
 @pytest.mark.wide

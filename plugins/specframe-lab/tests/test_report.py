@@ -25,9 +25,7 @@ from specframe_lab.report import plots
 from specframe_lab.report.images import png
 from specframe_lab.report.report_page import html, write_report
 from specframe_testing import zoo
-from specframe_testing.device import kind
 
-from specframe.devices import kinds
 from specframe.pipeline import Pipeline
 
 pytest.importorskip("matplotlib")
@@ -126,24 +124,6 @@ def test_tokens_per_second_are_told_and_drawn_against_memory():
         assert {text.get_text() for text in axes.texts} == {"1", "2"}
 
 
-@pytest.mark.wide
-def test_the_most_memory_of_a_device_is_told():
-    """Of the simulated device as of CUDA: from where it was begun to be watched, whatever was in use before; of a CPU nothing."""
-    device = torch.device("sim")
-    before = torch.empty(1000, device="sim")
-    kind.SIMULATED.watch_memory(device)
-    start = kind.SIMULATED.most_memory(device)
-    more = torch.empty(3000, device="sim")
-    del more
-    assert kind.SIMULATED.most_memory(device) == start + 12_000
-    kind.SIMULATED.watch_memory(device)
-    assert kind.SIMULATED.most_memory(device) == start
-    assert len(before) == 1000
-    cpu = kinds.of(torch.device("cpu"))
-    cpu.watch_memory(torch.device("cpu"))
-    assert cpu.most_memory(torch.device("cpu")) is None
-
-
 def test_numbers_of_a_column_have_the_same_decimals():
     """Three digits of the largest count, two of the smallest, as far as three more decimals; other kinds have their own."""
     assert texts([("a", 3.5), ("b", 3.294), ("c", 12.0)]) == [("a", "3.5"), ("b", "3.3"), ("c", "12.0")]
@@ -195,25 +175,6 @@ def test_calibration_adds_repeats():
     found = tables(made({("plain", 1): [line(1, calibration=None)], ("ragged", 1): repeats}))
     assert found["calibration"].rows == [("ragged", 1, pytest.approx(0.75 / 6), pytest.approx(1 / 6), 6)]
     assert png(plots.draw(found, ["plain", "ragged"])["calibration"]).startswith(b"\x89PNG")
-
-
-@pytest.mark.wide
-def test_equality_is_with_plain_decoding_at_one_and_at_the_same_batch_size():
-    two = [[1, 2, 9], [4, 5]]
-    found = made(
-        {
-            ("plain", 1): [line(1)],
-            ("plain", 2): [line(1, token_ids=two)],
-            ("ragged", 2): [line(1, token_ids=two), line(1, tokens_digest="other")],
-            ("padding", 2): [line(1, token_ids=[[1, 2], [4, 5, 6]], lossless=False)],
-        }
-    )
-    assert f.equality(found) == [
-        ("plain", 1, 2, 2, 1.0, 2, True, True),
-        ("plain", 2, 2, 1, pytest.approx(5 / 6), 2, True, True),
-        ("ragged", 2, 2, 1, pytest.approx(5 / 6), 2, True, False),
-        ("padding", 2, 2, 0, pytest.approx(2 / 3), 0, False, True),
-    ]
 
 
 def counting(rate: float, passes: int, **seconds: float) -> dict[str, Any]:

@@ -136,16 +136,6 @@ def gaps(moments: list[float]) -> np.ndarray:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("given", "burstiness"), [("poisson:4", 1), ("gamma:4,burstiness=0.25", 0.25)])
-def test_gaps_have_the_spread_of_a_gamma_distribution_and_end_at_the_rate(given: str, burstiness: float):
-    """A coefficient of variation of 1 / sqrt(burstiness); the last of N arrives at N / rate."""
-    moments = arrival_times(given, 20_000)
-    assert moments[-1] == pytest.approx(5000, rel=1e-12)
-    assert np.std(gaps(moments)) / np.mean(gaps(moments)) == pytest.approx(burstiness**-0.5, rel=0.05)
-    assert moments != arrival_times(given, 20_000, seed=1)
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(("strategy", "rising"), [("linear", [1, 1 / 2, 1 / 3]), ("exponential", [1, 3**-0.5, 1 / 3])])
 def test_a_ramp_goes_from_one_rate_to_the_other_request_by_request(strategy: str, rising: list[float]):
     given = f"constant:1,ramp-up-strategy={strategy},ramp-up-end-rps=3"

@@ -11,18 +11,10 @@ import pytest
 from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner, Result
 from specframe_lab.trace.frames import (
-    ACCEPTED,
-    CUT,
-    EMPTY,
-    INPUT,
-    KEPT,
-    PADDING,
-    REJECTED,
     Frame,
     Lane,
     SchemeTrace,
 )
-from specframe_lab.trace.slot_book import NOTHING
 from specframe_lab.trace.trace_page import render
 from specframe_lab.trace.trace_recorder import record
 from specframe_testing import fakes, harness, zoo
@@ -75,25 +67,6 @@ def test_results_follow_from_the_frames(align: str) -> None:
     assert [gained[index] for index in range(len(LENGTHS))] == trace.outputs
     assert [frame.round for frame in passes(trace)] == list(range(1, len(passes(trace)) + 1))
     assert all((a.phase == "settle") != (b.phase == "settle") for a, b in zip(trace.frames, trace.frames[1:]))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ALIGNMENTS)
-def test_slots_hold_the_tokens_of_their_row(align: str) -> None:
-    """Every frame shows each standing token of a row once, in order, with its id; drafts are marked by fate."""
-    trace = traced(align)
-    assert {lane.prompt for lane in lanes(trace)} == set(range(len(trace.prompts)))
-    for lane in lanes(trace):
-        row = [*trace.prompts[lane.prompt], *trace.outputs[lane.prompt]]
-        standing = [trace.cells[n] for n, mark in zip(lane.slots, lane.marks) if mark in KEPT + INPUT + ACCEPTED]
-        assert [cell.order for cell in standing] == list(range(len(standing)))
-        assert [cell.token for cell in standing] == row[: len(standing)]
-        assert all((number == NOTHING) == (mark in PADDING + EMPTY) for number, mark in zip(lane.slots, lane.marks))
-        if lane.score and lane.score.drafted:
-            assert lane.marks.count(INPUT) == 1
-            assert lane.marks.count(ACCEPTED) == lane.score.accepted
-            assert lane.marks.count(REJECTED) == lane.score.drafted - lane.score.by_rule
-            assert lane.marks.count(CUT) == lane.score.by_rule - lane.score.accepted
 
 
 @pytest.mark.wide

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from specframe_serve import serve_command
-from specframe_serve.app import Limited
 
 from specframe.cli import cli
 
@@ -27,18 +26,6 @@ def test_an_open_door_is_told_of(asked):
         outcome = CliRunner().invoke(cli, given)
         assert outcome.exit_code == 0, outcome.output
         assert ("Warning: listening at 0.0.0.0 without --api-key" in outcome.stderr) == warned
-
-
-@pytest.mark.wide
-def test_limits_arrive_where_they_belong(asked):
-    """Each option is the limit of its name."""
-    limits = {"body-bytes": 2, "prompt-tokens": 3, "new-tokens": 4, "request-tokens": 5, "waiting": 6}
-    given = [f"--max-{name}={value}" for name, value in limits.items()]
-    outcome = CliRunner().invoke(cli, ["serve", "--port", "0", "--grace", "2.5", *given])
-    assert outcome.exit_code == 0, outcome.output
-    _, _, _, limits, grace, _, _ = asked
-    expected = Limited(body=2, prompt_tokens=3, new_tokens=4, request_tokens=5, waiting=6)
-    assert (Limited(*limits), grace) == (expected, 2.5)
 
 
 @pytest.mark.wide

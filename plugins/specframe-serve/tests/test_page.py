@@ -85,20 +85,6 @@ def test_a_row_that_a_round_leaves_out_rests(clock: Clock) -> None:
     assert places(live) == [None, 2]
 
 
-@pytest.mark.wide
-def test_acceptance_is_kept_for_minutes(clock: Clock) -> None:
-    """The history has the rate of each span, nothing where nothing was drafted, and forgets what is older than its spans."""
-    live = Live(None)
-    for accepted in (2, 0):
-        live.round(report([1], accepted))
-    clock.now += 2 * SPAN
-    live.round(report([1], 2))
-    state = live.state(1, 0)
-    assert (state["span"], len(state["history"]), state["history"][-3:]) == (SPAN, SPANS, [0.5, None, 1.0])
-    clock.now += (SPANS - 1) * SPAN
-    assert live.state(0, 0)["history"] == [1.0, *[None] * (SPANS - 1)]
-
-
 # ---- in a browser ----------------------------------------------------------------------------------------------------
 
 

@@ -57,18 +57,6 @@ def test_requests_at_once_get_the_tokens_of_a_pipeline(running, pipe):
         assert [one.result() for one in both[1]] == drawn
 
 
-@pytest.mark.wide
-def test_speculation_off_drafts_nothing_and_changes_nothing(running, pipe):
-    """A request without speculation has the same tokens, and no token is drafted for it."""
-    before = running.figure("vllm:spec_decode_num_draft_tokens_total")
-    asked = {**ASKED, "extra_body": {"return_token_ids": True, "speculation": "off"}}
-    answer = running.client().completions.create(prompt=PROMPTS[0], **asked)
-    assert ids(answer)[0] == next(pipe.generate(PROMPTS[:1], NEW)).token_ids
-    assert running.figure("vllm:spec_decode_num_draft_tokens_total") == before
-    running.client().completions.create(prompt=PROMPTS[0], **ASKED)
-    assert running.figure("vllm:spec_decode_num_draft_tokens_total") > before
-
-
 def test_streams_say_what_whole_answers_say(running):
     """The pieces of a stream, joined by choice, are the answer that is not streamed; the usage comes last."""
     asked = {**ASKED, "prompt": PROMPTS[:2], "n": 2, "temperature": 0.7, "seed": 5}
@@ -257,20 +245,6 @@ def test_a_request_that_is_dropped_ends_in_the_engine(running):
     connection.close()
     running.settle()
     assert running.server.service._engine.idle
-
-
-@pytest.mark.wide
-def test_the_page_shows_the_drafts(running):
-    """While somebody looks, the state has the rows of the latest round with their drafts."""
-    httpx.get(f"{running.url}/live")
-    seen = {}
-    for _ in running.client().completions.create(model="tiny", prompt=PROMPTS[0], max_tokens=40, stream=True):
-        state = httpx.get(f"{running.url}/live").json()
-        if state["rows"]:
-            seen = state
-    assert seen["running"] == 1
-    assert seen["mean_acceptance_length"] > 1
-    assert seen["rows"][0]["drafted"] >= seen["rows"][0]["stood"]
 
 
 @pytest.mark.wide

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -162,62 +161,12 @@ def test_every_sample_gets_one_result_where_a_call_of_the_engine_fails(serving, 
 
 
 @pytest.mark.wide
-def test_no_client_waits_where_an_engine_can_never_be_opened(serving):
-    """Each job ends with the error of the attempt that was made for it."""
-    service, clients = serving(Faults(open=[RuntimeError("no room")] * 9)), [Client() for _ in range(3)]
-    for client in clients:
-        service.submit([client.job])
-    assert all("no room" in str(client.result().error) for client in clients)
-    assert service.unfinished == 0
-
-
-@pytest.mark.wide
-def test_a_failing_step_and_a_failing_end_of_the_engine(serving):
-    """An engine whose step fails, and then its end, costs its own requests alone."""
-    service, client = serving(Faults(step=[RuntimeError("planted")], close=[RuntimeError("worse")])), Client()
-    service.submit([client.job])
-    assert client.result().error == "planted"
-    assert decodes(service)
-
-
-@pytest.mark.wide
-def test_a_failing_abort_ends_the_others_with_an_error(serving):
-    """An engine that cannot end a request is not gone on with: who else waits is told."""
-    faults = Faults(abort=[RuntimeError("planted")])
-    faults.gate = threading.Semaphore(1)
-    service, leaving, staying = serving(faults), Client(), Client()
-    numbers = service.submit([leaving.job])
-    service.submit([staying.job])
-    assert leaving.chunks.get(timeout=LATEST).token_ids
-    service.abort(numbers)
-    faults.gate.release(10**6)
-    assert staying.result().error == "planted"
-    assert decodes(service)
-
-
-@pytest.mark.wide
 def test_an_engine_that_loses_requests_leaves_nobody_waiting(serving):
     """A request that the engine has forgotten without a report ends with an error."""
     service, client = serving(Forgetful()), Client()
     service.submit([client.job])
     assert client.result().error == "the engine has ended without a result of this request"
     assert decodes(service)
-
-
-@pytest.mark.wide
-def test_who_leaves_before_the_engine_has_the_job_costs_nothing(serving):
-    """A job that is left while the engine is at others is never given to it."""
-    faults = Faults()
-    faults.gate = threading.Semaphore(0)
-    service, first, left = serving(faults), Client(), Client()
-    service.submit([first.job])
-    while not faults.engines or not faults.engines[0].keys:
-        time.sleep(0.001)
-    service.abort(service.submit([left.job for _ in range(5)]))
-    faults.gate.release(10**6)
-    assert first.result().token_ids
-    assert faults.engines[0].keys == [(0, 0)]
-    assert left.chunks.empty()
 
 
 def test_aborts_are_carried_out_between_jobs_that_come(serving, monkeypatch):
@@ -238,27 +187,6 @@ def test_aborts_are_carried_out_between_jobs_that_come(serving, monkeypatch):
     service.submit([client.job for client in clients])
     assert clients[5].result().error == STOPS
     assert made == [[[1]], [[4]]]
-
-
-@pytest.mark.wide
-def test_a_stop_ends_jobs_that_run_and_that_wait_and_takes_no_more(serving):
-    """Without grace each sample ends with a sentence after the round under way; a job that comes later is refused."""
-    faults = Faults()
-    faults.gate = threading.Semaphore(1)
-    service = serving(faults)
-    clients = [Client(samples=2, new=200) for _ in range(3)]
-    for client in clients:
-        service.submit([client.job])
-    assert clients[0].chunks.get(timeout=LATEST).token_ids
-    service.stop(0)
-    faults.gate.release(10**6)
-    for client in clients:
-        results = [client.result(), client.result()]
-        assert [(one.finish_reason, one.error) for one in results] == [("abort", STOPS)] * 2
-    with pytest.raises(StoppedError, match=STOPS):
-        service.submit([Client().job])
-    service.close()
-    assert not service._thread.is_alive()
 
 
 def test_a_job_that_comes_while_the_service_ends_is_not_lost(serving, monkeypatch):

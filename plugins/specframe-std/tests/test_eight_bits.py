@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from specframe.models.own_cache import OwnCache
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -56,29 +54,6 @@ def test_a_head_comes_back_to_half_a_step(name: str, dtype: torch.dtype) -> None
         assert torch.equal(back[0, 1, 2], states[0, 1, 2])
         short = (back.float() - states.float()).abs() / largest.clamp(min=1e-30)
         assert float(short.max()) < 0.5 * step + 2 * (torch.finfo(dtype).eps + torch.finfo(torch.bfloat16).eps)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", DTYPES)
-def test_what_a_head_becomes_depends_on_it_alone(name: str) -> None:
-    """Any rows and tokens together have the bytes that they have alone, to the bit."""
-    quantiser, states = QUANTISERS[name], torch.randn(5, 2, 9, 16)
-    whole = quantiser.pack(states)
-    for rows, tokens in itertools.product([slice(0, 1), slice(2, 5)], [slice(3, 4), slice(1, 8)]):
-        assert torch.equal(quantiser.pack(states[rows, :, tokens].clone()), whole[rows, :, tokens])
-
-
-@pytest.mark.wide
-def test_what_is_nothing_and_what_is_whole_stays() -> None:
-    """A layer without values has none in bytes; whole numbers are kept as they are."""
-    quantiser = QUANTISERS["int8"]
-    none = torch.empty(2, 1, 3, 0)
-    assert quantiser.round(none).shape == none.shape
-    whole = torch.tensor([[[[1, 300, 70_000]]]], dtype=torch.int32)
-    assert torch.equal(quantiser.round(whole), whole)
-    shape = KVShape(1, 3, 3, torch.int32)
-    assert quantiser.packed_shape(shape) == shape
-    assert quantiser.packed_shape(KVShape(4, 16, 0, torch.float32)) == KVShape(4, 18, 0, torch.uint8)
 
 
 @pytest.mark.wide
@@ -127,21 +102,6 @@ def test_checks_compare_with_a_forward_that_rounds_alike(monkeypatch: pytest.Mon
     monkeypatch.setattr("specframe_testing.instrumentation.checked_run.rounding", lambda kv: None)
     with pytest.raises(Exception, match="short of the best logit, computed without a cache"):
         harness.decode(pipeline("slab,dtype=int8", draft=None, check=True), ASKED)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("accept", ["greedy", "gumbel"])
-def test_drafts_in_8_bits_cost_no_exactness(accept: str) -> None:
-    """Where drafts alone are rounded the combination is lossless, and its tokens are those without rounding."""
-    target, how = zoo.build("qwen3"), Sampling(temperature=1.0 if accept == "gumbel" else 0.0)
-    prompts = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
-    found = []
-    for kv, draft in (("slab", None), ("slab,draft_dtype=int8", zoo.good_draft(target))):
-        pipe = pipeline(kv, target, draft, accept=accept)
-        assert pipe.composition.lossless
-        found.append([one.token_ids for one in pipe.generate(prompts, 9, sampling=how)])
-    assert found[0] == found[1]
-    assert pipe.report.num_accepted_draft_tokens
 
 
 @pytest.mark.wide

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import attrs
@@ -122,25 +121,6 @@ def test_each_row_has_the_draft_of_the_first_that_is_sure() -> None:
     assert real == [[9, 9], [5, 5, 5], [5, 5], [9], []]
 
 
-@pytest.mark.wide
-def test_a_drafter_drafts_no_deeper_than_its_own_rows() -> None:
-    """The longest draft is that of a row that another drafter is sure of: steps for it would be padding in every row."""
-
-    class Deep(Same):
-        depths = list[int]()
-
-        def propose(self, batch: Batch, budget: Budget) -> Draft:
-            self.depths.append(budget.depth)
-            return super().propose(batch, budget)
-
-    made = first_of(Known([5, 0, 3], tokens=6), Deep())
-    made._logits = False
-    draft = made.propose(batch_of(3), Budget(6, depths_B=np.array([6, 2, 1])))
-    assert Deep.depths == [2]
-    assert draft.counts is not None
-    assert draft.counts.tolist() == [6, 2, 1]
-
-
 class Stepped(Same):
     """A drafter that takes a step for each token, and notes how deep it was asked to draft."""
 
@@ -252,19 +232,3 @@ def test_it_is_named_as_it_was_asked_for(given: str) -> None:
     assert draft == "tiny-draft"
     assert chosen_name(given, strategy, draft) == given
     assert choose("tiny", chosen_name(given, strategy, draft)) == ("tiny", strategy, draft)
-
-
-@pytest.mark.wide
-def test_a_plan_of_memory_has_all_steps_that_may_be_taken() -> None:
-    """Without numbers nothing is weighed: a run under a bound may take the steps that its shapes speak against."""
-
-    def weighs(device: str) -> bool:
-        made = First("suffix|none")
-        runner = types.SimpleNamespace(vocabulary=11, device=torch.device(device), module=TARGET)
-        rule = types.SimpleNamespace(needs=frozenset())
-        made._parts = [Known(), Same()]
-        made.start(types.SimpleNamespace(runner=runner, rule=rule, caches=[], target=None, draft_model=None))  # type: ignore[arg-type]
-        return made._weighs
-
-    assert weighs("cpu")
-    assert not weighs("meta")

@@ -6,18 +6,13 @@ import functools
 from typing import Any
 
 import pytest
-from specframe_std.alignments.masking import Masking
-from specframe_std.alignments.padding import Padding
 from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
-from specframe.errors import CompositionError, OptionError
-from specframe.plugins.registry import registry
 
-FIXED = ("masking,positions=content", "padding,mask=content,positions=content,bonus=target")
 LENGTHS = [7, 1, 13, 2, 7, 19, 30, 4]
 
 
@@ -54,42 +49,6 @@ def exact_share(architecture: str, **options: Any) -> float:
 def test_as_published_most_sequences_are_wrong(align: str, batch_size: int, architecture: str) -> None:
     """On ragged batches fewer than half of the sequences are the target's own."""
     assert exact_share(architecture, align=align, batch_size=batch_size) < 0.5
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ["masking", "padding", *FIXED])
-def test_what_only_grows_needs_a_backend_that_does(align: str) -> None:
-    """A cache of a fixed size is refused by a sentence that names one that fits."""
-    with pytest.raises(CompositionError, match=r"'grow' to be offered, .* as 'dynamic' does"):
-        exact_share("fake", align=align, kv="slab")
-
-
-@pytest.mark.wide
-def test_only_what_is_fixed_is_lossless() -> None:
-    """The classes promise nothing; an object does when all of its fixes are on."""
-    make = functools.partial(registry().make, "alignment")
-    assert "lossless" not in Masking.offers
-    assert "lossless" not in Padding.offers
-    assert not any(
-        "lossless" in make(align).offers for align in ("masking", "padding", "padding,mask=content,positions=content")
-    )
-    assert all("lossless" in make(align).offers for align in FIXED)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("align", "says"),
-    [
-        ("masking,positions=fixed", "positions: expected 'published' or 'content', got 'fixed'"),
-        ("padding,mask=target", "mask: expected"),
-        ("padding,positions=1", "positions: expected a text, got 1"),
-        ("padding,bonus=content", "bonus: expected 'published' or 'target'"),
-    ],
-)
-def test_an_unknown_fix_is_refused(align: str, says: str) -> None:
-    """An option takes "published" or its fix."""
-    with pytest.raises(OptionError, match=says):
-        registry().make("alignment", align)
 
 
 class Gains(Observer):

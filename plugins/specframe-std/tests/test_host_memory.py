@@ -11,12 +11,10 @@ import torch
 from specframe_std.kv.paged import PagedStore
 from specframe_std.kv.slot_tables import Slots
 from specframe_testing import fakes, harness, suite_device
-from specframe_testing.device.counters import COUNTERS
 from specframe_testing.device.rounds import watched_rounds
 
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
-from specframe.devices import kinds
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline
@@ -110,26 +108,6 @@ def begun(kv: str, *observers: Observer, steps: int = 6) -> LocalEngine:
     return engine
 
 
-@pytest.mark.wide
-def test_an_abort_frees_what_was_kept(stores: list[PagedStore]) -> None:
-    """Whoever is aborted while it waits leaves nothing on the host, and the others go on."""
-    engine = begun("paged,block=4,host=1MB")
-    pool = engine._groups.pool
-    for one in [*pool.live]:
-        pool.preempt(one)
-    held = [store.host.nbytes for store in stores if store.host]
-    assert len(held) == 2
-    assert min(held) > 0
-    for one in ASKED[1:]:
-        engine.abort(one.key)
-    for store, before in zip(stores, held, strict=True):
-        assert store.host is not None
-        assert 0 < store.host.nbytes < before / 2
-    engine.abort(ASKED[0].key)
-    assert [store.host.nbytes for store in stores if store.host] == [0, 0]
-    assert not any(store._rows or store.blocks.used for store in stores)
-
-
 def test_all_copies_together_have_the_bytes(stores: list[PagedStore]) -> None:
     """The host's memory is for all sequences that wait, not for each."""
     pool = begun("paged,block=4,host=400")._groups.pool
@@ -181,16 +159,3 @@ def test_what_comes_back_on_cuda_is_exact() -> None:
         pipe = harness.pipeline(target, draft, kv=f"{FEW},host=1MB{more}", batch_size=4, draft_length=3)
         with pytest.warns(RuntimeWarning, match="gives its memory back"):
             harness.check(pipe, ASKED)
-
-
-@pytest.mark.wide
-def test_a_copy_to_other_memory_waits() -> None:
-    """The simulated device counts a wait for a copy to memory that is not page-locked, and none for one that is."""
-    with suite_device.running_on("sim"), COUNTERS.watched() as events:
-        held = torch.arange(3, device=harness.device())
-        buffer = kinds.of(held.device).host_buffer(held)
-        buffer.copy_(held, non_blocking=True)
-        assert not any(event.kind == "wait" for event in events)
-        torch.empty(3, dtype=torch.long).copy_(held, non_blocking=True)
-        assert sum(count for event, count in events.items() if event.kind == "wait") == 1
-        assert buffer.tolist() == [0, 1, 2]

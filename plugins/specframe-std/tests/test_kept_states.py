@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import architectures
 import pytest
-import torch
-from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
 
 from specframe.contracts.round import Sequence
-from specframe.engine.engine_clock import HandClock
-from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
@@ -140,17 +135,6 @@ def test_the_least_recently_used_go_first() -> None:
 
 
 @pytest.mark.wide
-def test_blocks_that_are_given_up() -> None:
-    """Where the blocks have gone, the state alone is no use; any number of prompts fits into few blocks."""
-    pipe = pipeline(kv=",blocks=24", batch_size=2)
-    prompts = harness.random_prompts([9, 12, 11, 15], 61, seed=6)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = [hits(pipe, [*prompts, prompts[0]], 8) for _ in range(3)]
-    assert all(count < 8 + 10 + 10 + 14 + 8 for count in found)
-
-
-@pytest.mark.wide
 def test_samples_of_a_prompt_that_was_read_before() -> None:
     """Forks start from a parent that began with a kept state, and draw what they draw alone."""
     how = Sampling(temperature=40.0, samples=3)
@@ -159,42 +143,3 @@ def test_samples_of_a_prompt_that_was_read_before() -> None:
     for _ in range(2):
         assert [one.token_ids for one in pipe.generate(ALIKE[:3], 5, sampling=how)] == wanted
     assert pipe.report.prefix_hit_tokens > 0
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("steps", [1, 2, 4])
-def test_aborts(steps: int) -> None:
-    """A request that is aborted while its prompt is read, or while another waits for it, leaves nothing wrong behind."""
-    pipe = pipeline(states.fake_state_draft(TARGET), schedule="continuous,piece=4", batch_size=3)
-    long = [*COMMON, *COMMON]
-    for _ in range(2):
-        engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
-        for request in harness.requests([[*long, 5], [*long, 6], [*long, 7, 8]], 6):
-            engine.add(request)
-        for _ in range(steps):
-            engine.step()
-        engine.abort((0, 0))
-        while not engine.idle:
-            engine.step()
-        engine.close()
-    assert hits(pipe, [[*long, 5], [*long, 6], [*long, 7, 8]]) >= 28
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("place", [1, 2, 3, 5])
-def test_memory_that_runs_out(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences that be preempted, and those that are read again, begin with states of prompts alone."""
-    score, calls = ChainVerifier.score, list[int]()
-
-    def failing(self: Any, batch: Any, draft: Any) -> Any:
-        scores = score(self, batch, draft)
-        calls.append(1)
-        if len(calls) == place:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return scores
-
-    monkeypatch.setattr(ChainVerifier, "score", failing)
-    pipe = pipeline(states.fake_state_draft(TARGET), batch_size=3)
-    with pytest.warns(RuntimeWarning, match="memory ran out"):
-        harness.check(pipe, harness.requests(ALIKE, 9))
-    assert hits(pipe, ALIKE) > 0

@@ -201,23 +201,6 @@ def test_the_target_is_left_as_it_is() -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        ("attn:3-7+mlp:5", "attn:3-7+mlp:5"),
-        ("mlp:5+attn:4+3", "attn:3-4+mlp:5"),
-        ("attn:0+2+3+9", "attn:0+2-3+9"),
-        ("mlp:1-1", "mlp:1"),
-    ],
-)
-def test_a_text_says_which_sublayers(text: str, written: str) -> None:
-    """A text is read, and written in one way."""
-    found = read_sublayers("skip", text)
-    assert write_sublayers(found) == written
-    assert read_sublayers("skip", written) == found
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("text", ["", "3", "attn", "attn:", "attn:5-3", "ffn:3", "attn:-1", "mlp:10000", "attn:1+", 3])
 def test_another_text_is_refused(text: object) -> None:
     """What is no text of sublayers is named in one sentence."""

@@ -11,7 +11,6 @@ from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
-from specframe.errors import OptionError
 from specframe.plugins.registry import registry
 
 
@@ -114,11 +113,3 @@ def test_a_tree_merges_the_best_matches(seed: int) -> None:
             if (path := tuple(tokens[:end])) not in expected:
                 expected.append(path)
     assert tree_of(row, depth, nodes) == expected[:nodes]
-
-
-@pytest.mark.wide
-def test_bad_options() -> None:
-    """An n-gram of no tokens is refused."""
-    for value in ("0", "-2", "1.5", "true", "many"):
-        with pytest.raises(OptionError, match="ngram: expected a whole number"):
-            registry().make("drafter", f"prompt-lookup,ngram={value}")

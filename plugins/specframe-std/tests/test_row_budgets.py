@@ -11,9 +11,8 @@ import pytest
 import torch
 from policy_worlds import Rows, World, round_report
 from products import crossed
-from specframe_std.policies.acceptance_rates import AcceptanceRates, survival
-from specframe_std.policies.confidence import Calibration, ConfidenceStop, Evidence, distribution_features
-from specframe_std.policies.explicit import Explicit
+from specframe_std.policies.acceptance_rates import AcceptanceRates
+from specframe_std.policies.confidence import Calibration, ConfidenceStop, Evidence
 from specframe_std.policies.goodput import DepthChoice, DepthPlans
 from specframe_std.policies.levels import Levels
 from specframe_std.policies.round_seconds import Curve, RoundSeconds
@@ -31,22 +30,6 @@ class TestExplicit(DraftLengthPolicySuite):
 
     def make(self) -> str:
         return "explicit,maximum=4"
-
-
-@pytest.mark.wide
-def test_rows_draft_as_much_as_stands_of_their_own() -> None:
-    """After some rounds rows whose drafts stand draft the most, others one token, and a row that changes its length."""
-    policy, rows = Explicit(6, 0.5), Rows(3)
-    for stood in [(6, 0, 2)] * 30:
-        budget = policy.budget(rows)
-        own_B = np.full(3, budget.depth) if budget.depths_B is None else budget.depths_B
-        policy.observe(round_report(np.minimum(stood, own_B), budget.depth, rows, own_B))
-    assert policy.budget(rows).depths_B.tolist() == [6, 1, 2]
-    for _ in range(60):
-        budget = policy.budget(rows)
-        own_B = budget.depths_B
-        policy.observe(round_report(np.minimum((0, 6, 2), own_B), budget.depth, rows, own_B))
-    assert policy.budget(rows).depths_B.tolist() == [1, 6, 2]
 
 
 def test_what_is_cut_at_an_end_is_not_a_rejection() -> None:
@@ -102,19 +85,6 @@ def test_bad_luck_of_one_row_is_not_its_quality() -> None:
         kept.append(float((acceptance.rates_of(row.sequences)[0] / usual).mean()))
     assert kept[0] > 0.93, kept
     assert kept[1] < 0.82, kept
-
-
-@pytest.mark.wide
-def test_nothing_is_planned_beyond_a_rows_end() -> None:
-    """A token that a row has no room for stands with probability 0, and what has ended is forgotten."""
-    assert survival(np.full((2, 3), 0.5), np.array([5, 1])).tolist() == [[0.5, 0.25, 0.125], [0.5, 0, 0]]
-    acceptance, rows = AcceptanceRates(Levels(Budget(2))), Rows(2)
-    acceptance.add(round_report(np.array([2, 2]), 2, rows))
-    rows.sequences[0].finished = True
-    acceptance.add(round_report(np.array([2, 2]), 2, rows))
-    acceptance.add(round_report(np.array([2, 2, 2]), 2, Rows(3)))
-    acceptance.rates()
-    assert acceptance._rows.counts_R3K.shape[0] == 4, "of the sequence that goes on, and of three new ones"
 
 
 @pytest.mark.wide(but=["test_equals_reference[default]"])
@@ -288,18 +258,6 @@ def test_a_wrong_answer_of_a_stopping_rule_names_the_policy(answer: Any, words: 
     )
     with pytest.raises(ContractError, match=expected + words):
         harness.check(pipe, harness.requests(harness.random_prompts((7, 3), 61, seed=4), 16))
-
-
-@pytest.mark.wide
-def test_features_of_distributions() -> None:
-    """The likeliest token's logit and the entropy follow their formulas, also where tokens are ruled out or nothing is known."""
-    logits_BV = torch.tensor([[0.0, 0.0], [3.0, 0.0], [5.0, float("-inf")], [float("nan"), 0.0]])
-    found_BF = distribution_features(logits_BV)
-    share = 1 / (1 + np.exp(-3.0))
-    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
-    assert np.allclose(found_BF[:2], [[1, 0, np.log(2)], [1, 3, entropy]], atol=1e-5)
-    assert found_BF[2].tolist() == [1, 12, 0]
-    assert found_BF[3, 1] < -11.9, "what has no distribution is not sure"
 
 
 @pytest.mark.wide

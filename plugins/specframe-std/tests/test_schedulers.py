@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import random
-
 import pytest
 from specframe_std.schedulers.refill import Refill
 from specframe_testing.conformance import SchedulerSuite
@@ -105,35 +103,3 @@ def test_no_row_is_left_empty_where_all_prompts_find_one(waiting: int) -> None:
     assert refill.due(3, waiting)
     refill.look(13)
     assert not refill.due(3, 4)
-
-
-@pytest.mark.wide
-def test_prompts_are_read_together() -> None:
-    """Where sequences end at unlike times and prompts wait, fewer forwards read prompts, and hardly more rounds decode."""
-    choose = random.Random(0)
-    prompts, new = [8] * 96, [choose.randint(8, 60) for _ in range(96)]
-    rounds, reading = {}, {}
-    for wait in (0, 0.25, 1):
-        scheduler = registry().make("scheduler", f"continuous,wait={wait}")
-        seen = simulate(scheduler, prompts, new, 16, lambda index, length: (index + length) % 3)
-        reading[wait] = sum(one.prefill for one in seen)
-        rounds[wait] = len(seen) - reading[wait]
-    assert reading[1] < reading[0.25] < 0.75 * reading[0], reading
-    assert rounds[0.25] <= 1.05 * rounds[0], rounds
-    assert rounds[1] <= 1.2 * rounds[0], rounds
-
-
-@pytest.mark.wide
-def test_a_row_is_filled_at_once_where_nothing_is_gained() -> None:
-    """With wait=0 no row stays empty while a prompt waits."""
-    seen = simulate(
-        registry().make("scheduler", "continuous,wait=0"),
-        [5] * 40,
-        [4 + 3 * (one % 7) for one in range(40)],
-        8,
-        lambda *_: 1,
-    )
-    begun = 0
-    for one in seen:
-        begun += len(one.indices) * one.prefill
-        assert one.live == min(8, one.live + 40 - begun), "a row is empty while prompts wait"

@@ -23,7 +23,7 @@ from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence, SequenceState
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
-from specframe.errors import ModelError, OptionError, SpecframeError
+from specframe.errors import OptionError, SpecframeError
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 from specframe.value_checks import byte_count
@@ -279,31 +279,7 @@ def test_who_lacks_blocks_waits() -> None:
         harness.check(pipe, ASKED)
 
 
-@pytest.mark.wide
-def test_a_sequence_that_never_fits_is_refused() -> None:
-    """Without blocks for a prompt, and with no other row that could end, one sentence says so."""
-    with pytest.raises(ModelError, match="a store has no room for a sequence of 52 tokens, and no other is decoded"):
-        harness.decode(pipeline("paged,block=4,blocks=5"), ASKED[4:5])
-
-
 # ---- memory ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
-def test_a_pool_that_cannot_grow_goes_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device has no more memory, rows wait and be preempted within the blocks that there are."""
-    resize = Slots.resize
-
-    def cramped(self: Slots, count: int) -> None:
-        if count > 110:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-        resize(self, count)
-
-    monkeypatch.setattr(Slots, "resize", cramped)
-    for kv in ("paged,block=4,share=on", "pool"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            harness.check(pipeline(kv, batch_size=4), ASKED)
 
 
 @pytest.mark.wide

@@ -87,19 +87,6 @@ def test_what_has_ended_is_found_by_other_rows() -> None:
     assert drafter.propose(batch, Budget(4)).nodes == 0, "the oldest response goes first"
 
 
-@pytest.mark.wide
-def test_a_second_run_drafts_what_the_first_has_said() -> None:
-    """The responses of a pipeline's runs stay: the same prompts again take fewer rounds, and give the same tokens."""
-    target = zoo.build("qwen3")
-    asked = harness.requests(harness.random_prompts((9, 5, 14), 97), 16)
-    pipe = harness.pipeline(target, "suffix,factor=4", draft_length=8)
-    forwards = []
-    for _ in range(2):
-        harness.check(pipe, asked)
-        forwards.append(pipe.report.target_forwards)
-    assert forwards[1] < forwards[0]
-
-
 @pytest.mark.parametrize("inside", [False, True])
 def test_responses_last_over_the_steps_of_a_training_loop(
     inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,16 +38,6 @@ def test_own_text_is_counted(seed: int, few: bool, trees: bool, monkeypatch: pyt
         assert same(found, counted([row], row, one, reach)[0], trees)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
-def test_a_match_ends_where_its_row_begins(trees: bool) -> None:
-    """Rows of one word over and over lie side by side in memory: what the row before ends with is no part of a match."""
-    row, most, reach = [1, 2, 3, 4, 5, 6, 7] * 4, Most(20, 20), Reach(tree=trees)
-    expected = counted([row], row, most, reach)[0]
-    for found in OwnText(reach).find(np.array([row] * 3), np.array([len(row)] * 3), [most] * 3):
-        assert same(found, expected, trees)
-
-
 @pytest.mark.wide(but=["1-tree"])
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(6))

@@ -53,13 +53,6 @@ def shares(accepted: list[int], draft_length: int) -> list[float]:
     return [after / before for before, after in itertools.pairwise(reached) if before]
 
 
-@pytest.mark.wide
-def test_rate() -> None:
-    """Each token stands at the given rate, given that all before it do."""
-    seen, _ = decode("synthetic,rate=0.6")
-    assert shares(seen.accepted, 4)[:3] == pytest.approx([0.6] * 3, abs=0.08)
-
-
 def test_profile() -> None:
     """Each place of the draft has its own rate, the last one going on."""
     seen, _ = decode("synthetic,profile=0.9/0.4")

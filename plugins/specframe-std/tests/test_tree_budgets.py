@@ -125,15 +125,6 @@ def test_trees_are_as_large_as_the_drafter_s_own(policy: str, drafter: str) -> N
     assert own.nodes >= seen.nodes > seen.depth
 
 
-@pytest.mark.wide
-def test_rows_draft_unequal_trees() -> None:
-    """Under ``explicit`` rows of which other levels stand have other numbers of nodes; tokens are the reference decoder's."""
-    for drafter in TREES:
-        seen = Drafted()
-        harness.check(pipeline(drafter, "explicit,least=0.3", observers=[seen]), ASKED)
-        assert seen.uneven
-
-
 def test_chains_of_a_drafter_with_trees_are_chains() -> None:
     """A drafter whose drafts are chains leaves a policy as long a draft as was asked for."""
     assert pipeline("model", "goodput,maximum=6").parts.composition.policy.maximum == Budget(6)

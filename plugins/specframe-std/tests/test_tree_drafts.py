@@ -225,24 +225,6 @@ def test_rows_of_a_static_tree_have_their_own_first() -> None:
         assert sorted(found.draft.tokens_BN[row].tolist()) == sorted(whole.draft.tokens_BN[row].tolist())
 
 
-@pytest.mark.wide
-def test_rows_of_a_dynamic_tree_have_their_likeliest_nodes_first() -> None:
-    """The first nodes of each row are its likeliest ones that are not too deep, in the order of their depth."""
-    roots_B1V = torch.stack([after([row]) for row in range(6)])[:, None]
-    whole = growth.dynamic(Budget(3, 9), 3, roots_B1V, run, choose)
-    found = growth.dynamic(UNEVEN, 3, roots_B1V, run, choose)
-    for row, (depth, nodes) in enumerate(OWN):
-        deep = list[int]()
-        for parent in parents_of(whole, row):
-            deep.append(1 if parent < 0 else deep[parent] + 1)
-        shallow = [node for node in range(9) if deep[node] <= depth]
-        scores = chances(whole, row)
-        kept = sorted(sorted(shallow, key=lambda node: -scores[node])[:nodes])
-        assert found.draft.tokens_BN[row, : len(kept)].tolist() == whole.draft.tokens_BN[row, kept].tolist()
-        renamed = {node: place for place, node in enumerate(kept)} | {-1: -1}
-        assert own_parents(found, row, len(kept)) == [renamed[parents_of(whole, row)[node]] for node in kept]
-
-
 class Nodes:
     """A policy by which the rows of some requests have so many nodes."""
 

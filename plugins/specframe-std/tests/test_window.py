@@ -11,14 +11,12 @@ import torch
 from specframe_std.drafters.window import Window
 from specframe_std.partial.window_runner import narrow
 from specframe_testing import harness, suite_device, zoo
-from specframe_testing.paged_fake import Gathering, Pages
 from transformers import DynamicCache, PreTrainedModel
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
-from specframe.errors import CompositionError, OptionError
 
 LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
@@ -135,54 +133,6 @@ def continued(model: PreTrainedModel, sink: int, recent: int, given: list[int], 
     return made
 
 
-class Comparing(Window):
-    """Compares what the target's cache holds after a draft with the keys of a target that reads all tokens."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(1, 3)
-        self._model = model
-        self.standing, self.drafted = list[float](), list[float]()
-        """The largest differences of keys: of tokens that stand, and of the last one and those that were drafted just now."""
-
-    def draft(self, batch: Batch, budget: Budget, width: int) -> Draft:
-        """Return a draft within the budget."""
-        layout, placed = self._cache.layout, list[Placement]()
-        place = layout.place
-        layout.place = lambda *given: placed.append(place(*given)) or placed[-1]  # type: ignore[method-assign,func-returns-value]
-        try:
-            draft = super().draft(batch, budget, width)
-        finally:
-            layout.place = place  # type: ignore[method-assign]
-        index_BS = placed[-1].key_index_BS.expand(len(batch), -1).tolist()
-        for row, length in enumerate(batch.lengths.tolist()):
-            ids = [*batch.tokens[row, :length].tolist(), *draft.tokens_BN[row, :-1].tolist()]
-            slots = [index_BS[row].index(order) for order in range(len(ids))]
-            difference_S = self._difference(row, slots, ids)
-            self.standing += difference_S[: length - 1]
-            self.drafted += difference_S[length - 1 :]
-        return draft
-
-    @torch.inference_mode()
-    def _difference(self, row: int, slots: list[int], ids: list[int]) -> list[float]:
-        store: Any = self._cache.store
-        cache = DynamicCache(config=self._model.config)
-        self._model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
-        found = [block.by_head[part, store.first + row][:, slots] for block, part in store._keys.values()]
-        parts = [(a - b.keys[0]).abs().amax((0, 2)) for a, b in zip(found, cache.layers, strict=True)]
-        return torch.stack(parts).amax(0).tolist()
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("align", ["ragged", *(pytest.param(one, marks=pytest.mark.slow) for one in ALIGNMENTS[1:])])
-def test_keys_of_accepted_tokens_are_the_targets(align: str) -> None:
-    """Whatever a draft wrote, tokens that stand have the keys of a target that saw every token; those just drafted have others."""
-    drafter = Comparing(target("qwen3"))
-    harness.check(piped(target("qwen3"), drafter=drafter, align=align, kv="slab", schedule=None), asked())
-    assert len(drafter.standing) > 10
-    assert max(drafter.standing) < 1e-5
-    assert max(drafter.drafted) > 1e-2
-
-
 def test_the_rule_of_a_narrow_placement() -> None:
     """Slots in any order, padding and branches: a query sees what it saw before, as far as it is in the window or was just fed."""
     generator = torch.Generator().manual_seed(0)
@@ -232,25 +182,3 @@ def test_recordings_for_rows_of_any_length_keep_to_the_window() -> None:
             assert pipe.report.host_syncs == 2, "one wait of the loop, one for the notes"
             drafted.append(drafter.noted)
         assert drafted[0] == drafted[1]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("option", "given"), [("sink", -1), ("sink", 1.5), ("sink", True), ("recent", 0), ("recent", "many")]
-)
-def test_other_windows_are_refused(option: str, given: Any) -> None:
-    """What is no number of tokens is named in one sentence."""
-    least = {"sink": 0, "recent": 1}[option]
-    with pytest.raises(OptionError, match=rf"^{option}: expected a whole number of at least {least}, got "):
-        Window(**{option: given})
-
-
-@pytest.mark.wide
-def test_what_cannot_be_is_refused() -> None:
-    """An alignment that cannot share, and a store that hands out all slots alone: one sentence each."""
-    with pytest.raises(
-        CompositionError, match=r"needs 'share' to be offered, and alignment 'masking' does not offer it"
-    ):
-        piped(target("qwen3"), align="masking")
-    with pytest.raises(CompositionError, match=r"needs 'gather' to be offered, and KV backend .* does not offer it"):
-        piped(target("qwen3"), kv=Pages(), attention=Gathering())

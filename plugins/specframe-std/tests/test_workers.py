@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import test_constraints as constraints
-import test_target_faults as nan
 from specframe_std.executors.workers import executor
 from specframe_std.executors.workers.dispatcher import DispatchingEngine
 from specframe_std.executors.workers.executor import Workers
@@ -207,13 +206,6 @@ def test_a_worker_that_is_killed_is_replaced(pipes: tuple[Pipeline, Pipeline]) -
     assert facts(pipes[0].generate(PROMPTS, 9)) == facts(pipes[1].generate(PROMPTS, 9))
     assert workers()[0] != before[0]
     assert workers()[1] == before[1]
-
-
-@pytest.mark.wide
-def test_an_interrupted_run_leaves_the_workers_free(pipes: tuple[Pipeline, Pipeline]) -> None:
-    """After a run that nobody finishes, the next one gives its own results."""
-    assert next(pipes[0].as_completed(PROMPTS, 40)).token_ids
-    assert facts(pipes[0].generate(PROMPTS[::-1], 9)) == facts(pipes[1].generate(PROMPTS[::-1], 9))
 
 
 def test_workers_get_the_weights_as_they_are(local: Workers) -> None:
@@ -506,21 +498,6 @@ def test_an_observers_error_comes_after_the_round_of_a_worker(member: str) -> No
     with pytest.raises(ValueError, match="planted"):
         engine.step()
     assert engine.idle
-
-
-@pytest.mark.wide
-def test_a_row_of_nan_in_a_worker_ends_alone(local: Workers) -> None:
-    """A prompt that the target has no distribution for ends with the error that one process tells, and the others are decoded."""
-    prompts = [list(prompt) for prompt in nan.PROMPTS]
-    prompts[0][2] = nan.NAN
-    target, draft = nan.BROKEN, nan.DRAFT
-    asked = harness.requests(prompts, [6] * len(prompts))
-    found, expected = (
-        sorted(facts(harness.pipeline(target, draft, batch_size=2, **how).decode(asked)), key=lambda one: one[0])
-        for how in ({"executor": local}, {})
-    )
-    assert found == expected
-    assert [one[4] for one in found] == ["error"] + ["length"] * 5
 
 
 @pytest.mark.wide
