@@ -53,7 +53,6 @@ def test_nothing_fits_an_alignment_with_needs_of_its_own():
         composed(align=needy)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "said"),
     [

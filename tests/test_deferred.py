@@ -58,6 +58,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
+@pytest.mark.wide(but=["plain-3"])
 @pytest.mark.parametrize(
     "batch_size", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)]
 )
@@ -106,6 +107,7 @@ class Grudging(Greedy):
         return attrs.evolve(found, accepted_B=found.accepted_B * (batch.lengths_B % 3 > 0))
 
 
+@pytest.mark.wide(but=["(3,)", "(2, 0, 3)"])
 @pytest.mark.parametrize("depths", [(3,), (2, 3, 0, 0, 4), (2, 0, 3), ((0, 3, 1), (2, 0, 4), 0)], ids=str)
 def test_drafts_of_any_length(depths: Any) -> None:
     """Lengths that change, to none and back, leave the tokens; a draft model has read all of them: the target drafts rightly."""
@@ -145,6 +147,7 @@ class Paid(Goodput):
         super().observe(report)
 
 
+@pytest.mark.wide(but=["deferred"])
 @pytest.mark.parametrize("rounds", ["deferred", "synchronous"])
 def test_goodput_times_the_round_that_it_is_told_of(rounds: str, ahead: list[bool]) -> None:
     """Whether the next round's budget was asked for before or not, the seconds are those of the round with that depth."""
@@ -156,6 +159,7 @@ def test_goodput_times_the_round_that_it_is_told_of(rounds: str, ahead: list[boo
     assert len(policy.timed) > 15
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rule", ["gumbel", "rejection", pytest.param("typical", marks=pytest.mark.slow)])
 def test_sampled_tokens_are_those_of_synchronous_rounds(rule: str, ahead: list[bool]) -> None:
     """A seed gives the same tokens and log-probabilities, which are computed of the logits of a round that has been landed late."""
@@ -205,6 +209,7 @@ class Told(Observer):
         assert rows == {len(report.logits_BTV if report.logits_BTV is not None else [])}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "draft"])
 def test_a_row_that_has_ended_leaves_no_trace(draft: Any) -> None:
     """Stops that the host finds end rows a round late: no report tells of that round, and other rows have their tokens."""
@@ -216,7 +221,7 @@ def test_a_row_that_has_ended_leaves_no_trace(draft: Any) -> None:
     assert counted == [one.metrics for one in harness.check(piped(draft, "synchronous"), requests)]
 
 
-@pytest.mark.wide(but=["2", "5"])
+@pytest.mark.wide
 @pytest.mark.parametrize("at", range(1, 7))
 def test_aborts_arrivals_and_a_close_meet_a_round_under_way(at: int) -> None:
     """Between steps a request is aborted, and another comes: each ends once; what is closed then is idle."""
@@ -255,6 +260,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_errors_of_launches_and_landings(point: Any) -> None:
     """Wherever memory runs out nothing is lost; another error is told after what has ended, and the others go on."""
@@ -298,6 +304,7 @@ KEPT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.wide(but=["tokens looked up on the host", "invariants"])
 @pytest.mark.parametrize("kind", [*KEPT])
 def test_rounds_that_need_the_last_ones_numbers(kind: str, ahead: list[bool]) -> None:
     """Strategies that need lengths on the host, and whoever asks for that, keep the synchronous round."""
@@ -331,6 +338,7 @@ def on_sim() -> Iterator[None]:
         yield
 
 
+@pytest.mark.wide(but=["0-3"])
 @pytest.mark.parametrize(("draft_length", "batch_size"), [(0, 3), (3, 1), (3, 3)])
 def test_the_device_is_never_idle(
     draft_length: int, batch_size: int, on_sim: None, monkeypatch: pytest.MonkeyPatch

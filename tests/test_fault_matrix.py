@@ -108,7 +108,7 @@ def calls(point: Point) -> int:
     return acting.calls
 
 
-@pytest.mark.wide(but=["scheduler  rows", "alignment layout commit"])
+@pytest.mark.wide(but=["scheduler  rows"])
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_every_member_may_fail_at_any_call(point: Point) -> None:
     """A shortage of memory that passes changes no token; any other fault is told with the strategy's role."""

@@ -182,7 +182,7 @@ class AtOnce(ModelDrafter):
 @pytest.mark.parametrize("change", ["seed", "rule"])
 def test_drafts_are_drawn_as_the_run_asks(change: str) -> None:
     """Another seed, or another rule for requests with a temperature, has chains captured anew: drafts are as good as ever."""
-    prompts, warm = [request.prompt_ids for request in ASKED], Sampling(temperature=1.0)
+    prompts, warm = [request.prompt_ids for request in ASKED[:2]], Sampling(temperature=1.0)
     options: dict[str, Any] = {"accept": "gumbel" if change == "seed" else "auto", "draft_length": 3}
     target = zoo.build("qwen3")  # its logits lie close together: the noise decides
     draft = zoo.good_draft(target)

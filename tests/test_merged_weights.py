@@ -49,10 +49,11 @@ def test_fewer_products_give_the_same(name: str) -> None:
     assert sum(stored.values()) == sum(one.nbytes for one in {id(one): one for one in model.parameters()}.values())
 
 
+@pytest.mark.wide
 def test_what_changes_is_seen() -> None:
     """A weight that is written to is the product's; one whose data are moved is not, which is noticed, and it is packed again."""
-    model = zoo.build("opt")
-    runner, weight = runner_of(model), model.model.decoder.layers[1].self_attn.k_proj.weight
+    model = zoo.build("opt", num_hidden_layers=1)
+    runner, weight = runner_of(model), model.model.decoder.layers[0].self_attn.k_proj.weight
     first = trace(runner, merges=True)
     weight.data.mul_(3)
     assert first.holds
@@ -66,7 +67,7 @@ def test_what_changes_is_seen() -> None:
 
 def test_what_there_is_no_memory_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory runs out at the second group: the first stays merged, the others are products of their own."""
-    runner, calls = runner_of(zoo.build("llama")), list[int]()
+    runner, calls = runner_of(zoo.build("llama", num_hidden_layers=1)), list[int]()
 
     def runs_out(some: Any) -> torch.Tensor:
         calls.append(len(some))
@@ -98,6 +99,7 @@ def test_weights_that_are_of_use_elsewhere_are_left() -> None:
     assert refusal(weights(lambda found: found.__setitem__(1, torch.nn.Parameter(torch.randn(9, 4)[:3])))) == "shared"
 
 
+@pytest.mark.wide
 def test_a_model_on_a_cpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merging is for devices that launch kernels; a trace in the middle of a run merges nowhere, as graphs may read the weights."""
     asked: list[bool] = []
@@ -107,6 +109,6 @@ def test_a_model_on_a_cpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
         return trace(runner, hidden)
 
     monkeypatch.setattr(traces, "trace", traced)
-    pipe = harness.pipeline(zoo.build("opt"), None, layers="traced")
-    harness.check(pipe, harness.requests([[1, 2, 3]], 4))
+    pipe = harness.pipeline(zoo.build("opt", num_hidden_layers=1), None, layers="traced")
+    harness.check(pipe, harness.requests([[1, 2, 3]], 2))
     assert asked == [False]

@@ -252,7 +252,7 @@ def shelves(monkeypatch: pytest.MonkeyPatch) -> list[captured_graphs.GraphCache]
 def test_chains_are_recorded_by_buckets_of_rows(shelves: list[captured_graphs.GraphCache]) -> None:
     """Drafts of any number of rows have captured graphs of 1, 2, 4 or all rows; rows outside of the batch are not written to."""
     target, draft = pair("fake")
-    asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
+    asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 15, 22, 29, 36, 43, 50])
     harness.check(harness.pipeline(target, draft, batch_size=7, draft_length=3, graphs="on"), asked)
     assert {2, 4} <= {key[0] for key in shelves[3]._kept} <= {1, 2, 4, 7}
     schedule = "same-length,window=7"  # batches of three of seven rows
@@ -297,9 +297,7 @@ class Lengths(FixedLength):
         return Budget(next(self._turns))
 
 
-@pytest.mark.wide(
-    but=["gpt2-{'batch_size': 3}", "gpt2-{'batch_size': 7, 'schedule': 'continuous,wait=0', 'kv': 'slab,dtype=int8'}"]
-)
+@pytest.mark.wide(but=["gpt2-{'batch_size': 3}"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -327,8 +325,8 @@ def test_short_prompts_are_recorded(
     monkeypatch.setattr(captured_graphs, "EAGER", 1)
     target = zoo.build(name)
     lengths = (40, 90, 33, 61, 100, 44, 35, 64, 10, 55)
-    prompts = harness.random_prompts(lengths * (4 if options["batch_size"] == 7 else 2), zoo.VOCABULARY)
-    asked = harness.requests(prompts, [2 + 7 * row % 13 for row in range(len(prompts))])
+    prompts = harness.random_prompts(lengths * (3 if options["batch_size"] == 7 else 1), zoo.VOCABULARY)
+    asked = harness.requests(prompts, [2 + 5 * row % 7 for row in range(len(prompts))])
     counts, tokens = [], []
     for graphs_on in ("on", "off"):
         given = {"draft_length": 3, "graphs": graphs_on, "rounds": "synchronous", **options}
@@ -400,7 +398,7 @@ def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[capture
     budget = Budget(3, 7) if tree else Budget(4)
     drafter = {"drafter": ModelDrafter(branch="3/1/1")} if tree else {}
     options = {"batch_size": 3, "draft_length": fakes.Uneven(budget), "graphs": "on"}
-    asked = harness.requests(harness.random_prompts((3, 9, 5, 7), zoo.VOCABULARY), [24, 40, 30, 36])
+    asked = harness.requests(harness.random_prompts((3, 9, 5, 7), zoo.VOCABULARY), [14, 20, 16, 18])
     harness.check(harness.pipeline(target, zoo.good_draft(target), **drafter, **options), asked)
     assert {key[6] for key in shelves[0]._kept} > {None}
 
@@ -425,7 +423,7 @@ def test_graphs_hold_the_constants_that_they_read(name: str) -> None:
 def test_new_shapes_are_told(shelves: list[captured_graphs.GraphCache]) -> None:
     """A run tells how often a forward was slower since its shape was new or captured; what is replayed or never captured is not."""
     target = zoo.build("qwen3")
-    draft, asked = zoo.good_draft(target), harness.requests(harness.random_prompts((5, 5), zoo.VOCABULARY), 20)
+    draft, asked = zoo.good_draft(target), harness.requests(harness.random_prompts((5, 5), zoo.VOCABULARY), 14)
     told: dict[str, list[int]] = {"auto": [], "off": []}
     for mode, numbers in told.items():
 
@@ -452,7 +450,7 @@ def test_recordings_are_bounded(shelves: list[captured_graphs.GraphCache], monke
     """The captured graphs that were used last are kept, as many as the bound says; tokens stay exact while others are dropped."""
     monkeypatch.setattr(captured_graphs, "MOST", 2)
     target, draft = pair("fake")
-    asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
+    asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 15, 22, 29, 36, 43, 50])
     made = SimRecording.made
     harness.check(harness.pipeline(target, draft, batch_size=7, draft_length=3, graphs="on"), asked)
     assert [len(shelf) for shelf in shelves] == [2, 0, 0, 2]
@@ -494,7 +492,7 @@ def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytes
         tables.append(Counter())
         with monkeypatch.context() as patched:
             patched.setattr(varlen, "flash", noted)
-            found.append([result.token_ids for result in harness.decode(pipe, asked("qwen3", 6))])
+            found.append([result.token_ids for result in harness.decode(pipe, asked("qwen3", 3)[:4])])
     assert found[0] == found[1] == found[2]
     assert [bool(one[True]) for one in tables] == [False, reads, reads]
 

@@ -220,6 +220,7 @@ OTHERS = {
 """Members that the core, or who listens to a run's layouts, uses of what strategies open or are."""
 
 
+@pytest.mark.wide
 def test_what_is_declared_is_used(tmp_path: Path) -> None:
     """Every member that is declared of runs, caches, models, layouts and stores is used."""
     test_standard_strategies("ragged", {"drafter": "early-exit,layers=1"})

@@ -83,7 +83,7 @@ def equal(sampling=WARM, prompts=PROMPTS, count=5):
     ]
 
 
-@pytest.mark.wide(but=["storage1-continuous"])
+@pytest.mark.wide
 @pytest.mark.parametrize(("storage", "schedule"), [*zip([*STORAGE, *SHARED], 3 * SCHEDULES, strict=False)])
 def test_equal_prompts_are_read_once(storage, schedule):
     """Rows of one call that have the same prompt have it read once, and each has the tokens that it has alone."""

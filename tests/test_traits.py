@@ -139,6 +139,7 @@ def test_a_class_says_it_itself() -> None:
     assert traits_of(type("Wide", (), {"__init__": lambda self, **any: None})).open
 
 
+@pytest.mark.wide
 def test_a_source_says_what_its_class_says() -> None:
     """Summary and capabilities that are read from the source of each registered class are those of the class."""
     for entry in registry():

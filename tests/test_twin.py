@@ -127,6 +127,7 @@ def reference(model: PreTrainedModel) -> list[list[int]]:
     return [reference_decode(model, prompt, 9, {zoo.EOS}) for prompt in PROMPTS]
 
 
+@pytest.mark.wide(but=["hook_in", "replace_module"])
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda some: "+".join(one.__name__ for one in some))
 def test_a_change_between_two_runs_is_seen(changes: tuple[Callable[[Any], None], ...]) -> None:
     """After each change a pipeline that has decoded before gives the tokens of the model as it is."""
@@ -146,6 +147,7 @@ def attention(model: Any) -> None:
     model.model.layers[0].self_attn.v_proj.weight.data.mul_(-1)
 
 
+@pytest.mark.wide(but=["window", "weight"])
 @pytest.mark.parametrize(
     ("change", "kv"),
     [(wrap_forward, "slab"), (narrow, "slab"), (attention, "paged,block=4,share=on")],
@@ -167,6 +169,7 @@ def test_a_change_is_seen_by_an_engine_that_stays_open(change: Callable[[Any], N
         assert [found[index] for index in range(len(PROMPTS))] == reference(model)
 
 
+@pytest.mark.wide
 def test_the_users_model_stays_as_it_is() -> None:
     """In the middle of a round each module has its mode, its forward and its configuration, and gives its own output."""
     model = zoo.build("mistral").train()

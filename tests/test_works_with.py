@@ -112,7 +112,7 @@ CASES = [
 ]
 
 
-@pytest.mark.wide(but=["model-acceptance rules-accept"])
+@pytest.mark.wide
 @pytest.mark.parametrize(("drafter", "table", "option"), CASES)
 def test_drafts(embedded: dict[str, Any], drafter: str, table: str, option: str) -> None:
     """A drafter drafts the shapes that its row names under each alignment and rule, and others are refused."""

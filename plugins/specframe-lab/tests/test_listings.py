@@ -67,6 +67,7 @@ def test_models_show_of_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert refused.stderr.endswith("did you mean 'vicuna-7b'?\n")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "told"), [("gemma3", "yes, as 3 pieces"), ("qwen3.5", "no: it has layers that keep a state")]
 )

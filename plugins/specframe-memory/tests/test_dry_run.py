@@ -24,7 +24,7 @@ from specframe.devices import kinds
 from specframe.model.runner import ModelRunner
 
 
-@pytest.mark.wide(but=["columns", "biases"])
+@pytest.mark.wide(but=["biases"])
 @pytest.mark.parametrize(
     "name", ["slab", "columns", pytest.param("windows", marks=pytest.mark.slow), "experts", "biases", "states"]
 )

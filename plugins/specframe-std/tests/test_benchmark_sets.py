@@ -139,6 +139,7 @@ def test_what_is_no_set_is_refused_in_a_sentence(given: str, rows: Any, words: s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.wide
 def test_a_set_is_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a copy the published set is loaded with its configuration and split; with --limit no more is fetched than that."""
     import datasets

@@ -86,6 +86,7 @@ def test_rounds_are_the_kernels_and_prompts_packed_attentions(kernel: Kernel, mo
     assert ([width for _, width in kernel.calls], packed) == ([1, 16], [17])
 
 
+@pytest.mark.wide
 def test_a_kernel_that_is_wrong_is_left_out(kernel: Kernel) -> None:
     """Packed attention takes rounds as well where the kernel does not agree with mask tensors, or is not there."""
     kernel.flaw = 0.5
@@ -106,6 +107,7 @@ def test_float32_is_for_those_who_ask(kernel: Kernel) -> None:
     assert not Decode().suits(facts(264, asked=True))
 
 
+@pytest.mark.wide
 def test_recorded_rounds_are_exact(kernel: Kernel) -> None:
     """Asked for by name in float32, it attends in recorded rounds and in prompts, and the tokens are the reference's."""
     with suite_device.running_on("sim"):

@@ -130,7 +130,7 @@ CRITERIA = {
 }
 
 
-@pytest.mark.wide(but=["one's own"])
+@pytest.mark.wide
 @pytest.mark.parametrize("criteria", CRITERIA)
 def test_criteria_end_rows_where_they_end_in_generate(criteria):
     """Criteria are asked after every token with the ids that ``generate`` would show them, and each row ends on its own."""
@@ -267,6 +267,7 @@ def test_prompts_that_were_kept_go_when_weights_are_synchronised():
         assert torch.equal(ids, model.generate(**asked))
 
 
+@pytest.mark.wide
 def test_a_call_that_fails_keeps_no_cache():
     """The next call begins with a pipeline of its own."""
     slab = Opened()
@@ -388,6 +389,7 @@ class Asking(LogitsProcessor):
         return scores.index_fill(1, inner[0, -1:], -10.0)
 
 
+@pytest.mark.wide
 def test_a_call_within_a_call():
     """A processor may generate with the drop-in that calls it."""
     assisted = specframe.assisted(DRAFT, 3)

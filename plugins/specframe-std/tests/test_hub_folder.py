@@ -35,6 +35,7 @@ def generated(model=MODEL, **asked):
     return model.generate(**{**ASKED, **asked})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["drafter", "assistant_model"])
 def test_tokens_are_drafted_in_a_batch(name):
     """The tokens are those without drafts, and the draft model ran, under either name."""
@@ -46,6 +47,7 @@ def test_tokens_are_drafted_in_a_batch(name):
     assert calls
 
 
+@pytest.mark.wide
 def test_what_is_made_is_kept_for_the_same_arguments():
     """A second call has the loop of the first; other arguments have a loop of their own, and the former is closed."""
     generated(**FOLDER, drafter=DRAFT, draft_length=3, keep_cache=True)
@@ -59,6 +61,7 @@ def test_what_is_made_is_kept_for_the_same_arguments():
     assert closed == [None]
 
 
+@pytest.mark.wide
 def test_copies_of_a_model_are_without():
     """A model that has been decoded can be copied and pickled."""
     plain = generated(**FOLDER)
@@ -67,6 +70,7 @@ def test_copies_of_a_model_are_without():
         assert torch.equal(generated(one, **FOLDER), plain)
 
 
+@pytest.mark.wide
 def test_a_repository_of_a_model_has_the_folder(tmp_path):
     """A model that is loaded from a repository with the folder drafts without being asked, by prompt lookup by default."""
     MODEL.save_pretrained(tmp_path)

@@ -299,7 +299,7 @@ def test_a_rules_wrong_bonus_token_is_named() -> None:
         decode(draft=drafter, accept=AnotherBonus())
 
 
-@pytest.mark.wide(but=["falcon"])
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["falcon", "llama"])
 def test_a_model_that_is_called_during_a_round_attends_as_ever(name: str) -> None:
     """Checks, observers and other threads get the model's own logits; Falcon compares the name of its attention with sdpa."""
