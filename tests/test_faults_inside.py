@@ -36,13 +36,14 @@ class Quiet(Observer):
 def test_an_observer_that_raises_is_heard_after_the_results(member: str) -> None:
     """Whoever gave an observer hears its own error, no strategy is blamed, and no result is lost."""
     counting = Acting(Quiet(), member, 0, raising("error"))
-    stepped(opened(PIPE, ASKED, observers=[counting]))
+    short, expected = ASKED[::2], {index: WANTED[index] for index in (0, 2)}
+    stepped(opened(PIPE, short, observers=[counting]))
     some = turns(counting.calls)
     every = range(1, counting.calls + 1)  # stages that end a round are few among those that end
     for at in every if member == "leave" else some:
         for fault in ("error", "exit") if at in some else ("error",):
             engine, ended = (
-                opened(PIPE, ASKED, observers=[Acting(Quiet(), member, at, raising(fault))]),
+                opened(PIPE, short, observers=[Acting(Quiet(), member, at, raising(fault))]),
                 dict[int, list[int]](),
             )
             heard = list[BaseException]()
@@ -53,7 +54,7 @@ def test_an_observer_that_raises_is_heard_after_the_results(member: str) -> None
                     heard.append(error)
                 else:
                     ended |= {one.request.index: one.token_ids for one in (report.finished if report else ())}
-            assert ended == WANTED, at
+            assert ended == expected, at
             assert len(heard) == 1
             assert not isinstance(heard[0], ContractError)
 

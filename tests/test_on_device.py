@@ -325,8 +325,8 @@ def test_short_prompts_are_recorded(
     monkeypatch.setattr(captured_graphs, "EAGER", 1)
     target = zoo.build(name)
     lengths = (40, 90, 33, 61, 100, 44, 35, 64, 10, 55)
-    prompts = harness.random_prompts(lengths * (3 if options["batch_size"] == 7 else 1), zoo.VOCABULARY)
-    asked = harness.requests(prompts, [2 + 5 * row % 7 for row in range(len(prompts))])
+    prompts = harness.random_prompts(lengths * (4 if options["batch_size"] == 7 else 2), zoo.VOCABULARY)
+    asked = harness.requests(prompts, [2 + 7 * row % 13 for row in range(len(prompts))])
     counts, tokens = [], []
     for graphs_on in ("on", "off"):
         given = {"draft_length": 3, "graphs": graphs_on, "rounds": "synchronous", **options}

@@ -97,7 +97,7 @@ def test_equal_prompts_are_read_once(storage, schedule):
 def test_rows_that_become_free_start_from_one_that_has_started_so():
     """Where the row that has read a prompt has ended, others start from one that started from it."""
     feeds = harness.Feeds()
-    for requests in (asked(attrs.evolve(WARM, samples=9), PROMPTS[:1]), equal(prompts=PROMPTS[:1], count=9)):
+    for requests in (asked(attrs.evolve(WARM, samples=6), PROMPTS[:1]), equal(prompts=PROMPTS[:1], count=6)):
         requests = [
             attrs.evolve(one, max_new_tokens=3 + 2 * place, stop_token_ids=frozenset())
             for place, one in enumerate(requests)

@@ -308,7 +308,8 @@ def test_each_at_its_best_has_its_own_parts_in_rows_and_labels(pair: dict[str, s
     """With the option each alignment has what it asks for, and names and rows tell it; what is asked for by name stays."""
     given = with_shared_parts(expand({**pair, "align": "exspec", "schedule": "fixed", "kv": "paged", "batch_size": 2}))
     assert [(cell["schedule"], cell["kv"]) for cell in given] == [("fixed", "paged")]
-    result = run(*command(pair, "--each-at-its-best", "--repeats", "1"))
+    few = ["--repeats", "1", "--max-new-tokens", "2", "--warm-up", "0"]
+    result = run(*command(pair, "--each-at-its-best", *few))
     assert result.exit_code == 0, result.output
     schemes = ["plain · continuous · slab", "ragged · continuous · slab", "exspec · same-length · dynamic"]
     assert {line["scheme"] for line in lines()} == set(schemes)
@@ -317,7 +318,7 @@ def test_each_at_its_best_has_its_own_parts_in_rows_and_labels(pair: dict[str, s
     assert (
         "ragged on continuous and slab; exspec on same-length and dynamic. Without --each-at-its-best" in result.stdout
     )
-    shared = run(*command(pair, "--repeats", "1", "--output", "shared"))
+    shared = run(*command(pair, *few, "--output", "shared"))
     assert {(line["cell"]["schedule"], line["cell"]["kv"]) for line in lines("shared")} == {("continuous", "slab")}
     assert "All schemes have scheduler continuous and KV backend slab; --each-at-its-best takes what" in shared.stdout
 

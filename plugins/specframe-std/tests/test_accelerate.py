@@ -64,7 +64,7 @@ class Inner(LogitsProcessor):
 def inside_a_call(model):
     """Generate with a processor that generates, too."""
     inputs = {name: value[:2] for name, value in padded().items()}
-    asked = {**ASKED, "max_new_tokens": 5}
+    asked = {**ASKED, "max_new_tokens": 4}
     return model.generate(**inputs, **asked, logits_processor=LogitsProcessorList([Inner(model)]))
 
 

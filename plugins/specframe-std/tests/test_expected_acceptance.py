@@ -153,7 +153,7 @@ def after_children(shape: Shape, parent: int = -1) -> list[int]:
 def test_on_a_chain_traversal_is_block_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a chain given as a tree, swept node by node, as much stands as under ``block``, and more than by rejection."""
     shape = Shape.line(3)
-    for pair in range(4):
+    for pair in range(2):
         whole = leaves_up(monkeypatch, Judged(traversal.Traversal(), shape, pair))
         jointly = leaves_up(monkeypatch, Judged(block.BlockVerification(), shape, pair, chain=True))
         singly = top_down(monkeypatch, Judged(rejection.Rejection(), shape, pair, chain=True))
