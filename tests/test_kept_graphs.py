@@ -188,7 +188,7 @@ def test_drafts_are_drawn_as_the_run_asks(change: str) -> None:
     draft = zoo.good_draft(target)
 
     def decode(pipe: Pipeline, sampling: Sampling) -> list[list[int]]:
-        return [result.token_ids for result in pipe.generate(prompts, 8, sampling=sampling)]
+        return [result.token_ids for result in pipe.generate(prompts, 5, sampling=sampling)]
 
     pipe = piped(target, draft, drafter=AtOnce(), **options)
     for _ in range(3):
