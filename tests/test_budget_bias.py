@@ -91,7 +91,7 @@ def test_policies_draw_from_the_target(rule: str, policy: str, branch: str | Non
     assert lengths.uneven
 
 
-@pytest.mark.wide
+@pytest.mark.wide(but=["traversal"])
 @pytest.mark.parametrize("rule", crossed(["traversal", "rejection"]))
 def test_budgets_of_trees_draw_from_the_target(rule: str) -> None:
     """Trees of which each row has a part that its past tells draw from the target."""

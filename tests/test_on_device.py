@@ -297,7 +297,9 @@ class Lengths(FixedLength):
         return Budget(next(self._turns))
 
 
-@pytest.mark.wide(but=["gpt2-{'batch_size': 3}"])
+@pytest.mark.wide(
+    but=["gpt2-{'batch_size': 3}", "gpt2-{'batch_size': 7, 'schedule': 'continuous,wait=0', 'kv': 'slab,dtype=int8'}"]
+)
 @pytest.mark.parametrize(
     "options",
     [
