@@ -2,7 +2,7 @@
 
 docs/hooks.md    from the hook specifications and the protocols
 docs/cli.md      from the commands
-docs/strategies.md  its table of strategies, from what the plugins of this repository register
+docs/strategies.md  its tables of strategies and their options, from what the plugins of this repository register
 docs/plugins.md  the files of its example, from what ``specframe plugins new`` writes
 docs/design.md   its table of distributions, from the project files; its pictures of the cache, from recordings of the
                  embedded pair: docs/cache_pictures.py
@@ -41,6 +41,8 @@ from specframe.cli import cli
 from specframe.plugins import hookspecs
 from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import discover
+from specframe.plugins.traits import OPTIONS as OPTIONS_OF_CLASS
+from specframe.plugins.traits import REQUIRED
 
 ROOT = Path(__file__).parent.parent
 PROJECTS = (ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml")))
@@ -48,6 +50,11 @@ HEADING = "<!-- Written by docs/generate.py from {source}: change it there. -->\
 WIDTH = 100
 REFERENCE = re.compile(r":class:`([\w.]+)\.(\w+)`")
 STRATEGIES = re.compile(r"(<!-- strategies: .*?-->\n).*(<!-- end of strategies -->)", flags=re.DOTALL)
+OPTION_TABLES = re.compile(
+    r"(<!-- options of ([^:\n]+) ([\w-]+): .*?-->\n).*?(<!-- end of options of \2 \3 -->)", flags=re.DOTALL
+)
+OPTION = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", flags=re.MULTILINE)
+"""An option of a docstring's section on options: its name and its meaning."""
 DISTRIBUTIONS = re.compile(r"(<!-- distributions: .*?-->\n).*(<!-- end of distributions -->)", flags=re.DOTALL)
 PICTURES = re.compile(r"(<!-- pictures: .*?-->\n).*(<!-- end of pictures -->)", flags=re.DOTALL)
 EXAMPLE = re.compile(r"(```\w+\n# ([\w./]+)\n).*?(```\n)", flags=re.DOTALL)
@@ -181,7 +188,21 @@ def strategies_page() -> str:
             factory = registry.entry(role, name).factory
             says = ("yes" if "lossless" in factory.offers else "no") if role in PROMISING else ""
             rows.append(f"| {role} | `{name}` | {plain(factory.__doc__ or '').partition(chr(10))[0]} | {says} |")
-    return STRATEGIES.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("docs/strategies.md"))
+    text = STRATEGIES.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("docs/strategies.md"))
+    return OPTION_TABLES.sub(lambda found: found[1] + option_table(found[2], found[3]) + found[4], text)
+
+
+def option_table(role: str, name: str) -> str:
+    """Return a strategy's options as a table, from its class's docstring and the defaults of its arguments."""
+    traits = discover().entry(role, name).traits
+    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
+    for option, meaning in OPTION.findall(traits.documentation.partition(OPTIONS_OF_CLASS)[2]):
+        default = traits.options.get(option)
+        shown = "" if default in (None, REQUIRED) else f"`{default}`" if isinstance(default, str) else f"{default:g}"
+        said = re.sub(r'"([\w-]+)"', r"`\1`", plain(" ".join(meaning.split())))
+        cells = (cell.replace("|", "\\|") for cell in (f"`{option}`", shown, said))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
 
 
 def plugins_page() -> str:

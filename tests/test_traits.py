@@ -135,6 +135,8 @@ def test_a_class_says_it_itself() -> None:
     assert (by_options.summary, by_options.needs, by_options.offers) == ("Follows its options.", frozenset(), None)
     heir = type("Heir", (Mine,), {"__doc__": "Mine anew."})
     assert traits_of(heir).documentation == "Mine anew.\n\nOptions:\n    width: not used."
+    bare = type("Bare", (Mine,), {"__doc__": "Takes none.", "__init__": lambda self: None})
+    assert traits_of(bare).documentation == "Takes none."
     assert traits_of(max).needs == frozenset()
     assert traits_of(type("Wide", (), {"__init__": lambda self, **any: None})).open
 

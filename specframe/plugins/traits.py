@@ -53,7 +53,7 @@ def traits_of(factory: Callable[..., Any]) -> Traits:
     scheduler, kv = (getattr(factory, trait, None) for trait in ("scheduler", "kv"))
     return Traits(
         f"{getattr(where, '__module__', '?')}:{getattr(where, '__qualname__', '?')}",
-        documentation(factory),
+        documentation(factory, bool(parameters)),
         words_of(factory, "needs"),
         words_of(factory, "offers"),
         scheduler if isinstance(scheduler, str) else None,
@@ -75,10 +75,10 @@ OPTIONS = "\n\nOptions:\n"
 """The heading of a docstring's section on options."""
 
 
-def documentation(factory: Callable[..., Any]) -> str:
+def documentation(factory: Callable[..., Any], takes_options: bool) -> str:
     """Return the docstring of a class or function, or the help of a command. A class has its base's options where it names none."""
     text = inspect.cleandoc((factory.help if isinstance(factory, click.Command) else factory.__doc__) or "")
-    bases = factory.__mro__[1:] if isinstance(factory, type) and OPTIONS not in text else ()
+    bases = factory.__mro__[1:] if isinstance(factory, type) and takes_options and OPTIONS not in text else ()
     inherited = (inspect.cleandoc(base.__doc__ or "").partition(OPTIONS)[2] for base in bases)
     options = next(filter(None, inherited), "")
     return f"{text}{OPTIONS}{options}" if options else text

@@ -25,11 +25,13 @@ class Synthetic(Greedy):
 
     Acceptance depends only on the seed, the sequence and the position. The bonus token is the target's most likely token.
 
-    Options (one of them; rate=0.7 without any):
-        rate: probability that a draft token is accepted, given that all tokens before it are.
+    It takes one of its options, or none.
+
+    Options:
+        rate: probability that a draft token is accepted, given that all tokens before it are; 0.7 without any option.
         profile: such a probability for each place of the draft, as in 0.9/0.7/0.5; the last holds for all further places.
         length: mean number of accepted tokens, at most the whole draft; 2.5: two or three with equal probability.
-        from: a file that ``specframe run --report`` wrote, whose acceptance by place is the profile.
+        from: a file that ``--report`` of a run wrote, whose acceptance by place is the profile.
     """
 
     offers: frozenset[str] = frozenset({"deferred"})

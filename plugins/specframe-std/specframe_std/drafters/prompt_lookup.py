@@ -38,8 +38,8 @@ class PromptLookup:
 
     Options:
         ngram: tokens compared at most, from 1 to 64.
-        tree: "chain"; "dynamic": a tree of several matches.
-        nodes: nodes of the tree; 16.
+        tree: "chain"; "dynamic": a tree of what followed the best matches, up to 8 of them.
+        nodes: nodes of the tree; without it 16.
     """
 
     needs: frozenset[str] = frozenset()

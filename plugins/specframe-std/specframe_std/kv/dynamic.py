@@ -16,7 +16,7 @@ class Dynamic(Quantisable):
     """Grows by concatenation and holds no more columns than the batch has, like the caches of published schemes.
 
     Options:
-        dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
+        dtype: of the target's keys and values: "model", the model's own; "int8" or "fp8", with one scale for each token and head.
         draft_dtype: of the keys and values of drafts.
     """
 

@@ -29,7 +29,7 @@ class PagePool(Quantisable):
     """Gives each row a piece of one pool, as long as its sequence is, which grows with it and is free when it ends.
 
     Options:
-        dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
+        dtype: of the target's keys and values: "model", the model's own; "int8" or "fp8", with one scale for each token and head.
         draft_dtype: of the keys and values of drafts.
     """
 

@@ -51,13 +51,13 @@ class Paged(Quantisable):
             the least recently used ones go first. "off": a block is one row's, but for samples of one prompt.
         host: the most bytes of the host's memory, as 2GB, for what preempted sequences had in each model's cache: they come
             back from there and are not prefilled again. Without it they are.
-        states: with "on", of models whose layers keep a state, how many copies of a state are kept after some of a prompt's blocks,
-            since a row goes on from there alone; the least recently used ones go first, and 0 keeps none.
+        states: with share=on, of models whose layers keep a state, how many copies of a state are kept after some of a prompt's
+            blocks, since a row goes on from there alone; the least recently used ones go first, and 0 keeps none.
         stride: tokens of a prompt before its first copy; more are taken after twice as many, four times as many and so on, where
             prompts part, and at the prompt's end.
         view: "rows": attention is handed a copy of each row's keys and values. "blocks": it is handed the blocks, which "packed"
             reads where torch's kernel takes blocks of their size, multiples of 256; they are copied for others.
-        dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
+        dtype: of the target's keys and values: "model", the model's own; "int8" or "fp8", with one scale for each token and head.
         draft_dtype: of the keys and values of drafts.
     """
 

@@ -13,7 +13,7 @@ class Slab(Quantisable):
     """Preallocates every slot of every row; new keys and values are written in place.
 
     Options:
-        dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
+        dtype: of the target's keys and values: "model", the model's own; "int8" or "fp8", with one scale for each token and head.
         draft_dtype: of the keys and values of drafts.
     """
 

@@ -12,14 +12,14 @@ from specframe_std.policies.levels import Levels
 
 
 class Explicit:
-    """Drafts for each row as many tokens as are likely to stand, by which tokens of its own drafts stood in the rounds before.
+    """Drafts for each row as many tokens as are likely to be accepted, by its own acceptance in the rounds before.
 
     What was seen of a row fades, and counts beside what was seen of all rows. Every row drafts one token at least, so that it is
     seen when its drafts become better. Of a tree each row drafts as many levels, with their nodes.
 
     Options:
         maximum: the longest draft, from 1 to 64; the deepest tree.
-        least: the least probability that a token stands, with all before it, for it to be drafted.
+        least: the least probability that a token is accepted, with all before it, for it to be drafted.
     """
 
     needs: frozenset[str] = frozenset()

@@ -13,8 +13,8 @@ class FixedLength:
     """Drafts the same number of tokens every round.
 
     Options:
-        length: that number, for a tree its depth, at least 1; for plain decoding there is the drafter "none".
-        nodes: nodes of a tree, at least as many; a chain has as many as it is long.
+        length: tokens drafted per round, at least 1; for a tree, its depth. For plain decoding take the drafter "none".
+        nodes: nodes of a tree, at least as many; without it as many as length says.
     """
 
     needs: frozenset[str] = frozenset()

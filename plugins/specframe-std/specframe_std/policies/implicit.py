@@ -14,15 +14,15 @@ from specframe_std.policies.confidence import Calibration, ConfidenceStop
 
 
 class Implicit:
-    """Ends each row's draft where the drafter's confidence says that the next token is unlikely to stand, with all before it.
+    """Ends each row's draft where the drafter's confidence says that the next token is unlikely to be accepted, with all before it.
 
     The confidence is a logistic curve of the likeliest token's probability and the entropy, for each place of a draft, fitted to
-    what stood. It is that of the distribution, not of the token drawn from it, so that the output stays the target's. A row that
-    is unsure of the first token drafts nothing.
+    what was accepted. It is that of the distribution, not of the token drawn from it, so that the output stays the target's. A row
+    that is unsure of the first token drafts nothing.
 
     Options:
         maximum: the longest draft, from 1 to 64.
-        least: the least probability that a token stands, with all before it, for it to be drafted.
+        least: the least probability that a token is accepted, with all before it, for it to be drafted.
     """
 
     needs = frozenset({"stops"})

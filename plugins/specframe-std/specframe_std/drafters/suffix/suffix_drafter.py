@@ -35,15 +35,16 @@ class SuffixDrafter:
     no draft model.
 
     Options:
-        tree: "chain"; "dynamic": a tree of the likeliest continuations.
-        nodes: nodes of the tree; 16.
-        factor: tokens proposed at most, for each token of the match.
+        tree: "chain"; "dynamic": a tree of the likeliest continuations, under every rule that judges trees.
+        nodes: nodes of the tree; without it 16.
+        factor: tokens proposed at most, for each token of the match, from 0 to 256.
         offset: tokens proposed at most beyond those.
         least: the probability below which a token is not proposed, from 0 to 1.
         depth: tokens of a match and of what follows it, together at most; from 2 to 256.
-        requests: responses that are looked up, the latest ones; 0: only the row's own text.
-        memory: a file from which responses are read, and to which they are written when no row is left.
-        engine: "own", or "arctic": the trees of the package arctic-inference.
+        requests: how many responses are looked up, the latest ones; with 0 only the row's own text.
+        memory: a file from which responses are read, and to which they are written when no row is left; with workers the file has
+            the responses of the last one.
+        engine: "own", or "arctic": the trees of the package arctic-inference, which looks responses up while they grow.
     """
 
     needs: frozenset[str] = frozenset()
