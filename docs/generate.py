@@ -4,6 +4,8 @@ docs/hooks.md    from the hook specifications and the protocols
 docs/cli.md      from the commands
 docs/strategies.md  its tables of strategies and their options, from what the plugins of this repository register
 docs/plugins.md  the files of its example, from what ``specframe plugins new`` writes
+docs/roles.md    its table of roles, from the protocols
+docs/capabilities.md  its table of larger protocols, from these
 docs/design.md   its table of distributions, from the project files; its pictures of the cache, from recordings of the
                  embedded pair: docs/cache_pictures.py
 docs/works-with.md  its tables, from the code that refuses a run: docs/works_with.py
@@ -38,8 +40,10 @@ import works_with
 from specframe_testing.scaffold.package import files
 
 from specframe.cli import cli
+from specframe.contracts import cache
 from specframe.plugins import hookspecs
 from specframe.plugins.entries import ROLES
+from specframe.plugins.protocols import OFFERED, PROTOCOLS, members_of
 from specframe.plugins.registry import discover
 from specframe.plugins.traits import OPTIONS as OPTIONS_OF_CLASS
 from specframe.plugins.traits import REQUIRED
@@ -50,6 +54,10 @@ HEADING = "<!-- Written by docs/generate.py from {source}: change it there. -->\
 WIDTH = 100
 REFERENCE = re.compile(r":class:`([\w.]+)\.(\w+)`")
 STRATEGIES = re.compile(r"(<!-- strategies: .*?-->\n).*(<!-- end of strategies -->)", flags=re.DOTALL)
+ROLE_TABLE = re.compile(r"(<!-- roles: .*?-->\n).*(<!-- end of roles -->)", flags=re.DOTALL)
+LARGER = re.compile(r"(<!-- larger protocols: .*?-->\n).*(<!-- end of larger protocols -->)", flags=re.DOTALL)
+STORES = {"pooled": cache.PooledStore, "bounded": cache.BoundedStore, "prefix": cache.PrefixStore}
+"""The larger protocols of stores, by the word that their backends offer."""
 OPTION_TABLES = re.compile(
     r"(<!-- options of ([^:\n]+) ([\w-]+): .*?-->\n).*?(<!-- end of options of \2 \3 -->)", flags=re.DOTALL
 )
@@ -129,13 +137,65 @@ def hooks() -> str:
         fenced("specframe.contracts.attention", "Attend"),
         "## What constraints are asked about",
         fenced("specframe.contracts.constraints", "Drafted"),
+        "## What drafters learn of a round",
+        fenced("specframe.contracts.reports", "Outcome"),
+        "## Larger protocols",
+        "What offers one of [these words](capabilities.md#larger-protocols) has the members of its larger protocol.",
     ]
+    parts += [fenced(one.__module__, one.__name__) for _, _, one in larger()]
     return page("specframe/plugins/hookspecs.py and specframe/contracts/", parts)
 
 
 def fenced(module: str, name: str) -> str:
     """Return the source of a class as a code block, which documents and is not run."""
     return f"```py\n{inspect.getsource(getattr(importlib.import_module(module), name))}```"
+
+
+def larger() -> list[tuple[str, str, type]]:
+    """Return the words that are offered with a larger protocol: kind, word and protocol."""
+    offered = [(kind, word, one) for kind, words in OFFERED.items() for word, one in words.items()]
+    return [*offered, *(("KV backend", word, one) for word, one in STORES.items())]
+
+
+def member(protocol: type, name: str) -> str:
+    """Return a member of a protocol as a page shows it."""
+    one = next((vars(base)[name] for base in protocol.__mro__ if name in vars(base)), None)
+    if not inspect.isfunction(one):
+        return f"`{name}`"
+    parameters = [parameter for parameter in inspect.signature(one).parameters if parameter != "self"]
+    returned = one.__annotations__.get("return", "None").replace(" | None", "` or `None")
+    return f"`{name}({', '.join(parameters)})`" + ("" if returned == "None" else f" → `{returned}`")
+
+
+def roles_page() -> str:
+    """Return roles.md with its table of roles: the protocol of each, its members and its suite."""
+    rows = ["| role | protocol | what it does | members | suite |", "| --- | --- | --- | --- | --- |"]
+    common = {"needs", "offers", "start"}
+    for role in ROLES:
+        protocol = PROTOCOLS[role]
+        own = ", ".join(
+            f"[{member(protocol, name)}]" if name == "observe" else member(protocol, name)  # it alone has a default
+            for name in members_of(protocol)
+            if name not in common
+        )
+        suite = "".join(word[0].upper() + word[1:] for word in re.split(r"[ -]", role)) + "Suite"
+        rows.append(f"| {role} | `{protocol.__name__}` | {purpose(protocol)} | {own} | `{suite}` |")
+    return ROLE_TABLE.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("docs/roles.md"))
+
+
+def capabilities_page() -> str:
+    """Return capabilities.md with its table of the words that are offered with a larger protocol."""
+    rows = ["| word | offered by | protocol | what it is | members besides |", "| --- | --- | --- | --- | --- |"]
+    for kind, word, protocol in larger():
+        base = protocol.__mro__[1]
+        own = ", ".join(member(protocol, name) for name in members_of(protocol) if name not in members_of(base))
+        rows.append(f"| `{word}` | {kind} | `{protocol.__name__}` | {purpose(protocol)} | {own} |")
+    return LARGER.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("docs/capabilities.md"))
+
+
+def purpose(protocol: type) -> str:
+    """Return the first sentence of a protocol's docstring."""
+    return re.split(r"(?<=\.) ", " ".join(plain(protocol.__doc__ or "").split()))[0]
 
 
 def signature(function: Callable[..., None]) -> str:
@@ -232,6 +292,8 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/cli.md": commands,
     "docs/design.md": design_page,
     "docs/plugins.md": plugins_page,
+    "docs/roles.md": roles_page,
+    "docs/capabilities.md": capabilities_page,
     "docs/works-with.md": lambda: works_with.fill(current("docs/works-with.md")),
     "docs/strategies.md": strategies_page,
     **{f"docs/images/round-{theme}.svg": functools.partial(pictures.draw, theme) for theme in pictures.COLOURS},

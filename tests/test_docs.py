@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib.util
 import inspect
@@ -33,6 +34,7 @@ CONTRACTS = ROOT / "specframe/contracts"
 MOST_WORDS = {
     "docs/budgets.md": 1100,
     "docs/building-blocks.md": 400,
+    "docs/capabilities.md": 830,
     "docs/design.md": 4000,
     "docs/evaluation.md": 600,
     "docs/figures.md": 950,
@@ -45,11 +47,12 @@ MOST_WORDS = {
     "docs/memory.md": 1150,
     "docs/more-plugins.md": 1000,
     "docs/output.md": 700,
-    "docs/plugins.md": 3700,
+    "docs/plugins.md": 1200,
     "docs/predict.md": 700,
     "docs/prompts.md": 700,
     "docs/quantised.md": 300,
     "docs/reproduction.md": 1250,
+    "docs/roles.md": 1200,
     "docs/scale.md": 1200,
     "docs/serve.md": 1000,
     "docs/sets.md": 900,
@@ -72,6 +75,7 @@ EASY = [
     "CONTRIBUTING.md",
     "README.md",
     "docs/budgets.md",
+    "docs/capabilities.md",
     "docs/design.md",
     "docs/drop-in.md",
     "docs/generation.md",
@@ -79,10 +83,12 @@ EASY = [
     "docs/lab.md",
     "docs/limits.md",
     "docs/memory.md",
+    "docs/plugins.md",
     "docs/predict.md",
     "docs/quantised.md",
     "docs/training-loops.md",
     "docs/reproduction.md",
+    "docs/roles.md",
     "docs/scale.md",
     "docs/speed.md",
     "docs/strategies.md",
@@ -358,6 +364,20 @@ def test_every_strategy_is_described() -> None:
         told = role.partition("\n### ")[0] + section[1]  # options of several strategies are before their sections
         missing = [option for option in entry.traits.options if f"| `{option}` |" not in told]
         assert missing == [], f"{entry.kind} {entry.name}"
+
+
+def test_every_word_is_described() -> None:
+    """docs/capabilities.md has every word that a standard strategy needs or offers, and names the role that offers it."""
+    text = (ROOT / "docs/capabilities.md").read_text(encoding="utf-8")
+    told = collections.defaultdict(str)
+    for word, offered_by in re.findall(r"^\| `([\w-]+)` \| ([^|]*) \|", text, flags=re.MULTILINE):
+        told[word] += offered_by
+    standard = [entry for entry in plugins.discover() if entry.kind in ROLES]
+    needed = {word for entry in standard for word in entry.traits.able("needs")}
+    assert needed - {*told} == set()
+    offered = {(word, entry.kind) for entry in standard for word in entry.traits.able("offers")}
+    lacking = {(word, role) for word, role in offered if role.replace("policy", "polic") not in told[word]}
+    assert lacking == set()
 
 
 @pytest.mark.wide

@@ -244,7 +244,7 @@ class KVStore(Protocol):
         """
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence, whose keys and values are no longer needed."""
+        """Forget a sequence, once for each that room was made for. What is cached of its prompt may stay, for later ones."""
 
     @property
     def nbytes(self) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Strategy(Protocol):
-    """The members that every role has. ``needs`` and ``offers`` are words, those of docs/plugins.md and a plugin's own: a
+    """The members that every role has. ``needs`` and ``offers`` are words, those of docs/capabilities.md and a plugin's own: a
     combination is refused if no strategy offers a needed word."""
 
     needs: frozenset[str] = frozenset()
