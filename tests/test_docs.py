@@ -35,7 +35,7 @@ MOST_WORDS = {
     "docs/budgets.md": 1100,
     "docs/building-blocks.md": 400,
     "docs/capabilities.md": 830,
-    "docs/design.md": 4000,
+    "docs/design.md": 3300,
     "docs/evaluation.md": 600,
     "docs/figures.md": 950,
     "docs/drop-in.md": 650,
@@ -45,11 +45,11 @@ MOST_WORDS = {
     "docs/laws.md": 1000,
     "docs/limits.md": 1200,
     "docs/memory.md": 1150,
-    "docs/more-plugins.md": 1000,
+    "docs/more-plugins.md": 980,
     "docs/output.md": 700,
-    "docs/plugins.md": 1200,
+    "docs/plugins.md": 1000,
     "docs/predict.md": 700,
-    "docs/prompts.md": 700,
+    "docs/prompts.md": 670,
     "docs/quantised.md": 300,
     "docs/reproduction.md": 1250,
     "docs/roles.md": 1200,
@@ -62,38 +62,13 @@ MOST_WORDS = {
     "docs/strategies.md": 2500,
     "docs/trace.md": 900,
     "docs/training-loops.md": 600,
-    "docs/trees.md": 750,
+    "docs/trees.md": 700,
     "docs/works-with.md": 300,
     "README.md": 1250,
     "CONTRIBUTING.md": 2200,
     "benchmarks/README.md": 3900,
 }
 """The most words of each page, code and generated parts left out. Numbers may become smaller, never larger."""
-
-EASY = [
-    "benchmarks/README.md",
-    "CONTRIBUTING.md",
-    "README.md",
-    "docs/budgets.md",
-    "docs/capabilities.md",
-    "docs/design.md",
-    "docs/drop-in.md",
-    "docs/generation.md",
-    "docs/heads.md",
-    "docs/lab.md",
-    "docs/limits.md",
-    "docs/memory.md",
-    "docs/plugins.md",
-    "docs/predict.md",
-    "docs/quantised.md",
-    "docs/training-loops.md",
-    "docs/reproduction.md",
-    "docs/roles.md",
-    "docs/scale.md",
-    "docs/speed.md",
-    "docs/strategies.md",
-]
-"""Pages that have short paragraphs and lines."""
 
 GENERATED = re.compile(r"<!-- ([\w -]+): written by docs/.*?<!-- end of \1 -->", flags=re.DOTALL)
 
@@ -261,7 +236,7 @@ def test_no_page_grows() -> None:
     assert {page: count for page, count in counted.items() if count > MOST_WORDS[page]} == {}
 
 
-@pytest.mark.parametrize("page", EASY)
+@pytest.mark.parametrize("page", MOST_WORDS)
 def test_paragraphs_and_lines_are_short(page: str) -> None:
     """Outside of tables, code and generated parts no paragraph has over 90 words, and no line over 140 characters."""
     prose = [line for line in own(ROOT / page).splitlines() if not line.startswith(("|", "#", "!["))]
