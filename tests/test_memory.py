@@ -102,7 +102,7 @@ def test_an_observer_without_memory_loses_nothing(member: str, finished: bool) -
     target, greedy = fakes.fake_target(), Greedy(member, finished)
     pipe = harness.pipeline(target, fakes.fake_draft(target), batch_size=3, draft_length=3, observers=[greedy])
     with pytest.warns(
-        RuntimeWarning, match="observer Greedy is told nothing more: the device's memory ran out in it"
+        RuntimeWarning, match="observer Greedy receives nothing more: the device's memory ran out in it"
     ) as found:
         harness.check(pipe, harness.requests(harness.random_prompts([3, 5, 1], 61), [2, 9, 4]))
     assert (len(found), greedy.called) == (1, 1)

@@ -59,7 +59,7 @@ class Rule(Greedy):
 
 
 class Alignment(Ragged):
-    """Commits what was judged."""
+    """Commits what was accepted."""
 
     def __init__(self, change: Change = lambda acceptance: acceptance) -> None:
         self.change = change

@@ -372,7 +372,7 @@ def test_a_broken_observer_of_a_plugin_is_dropped(member: str, known: Registry) 
     said = [str(one.message) for one in warned]
     assert len(said) == 1
     assert said[0].startswith(
-        f"observer 'loud' of faulty-dist is told nothing more: {member}() raised ZeroDivisionError: division by zero, at "
+        f"observer 'loud' of faulty-dist receives nothing more: {member}() raised ZeroDivisionError: division by zero, at "
     )
 
 

@@ -128,7 +128,7 @@ STRATEGIES = (
         "--accept",
         "R",
         StrategyType("acceptance rule", "auto"),
-        "Acceptance rule: which draft tokens stand; auto: {greedy decoding}, and {sampling} where a temperature is above 0, "
+        "Acceptance rule: which draft tokens are accepted; auto: {greedy decoding}, and {sampling} where a temperature is above 0, "
         "for trees {sampling with trees} or {sampling with drawn trees}.",
     ),
     choice_option(

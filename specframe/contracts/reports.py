@@ -12,10 +12,10 @@ from specframe.contracts.round import Batch, Sequence
 
 @attrs.frozen(eq=False)
 class Outcome:
-    """A finished round for drafters, told when its tokens stand; also a prefill chunk that the target has read."""
+    """A finished round for drafters, whose tokens are committed; also a prefill chunk that the target has read."""
 
     batch: Batch
-    """The rows after the round, with the tokens that stand. On the device those that have ended may be longer than they are."""
+    """The rows after the round, with the committed tokens. On the device those that have ended may be longer than they are."""
     draft: Draft
     scores: Scores
     transfer: Transfer | None
@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def acceptance(self) -> Acceptance | None:
-        """The acceptance result that stands, or None if a prefill chunk was read."""
+        """The acceptance result that was committed, or None if a prefill chunk was read."""
         return None if self.transfer is None else self.transfer.acceptance
 
 

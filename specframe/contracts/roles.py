@@ -189,11 +189,11 @@ class TreePolicy(BudgetPolicy, Protocol):
 
 
 class CalibratedPolicy(BudgetPolicy, Protocol):
-    """A policy that predicts how likely draft tokens are to stand, and compares that with what stood. It offers "calibration"."""
+    """A policy that predicts which share of draft tokens is accepted, and compares that with what was. It offers "calibration"."""
 
     def calibrated(self) -> np.ndarray:
-        """Return (bins, 3), by equal bins of the probability: its sum over the tokens, tokens that stood, tokens tested (all of
-        whose predecessors in the draft stood)."""
+        """Return (bins, 3), by equal bins of the probability: its sum over the tokens, accepted tokens, tokens tested (all of
+        whose predecessors in the draft were accepted)."""
 
 
 class Observer(Protocol):

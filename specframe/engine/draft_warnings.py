@@ -35,7 +35,7 @@ def warn_of_short_draft(context: int | None, longest: int) -> None:
     if context is not None and longest > context:
         warnings.warn(
             f"the draft model's context of {context} tokens is shorter than sequences of up to {longest}: beyond "
-            "it little of what is drafted stands; the tokens are the target's all the same",
+            "it little of what is drafted is accepted; the tokens are the target's all the same",
             SpecframeWarning,
             stacklevel=3,
         )

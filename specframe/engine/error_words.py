@@ -43,7 +43,7 @@ def module_of(entry: Entry) -> str:
 
 
 IDS_ON_CUDA = (
-    " (on CUDA a token id beyond the vocabulary does this; with --device cpu, or --check, it is told whose it is)"
+    " (on CUDA a token id beyond the vocabulary does this; with --device cpu, or --check, the error names whose it is)"
 )
 """Advice added to the device's own message."""
 

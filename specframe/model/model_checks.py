@@ -87,8 +87,8 @@ class SelfTests:
         apart_BTV = self.tried(Reordered(IN_ORDER), apart=2)
         if hold_numbers(logits_BTV) and torch.equal(apart_BTV, logits_BTV):
             raise ModelError(
-                f"{self._feeder} gives the same logits whatever positions it is told: expected a model that takes position_ids, or "
-                "embeds the positions it counts in a module of its own"
+                f"{self._feeder} gives the same logits whatever positions it is given: expected a model that takes position_ids, "
+                "or embeds the positions it counts in a module of its own"
             )
 
     def _require_own_masks(self, window: int | None, wanted: torch.Tensor) -> None:

@@ -91,7 +91,7 @@ class TransformersModel:
         if self.indexed and any(hasattr(one, "compress_ratio") for one in model.modules()):
             raise ModelError(
                 f"{self} has layers of type indexed_attention whose indexer reads the positions of all tokens from a cache of "
-                "transformers; expected one that goes by the mask and by its own keys"
+                "transformers; expected one that depends on the mask and on its own keys"
             )
         self.context = int(context_length(self.config) or 2**31)
         self.vocabulary = int(self.config.vocab_size)
@@ -108,8 +108,8 @@ class TransformersModel:
         missing = ["position_ids"] * (not told) + [self._cache] * (self._cache not in takes) if self.windows else []
         if missing:
             raise ModelError(
-                f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
-                "the position of every token and keeps its keys and values where it is told"
+                f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that takes "
+                "the position of every token and keeps its keys and values where they are passed"
             )
         self.implementation = attention_of(self.config)
         """The attention that the model asks for."""

@@ -114,7 +114,7 @@ class Watch:
         if not out_of_memory(error):
             raise error
         self._tell([one for one in self.observers if one is not observer])  # a list that is gone through stays as it is
-        why = f"observer {type(observer).__qualname__} is told nothing more: the device's memory ran out in it"
+        why = f"observer {type(observer).__qualname__} receives nothing more: the device's memory ran out in it"
         warnings.warn(why, SpecframeWarning, stacklevel=2)
 
 

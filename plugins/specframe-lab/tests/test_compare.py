@@ -515,7 +515,7 @@ def test_bitwise_runs_every_scheme_twice_and_tells_the_price(pair: dict[str, str
     timed = [line for line in lines() if line["cell"]["batch_size"] == 2]
     assert sorted(line["scheme"] for line in timed) == sorted([*names, *(f"{name} · bitwise" for name in names)])
     assert {line["cell"].get("bitwise") for line in timed} == {None, True}
-    assert re.search(r"Bitwise equality takes so many times the time: plain [\d.]+ at batch size 2, ", told.output)
+    assert re.search(r"Bitwise equality takes this many times the time: plain [\d.]+ at batch size 2, ", told.output)
     planned = cases(expand({**pair, **GRID, "bitwise": [False, True]}))
     rates = {"plain": 8, "plain · bitwise": 4, "ragged": 20, "ragged · bitwise": 4}
     made = {case.key: {0: {"figures": {"tokens_per_second": rates.get(case.scheme, 1)}}} for case in planned}

@@ -1,4 +1,4 @@
-"""Plans of memory: what a run takes, told by dry runs, and the option ``memory``, which keeps a run within so many bytes."""
+"""Plans of memory: what a run takes, by memory profiling, and the option ``memory``, which keeps a run within a number of bytes."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_a_model_that_hears_no_positions_is_refused(monkeypatch: pytest.MonkeyPa
         "specframe_std.counted_positions.embed", lambda usual, positions, given, *_, flat: usual(given).repeat(2, 1)
     )
     with pytest.raises(
-        ModelError, match=r"gives the same logits whatever positions it is told: expected a model that takes"
+        ModelError, match=r"gives the same logits whatever positions it is given: expected a model that takes"
     ):
         _ = ModelRunner(target, "target").kv_shapes
 

@@ -32,7 +32,7 @@ class TolerantObserver:
         except (Exception, SystemExit) as error:  # a third party's method may raise anything
             self._observer = None
             why = f"{member}() raised {error_text(error, watching)}"
-            warnings.warn(f"{self._entry} is told nothing more: {why}", SpecframeWarning, stacklevel=2)
+            warnings.warn(f"{self._entry} receives nothing more: {why}", SpecframeWarning, stacklevel=2)
 
 
 def installed_observers(known: Registry) -> list[Any]:

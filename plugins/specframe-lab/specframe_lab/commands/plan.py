@@ -58,8 +58,8 @@ def plan(
 ) -> None:
     """Plan the memory of a pair: what fits, by parts, how fast it is, the least that runs, and the knee.
 
-    No weights are loaded: the bytes are those of a dry run, in which tensors have shapes alone. Tokens per second are modelled
-    as by `specframe predict`, or those of --measured. The knee is the least memory that keeps 96% of the greatest speed.
+    No weights are loaded: the bytes are counted on torch's device meta, where tensors have shapes alone. Tokens per second are
+    modelled as by `specframe predict`, or those of --measured. The knee is the least memory that keeps 96% of the greatest speed.
     """
     from specframe_memory.footprint import Workload
     from specframe_memory.memory_plan import ladder_of

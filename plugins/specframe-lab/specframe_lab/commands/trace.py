@@ -176,4 +176,4 @@ def show(schemes: list[SchemeTrace]) -> None:
     show_table(("scheme", "passes", "slots moved", "bytes moved", "target's own text"), rows, numbers=True)
     for scheme in schemes:
         if scheme.branches:
-            click.echo(f"{scheme.name}: nodes that stood: {by_branch(scheme.branches)}")
+            click.echo(f"{scheme.name}: accepted nodes: {by_branch(scheme.branches)}")

@@ -55,7 +55,7 @@ def speed(comparison: Comparison) -> list[Table]:
             "oracle",
             "Oracle bound",
             "tokens/s",
-            "Tokens per second of the first run, and had it known for each row and round how many draft tokens stand; last, "
+            "Tokens per second of the first run, and had it known for each row and round how many draft tokens are accepted; last, "
             "with the best scheme for each row and round, too. A round and a draft token cost what they took.",
             ORACLE,
             oracle(comparison),
@@ -201,16 +201,16 @@ def drafts(comparison: Comparison) -> list[Table]:
             "calibration",
             "Calibration of confidence",
             "share of tokens",
-            "Draft tokens by the probability with which the policy expected them to stand, those before them standing: its mean "
-            "over the tokens of a tenth, and the share of them that stood. All repeats together, warm-up runs included.",
-            ("scheme", "batch_size", "predicted", "stood", "tokens"),
+            "Draft tokens by the probability with which the policy expected them to be accepted, given those before them: its mean "
+            "over the tokens of a tenth, and the share of them that was accepted. All repeats together, warm-up runs included.",
+            ("scheme", "batch_size", "predicted", "accepted", "tokens"),
             f.calibration(comparison),
         ),
         Table(
             "acceptance_by_position",
             "Acceptance by position",
             "share of drafts",
-            "Of the drafts that reach a position before their sequence's limit, the share whose token there stood. "
+            "Of the drafts that reach a position before their sequence's limit, the share whose token there was accepted. "
             "Schemes less than half a percentage point apart share a line, all batch sizes together.",
             ("scheme", "batch_size", "position", "drafted", "accepted", "rate"),
             f.by_position(comparison),
@@ -219,8 +219,8 @@ def drafts(comparison: Comparison) -> list[Table]:
             "conditional_acceptance",
             "Conditional acceptance by position",
             "share of drafts",
-            "Of the drafts that reach a position before their sequence's limit and whose tokens before it all stood, the share "
-            "whose token there stood.",
+            "Of the drafts that reach a position before their sequence's limit and whose tokens before it were all accepted, the "
+            "share whose token there was accepted.",
             ("scheme", "batch_size", "position", "reached", "accepted", "rate"),
             f.conditional(comparison),
         ),
@@ -228,16 +228,16 @@ def drafts(comparison: Comparison) -> list[Table]:
             "acceptance_by_branch",
             "Acceptance by branch",
             "share of paths",
-            "Of the accepted paths of trees that reach a branch of a depth, the share in which its node stood; branch 1 is a "
-            "node's first child. The bars of a depth add up to the acceptance at that depth, all batch sizes together.",
-            ("scheme", "batch_size", "depth", "branch", "reached", "stood", "rate"),
+            "Of the accepted paths of trees that reach a branch of a depth, the share in which its node was accepted; branch 1 is "
+            "a node's first child. The bars of a depth add up to the acceptance at that depth, all batch sizes together.",
+            ("scheme", "batch_size", "depth", "branch", "reached", "accepted", "rate"),
             f.by_branch(comparison),
         ),
         Table(
             "acceptance_histogram",
             "Accepted tokens per round",
             "share of rounds",
-            "Rounds of a sequence by the number of draft tokens that stood, the bonus token left out. "
+            "Rounds of a sequence by the number of accepted draft tokens, the bonus token left out. "
             "Schemes less than half a percentage point apart share their bars, all batch sizes together.",
             ("scheme", "batch_size", "accepted", "rounds", "share"),
             f.histogram(comparison),
@@ -292,7 +292,7 @@ def rest(comparison: Comparison) -> list[Table]:
             "Of the tokens that target and draft model computed, the share that meant nothing.",
             SPREAD,
             f.shares(comparison, "filler_share"),
-            "Neither model computed filler: every token that they computed meant something.",
+            "Neither model computed padding: every token that they computed was real.",
         ),
         Table(
             "peak_kv_bytes",

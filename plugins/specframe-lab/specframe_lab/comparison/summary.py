@@ -45,7 +45,7 @@ COLUMNS = (
     "KV MB",
 )
 """The columns of the summary. Where the device's memory is known the last one has that, too."""
-FEW_FOR_P99 = f"P99 is told from {ENOUGH_FOR_P99} sequences on"
+FEW_FOR_P99 = f"P99 is shown from {ENOUGH_FOR_P99} sequences on"
 FAILED = "failed"
 """Text shown in place of the figures of a case that could not be run."""
 
@@ -274,8 +274,8 @@ def bounded(tables: dict[str, Table]) -> list[str]:
         return []
     every = f", and with the best scheme for each {together[0]:.2f} times" if together else ""
     return [
-        f"Had {best[0]} known at batch size {best[1]} how many draft tokens of each row and round stand, it would have decoded at "
-        f"most {own[0]:.2f} times as fast as plain decoding{every}."
+        f"Had {best[0]} known at batch size {best[1]} how many draft tokens of each row and round are accepted, it would have "
+        f"decoded at most {own[0]:.2f} times as fast as plain decoding{every}."
     ]
 
 
@@ -357,7 +357,7 @@ def prices(table: Table) -> list[str]:
         f"{scheme.removesuffix(f'{BETWEEN}bitwise')} {ranged(row)} at batch size {size}"
         for scheme, size, *row in table.rows
     ]
-    return [f"Bitwise equality takes so many times the time: {', '.join(found)}."] if found else []
+    return [f"Bitwise equality takes this many times the time: {', '.join(found)}."] if found else []
 
 
 def even(table: Table) -> list[str]:

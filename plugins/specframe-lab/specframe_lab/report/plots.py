@@ -257,7 +257,7 @@ def calibration(table: Table, look: Looks) -> Figure:
     in_percent(axes.xaxis)
     in_percent(axes.yaxis)
     axes.set_xlabel("predicted")
-    axes.set_ylabel("stood")
+    axes.set_ylabel("accepted")
     legend(figure, axes)
     return figure
 
@@ -290,7 +290,7 @@ def by_branch(table: Table, look: Looks) -> Figure:
         axes.set_xticks(depths)
         axes.set_ylim(0, 1.02)
         in_percent(axes.yaxis)
-        axes.set_ylabel("stood")
+        axes.set_ylabel("accepted")
         axes.set_title(wrapped(scheme), fontsize=8, loc="left")
     panes[-1].set_xlabel("depth in the tree")
     legend(figure, panes[0])

@@ -16,7 +16,7 @@ def drawn(lane: Lane, text_of: Callable[[int], str]) -> list[str]:
         return []
     tree = lane.score.tree
     stood = sum(node.place is not None for node in tree)
-    return [f"Prompt {lane.prompt}: {len(tree)} nodes, {stood} stood", *_children(tree, -1, "", text_of)]
+    return [f"Prompt {lane.prompt}: {len(tree)} nodes, {stood} accepted", *_children(tree, -1, "", text_of)]
 
 
 def _children(tree: list[Node], parent: int, indent: str, text_of: Callable[[int], str]) -> Iterator[str]:
@@ -29,7 +29,7 @@ def _children(tree: list[Node], parent: int, indent: str, text_of: Callable[[int
 
 def _described(node: Node, text_of: Callable[[int], str]) -> str:
     moved = "" if node.moved is None else f", moved to slot {node.moved}"
-    stood = "" if node.place is None else ", stood"
+    stood = "" if node.place is None else ", accepted"
     return f"“{text_of(node.token)}” {100 * node.chance:.0f}%, slot {node.slot}{stood}{moved}"
 
 

@@ -59,7 +59,7 @@ class AcceptanceRuleSuite(DecodingSuite):
     def require_trees(self) -> None:
         """Skip a test of trees for a rule that judges chains."""
         if "tree" not in self.object().offers:
-            pytest.skip("the rule judges chains")
+            pytest.skip("the rule accepts chains alone")
 
     def test_tree_path(self) -> None:
         """In a tree the path of the target's own tokens stands, whichever branch it takes and wherever it ends."""
@@ -265,7 +265,7 @@ class AcceptanceRuleSuite(DecodingSuite):
                 shared = min(len(tokens), len(found[row]))
                 assert tokens[:shared] == found[row][:shared]
                 found[row] = max(found[row], tokens, key=len)
-        assert max(map(len, found)) > 1, "no draft token stood"
+        assert max(map(len, found)) > 1, "no draft token was accepted"
 
     def test_trees_are_decoded(self) -> None:
         """Rounds of trees give the reference decoder's tokens, and those whose longest path is right, K + 1 tokens each."""

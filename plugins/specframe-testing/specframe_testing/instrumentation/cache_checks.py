@@ -160,7 +160,7 @@ class ShadowCache(CallListener):
             taken = np.intersect1d(slots[times > 1], slots_BT[row][places_BT[row] >= 0])
             if len(taken):
                 self._fail(
-                    "slot", row, account, f"slot {taken[0]} is written twice by one forward: on a GPU either may stand"
+                    "slot", row, account, f"slot {taken[0]} is written twice by one forward: on a GPU either may remain"
                 )
 
     def _check_visible(

@@ -108,7 +108,7 @@ class Checks(Accounts, Observer, CallListener):
             self.fail("row", row, account, f"the row has the committed tokens of row {others[0]}")
         got, expected = tokens_BT[row, :count].tolist(), rule_BT[row, : given_B[row] + 1].tolist()
         self.fail(
-            "bonus", row, account, f"the tokens {got} are committed, expected {expected} as judged, or their start"
+            "bonus", row, account, f"the tokens {got} are committed, expected {expected} as accepted, or their start"
         )
 
     def round(self, report: RoundReport) -> None:

@@ -74,7 +74,7 @@ TEMPLATES = {
     ),
     "policy": Template(
         "draft-length policy",
-        "drafts one token more after a draft that stood, and one fewer after any other",
+        "drafts one token more after a draft that was accepted, and one fewer after any other",
         example="maximum=4",
     ),
     "attention": Template(

@@ -35,7 +35,7 @@ class SuffixDrafter:
     no draft model.
 
     Options:
-        tree: "chain"; "dynamic": a tree of the likeliest continuations, under every rule that judges trees.
+        tree: "chain"; "dynamic": a tree of the likeliest continuations, under every rule that takes trees.
         nodes: nodes of the tree; without it 16.
         factor: tokens proposed at most, for each token of the match, from 0 to 256.
         offset: tokens proposed at most beyond those.
