@@ -57,7 +57,7 @@ class Table:
     def drawn(self) -> str:
         """Meaning of a point or bar, with the number of runs or sequences behind it; "" if ``meaning`` contains it."""
         if self.rows and P99 in self.columns:
-            few = f"; P99 is shown from {ENOUGH_FOR_P99} on" * (min(row[-1] for row in self.rows) < ENOUGH_FOR_P99)
+            few = f"; P99 needs {ENOUGH_FOR_P99}" * (min(row[-1] for row in self.rows) < ENOUGH_FOR_P99)
             return f"Percentiles of {spelled(row[-1] for row in self.rows)} {self.columns[-1]} in each run{few}."
         if not self.rows or tuple(self.columns) != SPREAD:
             return ""

@@ -45,7 +45,7 @@ COLUMNS = (
     "KV MB",
 )
 """The columns of the summary. Where the device's memory is known the last one has that, too."""
-FEW_FOR_P99 = f"P99 is shown from {ENOUGH_FOR_P99} sequences on"
+FEW_FOR_P99 = f"P99 needs {ENOUGH_FOR_P99} sequences"
 FAILED = "failed"
 """Text shown in place of the figures of a case that could not be run."""
 
