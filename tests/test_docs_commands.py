@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,8 @@ ELSEWHERE = {
     "pip install": ".ci/run",
     "pytest tests": "plugins/specframe-std/tests",
     "pytest my-drafter": "plugins/specframe-testing/tests/test_scaffold.py",
+    "pytest repeat": "plugins/specframe-testing/tests/test_scaffold.py",
+    "--drafter repeat": "plugins/specframe-testing/tests/test_scaffold.py",
     "python -m specframe_tiny": "plugins/specframe-tiny/specframe_tiny/train.py",
     "python benchmarks/budgets.py": "benchmarks/budgets.py",
     "python benchmarks/laws.py": "benchmarks/laws.py",
@@ -105,9 +108,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("moments.txt").write_text("0\n0.5\n")
     Path("benchmarks").mkdir()
     Path("benchmarks/results").symlink_to(ROOT / "benchmarks" / "results")
-    before = transformers.logging.get_verbosity()
+    monkeypatch.syspath_prepend(str(work / "src"))
+    before, imported = transformers.logging.get_verbosity(), set(sys.modules)
     yield work
     transformers.logging.set_verbosity(before)
+    for module in set(sys.modules) - imported:
+        if str(work) in str(getattr(sys.modules[module], "__file__", "")):
+            del sys.modules[module]
 
 
 def words(command: str, models: dict[str, str]) -> list[str]:
