@@ -289,7 +289,7 @@ def test_prompts_that_failed_are_not_equal():
 
 
 DRAWN = set(plots.PAINTERS) - {"bitwise_price", "request_goodput", "acceptance_by_branch", "calibration"}
-DRAWN -= {"state_bytes", "peak_device_bytes", "grouping_rate"}
+DRAWN -= {"state_bytes", "peak_device_bytes", "grouping_rate", "speed_up_over_transformers"}
 """The figures of a comparison of chains with arrivals at no particular time, of models without states, on a CPU, in which no batch
 has rows of one length.
 """
@@ -332,7 +332,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.wide
 def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
-    """All that was measured is drawn; bitwise equality, objectives and trees were not asked for."""
+    """All that was measured is drawn; bitwise equality, objectives, trees and ``generate`` were not asked for."""
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
     assert drawn == {path.stem for path in (folder / "figures").glob("*.svg")} == DRAWN
     assert {path.stem for path in (folder / "figures").glob("*.csv")} == {
