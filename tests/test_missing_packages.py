@@ -87,7 +87,9 @@ def test_an_option_says_what_to_install(option: str, part: str, monkeypatch: pyt
         Pipeline(FOLDER / "target", "none", **{option: True})
 
 
-def test_what_the_standard_strategies_bring_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_standard_strategies_bring_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The drop-in, tables of prompts and names of models are parts of specframe-std, which the sentence says."""
     monkeypatch.setenv(LIMIT_VARIABLE, "tiny")
     monkeypatch.setattr(missing_packages, "is_installed", lambda distribution: False)
@@ -95,8 +97,10 @@ def test_what_the_standard_strategies_bring_says_what_to_install(monkeypatch: py
     told = "'{}' is part of specframe-std, which is not installed: pip install specframe-std$"
     with pytest.raises(PluginError, match="^option " + told.format("assisted")):
         assisted("tiny-draft")
+    table = tmp_path / "prompts.csv"
+    table.write_text("prompt\nimport os\n")
     with pytest.raises(PluginError, match="^option " + told.format("prompts")):
-        open_prompts("prompts.csv")
+        open_prompts(str(table))
     assert "command " + told.format("models")[:-1] in CliRunner().invoke(cli, ["models", "list"]).stderr
 
 

@@ -35,7 +35,7 @@ def generated(model=MODEL, **asked):
     return model.generate(**{**ASKED, **asked})
 
 
-@pytest.mark.wide
+@pytest.mark.wide(but=["assistant_model"])
 @pytest.mark.parametrize("name", ["drafter", "assistant_model"])
 def test_tokens_are_drafted_in_a_batch(name):
     """The tokens are those without drafts, and the draft model ran, under either name."""
@@ -47,7 +47,6 @@ def test_tokens_are_drafted_in_a_batch(name):
     assert calls
 
 
-@pytest.mark.wide
 def test_what_is_made_is_kept_for_the_same_arguments():
     """A second call has the loop of the first; other arguments have a loop of their own, and the former is closed."""
     generated(**FOLDER, drafter=DRAFT, draft_length=3, keep_cache=True)
