@@ -14,6 +14,8 @@ import pytest
 from browser import CHROMIUM, browsing, faults, needs_chromium
 from pages import PAGES, ROOT
 
+import specframe
+
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
 ELSEWHERE = re.compile(r"(?:https?:)?//", flags=re.IGNORECASE)
 pytestmark = pytest.mark.slow
@@ -100,6 +102,11 @@ def test_the_reference_of_a_pipeline(site: Path) -> None:
     assert re.search(
         r'<a[^>]*href="specframe\.contracts\.roles\.html#specframe\.contracts\.roles\.Observer"><code>', text
     )
+
+
+def test_pages_tell_their_version(site: Path) -> None:
+    """Below each page is the version that it is of."""
+    assert f"specframe {specframe.__version__}" in (site / "speed.html").read_text(encoding="utf-8")
 
 
 def test_the_reference_of_what_strategies_are_handed(site: Path) -> None:
