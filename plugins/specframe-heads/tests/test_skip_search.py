@@ -50,7 +50,7 @@ def test_a_search_finds_what_can_be_spared() -> None:
     assert rates[0] < 1
 
 
-@pytest.mark.wide
+@pytest.mark.quick
 def test_a_seed_is_that_of_the_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search with the same seed tries the same sets, and with another one others."""
     search, tried = searched(), list[list[Any]]()
