@@ -325,7 +325,8 @@ def plain_settings(module: torch.nn.Module) -> list[Any]:
                 found += (name, value)
             elif is_plain(value):
                 found += (name, repr(value))  # it may change in its place
-        found.append([*hooks_of(one), values.get("forward")])
+        hooked = one._forward_hooks or one._forward_pre_hooks
+        found.append([*(hooks_of(one) if hooked else ()), values.get("forward")])
     return found
 
 
