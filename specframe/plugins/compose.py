@@ -78,8 +78,18 @@ class Composition:
 
     @property
     def lossless(self) -> bool:
-        """Whether the output is the target's own: acceptance rule and alignment both offer "lossless", and no key is rounded."""
-        return "lossless" in self.rule.offers & self.alignment.offers and "rounded" not in self.kv.offers
+        """Whether the output is the target's own."""
+        return not self.lossy
+
+    @property
+    def lossy(self) -> list[str]:
+        """The roles whose strategies change the output: a rule or alignment without "lossless", a KV backend that rounds keys."""
+        changes = {
+            "acceptance rule": "lossless" not in self.rule.offers,
+            "alignment": "lossless" not in self.alignment.offers,
+            "KV backend": "rounded" in self.kv.offers,
+        }
+        return [role for role, found in changes.items() if found]
 
     def sampling(self, registry: Registry, recipe: Recipe) -> Composition:
         """Return the strategies of a run with temperatures: the same but for those that "auto" stands for."""

@@ -13,7 +13,6 @@ from transformers import StoppingCriteriaList, StopStringCriteria
 from specframe.drop_in import Assisted, assisted
 from specframe.errors import CompositionError, OptionError, literal
 from specframe.observe.counts import RunReport
-from specframe.plugins.compose import Composition
 
 
 class Generate:
@@ -37,6 +36,8 @@ class Generate:
         """Generate, with drafts unless the call has a decoding loop of its own."""
         if self.drafted is None or asked.get("custom_generate") is not None:
             return self.usual(model, *given, **asked)
+        if len(given) > 1:  # the configuration is the second argument of generate
+            given, asked = (given[0], *given[2:]), {**asked, "generation_config": given[1]}
         return self.usual(model, *given, **{**with_stop_strings(model, asked), "custom_generate": self.drafted})
 
 
@@ -49,11 +50,12 @@ def with_stop_strings(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
     strings = asked.get("stop_strings") or config.stop_strings
     if not strings or asked.get("tokenizer") is None:
         return asked
-    config = copy.deepcopy(config)
-    config.stop_strings = None
     criteria = [*(asked.get("stopping_criteria") or ()), StopStringCriteria(asked["tokenizer"], strings)]
     left = {name: value for name, value in asked.items() if name not in ("tokenizer", "stop_strings")}
-    return {**left, "generation_config": config, "stopping_criteria": StoppingCriteriaList(criteria)}
+    if config.stop_strings:
+        left["generation_config"] = config = copy.deepcopy(config)
+        config.stop_strings = None
+    return {**left, "stopping_criteria": StoppingCriteriaList(criteria)}
 
 
 class Accelerated:
@@ -99,20 +101,11 @@ def accelerate(model: Any, drafter: Any, **options: Any) -> Accelerated:
     if not isinstance(model, torch.nn.Module) or not callable(getattr(model, "generate", None)):
         raise OptionError(f"model: expected a loaded model with a method generate, got {literal(model)}")
     drafted: Any = assisted(drafter, **options)
-    if lossy := lossy_parts(drafted.composition):
+    use = drafted.composition
+    if lossy := [f"the {role} {use.names[role]!r}" for role in use.lossy]:
         raise CompositionError(
             f"accelerate: expected strategies that keep the model's distribution, got {' and '.join(lossy)}; "
             "specframe.assisted takes them"
         )
     owner = getattr(model.generate, "__self__", model)
     return Accelerated(owner if isinstance(owner, torch.nn.Module) else model, drafted)
-
-
-def lossy_parts(use: Composition) -> list[str]:
-    """Return the strategies that change the distribution of tokens, each with its role."""
-    lossy = {
-        "acceptance rule": "lossless" not in use.rule.offers,
-        "alignment": "lossless" not in use.alignment.offers,
-        "KV backend": "rounded" in use.kv.offers,
-    }
-    return [f"the {role} {use.names[role]!r}" for role, changes in lossy.items() if changes]

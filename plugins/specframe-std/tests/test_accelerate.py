@@ -105,6 +105,12 @@ CALLERS = {
     "prompt lookup": lambda model: alone(model, prompt_lookup_num_tokens=3),
     "an assistant": lambda model: alone(model, assistant_model=zoo.good_draft(model)),
     "stop strings": lambda model: model.generate(**padded(), **ASKED, stop_strings=["e", "t"], tokenizer=TOKENIZER),
+    "stop strings after a config": lambda model: model.generate(
+        padded()["input_ids"],
+        GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0),
+        stop_strings=["e"],
+        tokenizer=TOKENIZER,
+    ),
     "stop strings in a config": lambda model: model.generate(
         **padded(),
         generation_config=GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0, stop_strings=["e"]),
@@ -113,7 +119,7 @@ CALLERS = {
 }
 
 
-@pytest.mark.wide(but=["a call within a call", "stop strings"])
+@pytest.mark.wide(but=["a call within a call", "stop strings after a config", "stop strings in a config"])
 @pytest.mark.parametrize("caller", CALLERS)
 def test_callers_get_the_tokens_of_generate(caller):
     """Each way to call ``generate`` gives the same tokens, drafts, and leaves the model as it was."""
