@@ -20,12 +20,11 @@ import click
 import torch
 from rich.console import Console
 from rich.table import Table
-from specframe_std.attention import decode
+from specframe_std.attention import decode, varlen
+from specframe_std.attention.flex import Flex, block_mask
 from torch.utils.benchmark import Timer
 
 from specframe.contracts.cache import DenseView, Placement
-from specframe.model.attention import varlen
-from specframe.model.attention.flex import Flex, block_mask
 from specframe.model.attention.interface import attend
 from specframe.model.attention.masks import masks
 from specframe.model.decoder_layers import ints_and_sizes_left_open

@@ -8,10 +8,10 @@ from __future__ import annotations
 import architectures
 import fake_h100
 import torch
+from specframe_std.layers.traced_forward import trace
 
 from specframe.errors import SpecframeError
 from specframe.model.runner import ModelRunner
-from specframe.model.traced import trace
 
 
 def main() -> None:

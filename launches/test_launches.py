@@ -8,10 +8,10 @@ from __future__ import annotations
 import fake_h100
 import pytest
 import torch
+from specframe_std.layers.traced_forward import trace
 from specframe_testing import zoo
 
 from specframe.model.runner import ModelRunner
-from specframe.model.traced import trace
 
 MOST = {"llama": 8, "mistral": 8, "qwen3": 9, "gemma3": 9, "glm4": 9, "phi3": 9}
 """Kernels of the piece between two layers' attention."""

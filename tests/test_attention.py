@@ -8,11 +8,12 @@ from typing import Any
 import architectures
 import pytest
 import torch
+from specframe_std.attention import flex, varlen
 from specframe_testing import harness, zoo
 
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
-from specframe.model.attention import choice, flex, varlen
+from specframe.model.attention import choice
 from specframe.model.model_checks import uneven_placement
 from specframe.model.runner import ModelRunner
 

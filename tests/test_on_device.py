@@ -22,6 +22,8 @@ import pytest
 import torch
 from products import crossed
 from specframe_std.alignments.ragged import Ragged
+from specframe_std.attention import varlen
+from specframe_std.attention.varlen import Packed
 from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
@@ -44,8 +46,7 @@ from specframe.devices.held import Held
 from specframe.devices.kinds import on_device
 from specframe.kv.ragged_layout import RaggedLayout
 from specframe.model import captured_graphs, padding_free
-from specframe.model.attention import choice, interface, varlen
-from specframe.model.attention.varlen import Packed
+from specframe.model.attention import choice, interface
 from specframe.model.run import Run
 from specframe.text.sampling import Sampling
 

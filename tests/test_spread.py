@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from products import crossed
+from specframe_std.attention.varlen import Packed
 from specframe_testing import harness, suite_device, zoo
 from transformers import PreTrainedModel
 
-from specframe.model.attention.varlen import Packed
 from specframe.model.runner import ModelRunner
 from specframe.models.loading import pick_device
 

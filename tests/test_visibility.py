@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from specframe_std.attention import flex
 from specframe_testing import zoo
 
 from specframe.contracts.cache import ChunkWindow, Placement, Window
@@ -16,7 +17,6 @@ from specframe.contracts.model import ForwardOptions
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.devices import kinds
-from specframe.model.attention import flex
 from specframe.model.attention.masks import masks, staircase
 from specframe.model.runner import ModelRunner
 from specframe.plugins.compose import strategy

@@ -31,6 +31,33 @@ PLAIN = ForwardOptions()
 """Mask tensors, and layers as they are."""
 
 
+class StraightForward(Protocol):
+    """A model's forward as straight code, which computes what its modules do."""
+
+    hidden: tuple[int, ...]
+    """The numbers of the hidden states that it gives."""
+
+    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        """Return the logits (B, K, V), and these hidden states.
+
+        ``given``: ids (B, T), positions (B, T), the index of the token in each slot (B, S), the numbers of the tokens whose logits
+        are asked for (K,), and the mask of each kind of layer.
+        """
+
+
+class Layers(Protocol):
+    """Decides which forwards of one model run as straight code; made for a :class:`specframe.model.runner.ModelRunner`."""
+
+    def of(
+        self, layers: str, rows: int, width: int, hidden: tuple[int, ...], long_rope: bool
+    ) -> StraightForward | None:
+        """Return the forward to run with ``rows`` times ``width`` tokens, or None where the modules are called.
+
+        ``layers`` is "traced", "compiled" or "auto"; ``long_rope`` says whether rotary modules give the long ones of two sets of
+        factors.
+        """
+
+
 class Model(Protocol):
     """A model without a cache, and the facts of it that strategies need."""
 

@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.attention import AttentionBackend
 from specframe.contracts.cache import ChunkWindow, DenseView, KVShape, KVView, Placement, Window
+from specframe.contracts.model import StraightForward
 from specframe.devices import kinds
 from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.model import current_numerics
 from specframe.model.attention.interface import Watched, in_pages
 from specframe.model.padding_free import PaddingFree
 from specframe.model.row_states import RowStates, state_forwards
-from specframe.model.traced import TracedForward
 from specframe.model.transformers_model import AS_IS, CallOptions, TransformersModel
 from specframe.model.twin import twin
 from specframe.models.own_cache import OwnCache
@@ -276,8 +276,8 @@ class SelfTests:
         return "its layers do not tell attention their sliding windows"
 
     @torch.inference_mode()
-    def require_agreement(self, traced: TracedForward, one_row: bool, one_token: bool) -> None:
-        """Raise :class:`ModelError` if a forward as pieces gives other logits than the model's modules.
+    def require_agreement(self, traced: StraightForward, one_row: bool, one_token: bool) -> None:
+        """Raise :class:`ModelError` if a forward as straight code gives other logits than the model's modules.
 
         Rows are fed that hold tokens already: a layer that attends by itself, or changes keys after they were written, shows there.
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from specframe.contracts.attention import AttentionBackend
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.model import PLAIN, ForwardOptions
+from specframe.contracts.model import PLAIN, ForwardOptions, Layers
 from specframe.contracts.requests import Request
 from specframe.errors import ModelError, PromptError
 from specframe.model import current_numerics
@@ -24,8 +24,8 @@ from specframe.model.decoder_layers import Forwards, HiddenStates, decoder_layer
 from specframe.model.model_checks import SelfTests
 from specframe.model.padding_free import PaddingFree, PaddingFreeBlock, pays
 from specframe.model.row_states import state_forwards
-from specframe.model.traces import Kind, Traces
 from specframe.model.transformers_model import NOTHING, CallOptions, TransformersModel
+from specframe.plugins.registry import registry
 
 
 class ModelRunner(TransformersModel):
@@ -35,7 +35,12 @@ class ModelRunner(TransformersModel):
         super().__init__(model, role)
         self._ways = weakref.WeakKeyDictionary[ForwardOptions, tuple[AttentionChoice, Forwards]]()
         self.tests = SelfTests(self)
-        self.traces = Traces(self)
+
+    @functools.cached_property
+    def layers(self) -> Layers:
+        """What runs forwards as straight code, where layers are not eager."""
+        made: Layers = registry().entry("option", "layers").factory(self)
+        return made
 
     @property
     def kv_shapes(self) -> list[KVShape]:
@@ -102,9 +107,9 @@ class ModelRunner(TransformersModel):
         ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
         of_tokens, padding_free = block.extra, self._padding_free(block)
         traced, found = None, dict[int, torch.Tensor]()
-        if not of_tokens and not forwards:
+        if how.layers != "eager" and not of_tokens and not forwards:
             rows, width = ids_BT.shape if padding_free is None else (1, padding_free.tokens)
-            traced = self.traces.of(how.layers, rows, width, Kind(hidden, bool(self.rope.forwards)))
+            traced = self.layers.of(how.layers, rows, width, hidden, bool(self.rope.forwards))
         if hidden and traced is None:
             forwards, found = self.taps.placed(hidden, forwards)
         if padding_free is not None:
@@ -185,7 +190,7 @@ class ModelRunner(TransformersModel):
             self.taps.check(wanted)
         if how.layers in ("traced", "compiled"):
             with torch.inference_mode():
-                self.traces.of(how.layers, 2, 2, Kind(wanted, bool(self.rope.forwards)))
+                self.layers.of(how.layers, 2, 2, wanted, bool(self.rope.forwards))
 
     def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
         """Return how many tokens of prompts, over all rows, are read in one forward that attends to ``slots`` slots."""

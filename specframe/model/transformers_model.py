@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.attention import Attend
 from specframe.contracts.cache import ChunkWindow, Placement, Window
+from specframe.contracts.model import StraightForward
 from specframe.contracts.states import StateLayer
 from specframe.devices.kinds import numbers
 from specframe.errors import ModelError
@@ -24,7 +25,6 @@ from specframe.model.decoder_layers import Forwards, decoder_layers, ints_and_si
 from specframe.model.padding_free import PaddingFree
 from specframe.model.positions import Rope, context_length, counted_positions, takes_position_ids
 from specframe.model.row_states import state_layers
-from specframe.model.traced import TracedForward
 from specframe.model.twin import NAME, CurrentForward, attention_of, made_of, running, twin
 from specframe.models.layer_configs import layer_configs
 
@@ -39,8 +39,8 @@ class CallOptions:
     """Attends in place of the model's own attention, or None if that attends by the masks."""
     offers: frozenset[str] = frozenset()
     """The capabilities of the attention backend that made the plan."""
-    traced: TracedForward | None = None
-    """The forward as pieces that compute what the modules do, or None to call the modules."""
+    traced: StraightForward | None = None
+    """Computes what the modules do, or None to call the modules."""
     forwards: Forwards = NOTHING
     """Replacements of modules' ``forward``, beside those of rotary modules."""
     extra: Mapping[str, Any] = NOTHING
@@ -52,7 +52,7 @@ class CallOptions:
     orders: int | None = None
     """The number that all token indices of keys are below, or None for the number of slots attended to."""
     hidden: dict[int, torch.Tensor] = attrs.Factory(dict)
-    """The hidden states that pieces give, by their number, which the forward fills in."""
+    """The hidden states that straight code gives, by their number, which the forward fills in."""
 
 
 AS_IS = CallOptions()

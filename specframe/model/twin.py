@@ -43,8 +43,8 @@ class CurrentForward:
     """The layers that attend in chunks, by their number: transformers' layers do not tell attention of them."""
     repeated: list[torch.Tensor] | None = None
     """The mask of the latest layer, and the same for the heads that share keys, or None outside of forwards."""
-    traced: bool = False
-    """Whether it is traced: attention is an operator then, see :mod:`specframe.model.traced`."""
+    attention: Callable[..., torch.Tensor] | None = None
+    """What is called in place of our attention function, as where a forward is traced, or None for that function."""
 
 
 CURRENT: ContextVar[CurrentForward] = ContextVar("specframe.model", default=CurrentForward())  # noqa: B039 - it is never written to

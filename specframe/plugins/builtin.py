@@ -26,7 +26,5 @@ def specframe_register_commands(register: Register) -> None:
 
 @hookimpl
 def specframe_register_attention_backends(register: Register) -> None:
-    """Register the attention backends that "auto" chooses from."""
+    """Offer mask tensors, which serve every model."""
     register("masked", "specframe.model.attention.masks:Masked")
-    register("packed", "specframe.model.attention.varlen:Packed")
-    register("flex", "specframe.model.attention.flex:Flex")

@@ -26,7 +26,17 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "executor": {"ray": "specframe-ray"},
     "option": {
         **dict.fromkeys(
-            ("accelerate", "assisted", "load_options", "output", "processors", "prompts", "ranks", "watchdog"),
+            (
+                "accelerate",
+                "assisted",
+                "layers",
+                "load_options",
+                "output",
+                "processors",
+                "prompts",
+                "ranks",
+                "watchdog",
+            ),
             "specframe-std",
         ),
         "bitwise": "specframe-bitwise",

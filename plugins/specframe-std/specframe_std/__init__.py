@@ -79,6 +79,8 @@ def specframe_register_kv_backends(register: Register) -> None:
 @hookimpl
 def specframe_register_attention_backends(register: Register) -> None:
     register("decode", "specframe_std.attention.decode:Decode")  # "auto" takes the first by name that suits
+    register("flex", "specframe_std.attention.flex:Flex")
+    register("packed", "specframe_std.attention.varlen:Packed")
 
 
 @hookimpl
@@ -104,6 +106,7 @@ def specframe_register_commands(register: Register) -> None:
 def specframe_register_options(register: Register) -> None:
     register("accelerate", "specframe_std.accelerated:accelerate")
     register("assisted", "specframe_std.drop_in:assisted")
+    register("layers", "specframe_std.layers.traces:Traces")
     register("load_options", "specframe_std.load_options:keywords")
     register("output", "specframe_std.result_file:ResultFile")
     register("processors", "specframe_std.processor_check:warn_of_unfit")

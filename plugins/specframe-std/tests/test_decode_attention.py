@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from specframe_std.attention import decode
+from specframe_std.attention import decode, varlen
 from specframe_std.attention.decode import Decode
 from specframe_std.attention.tiles import Tiles
 from specframe_std.kv.slab import Slab
@@ -20,7 +20,6 @@ from specframe_testing.device.kind import Simulated
 from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import DenseView, KVShape, KVView, PagedView, Placement, Window
 from specframe.errors import ModelError
-from specframe.model.attention import varlen
 from specframe.model.attention.choice import AttentionChoice, error
 from specframe.model.attention.interface import gather_slots, masked_attention
 from specframe.model.attention.masks import masks

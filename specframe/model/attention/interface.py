@@ -2,8 +2,7 @@
 
 Attention has three ways, one result. *Masked* SDPA runs anywhere: the query heads that share a key head become further queries
 of that head, so keys and values are never copied, where transformers' own ``sdpa`` copies them once per query head whenever a
-mask is given. The other two take no mask tensor: *packed* attention (:mod:`specframe.model.attention.varlen`) and *flex*
-attention (:mod:`specframe.model.attention.flex`).
+mask is given. The other two take no mask tensor: variable-length attention, and FlexAttention, are backends of plugins.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend (B, H, T, D) queries to (B, G, S, D) keys and values, G dividing H, under an additive mask or without.
 
-    In a forward that is traced it is an operator. In a thread that runs no forward of ours it is ``sdpa``: another thread may call
-    the model as it is. The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S). Where a layer's indexer has
-    chosen slots, ``indices`` (B, T, K), a query sees those alone that the mask shows and that are among them. In a forward without
-    padding the queries are (1, H, N, D), those of all rows after each other.
+    In a thread that runs no forward of ours it is ``sdpa``: another thread may call the model as it is. The mask is one for all
+    heads, (B, 1, T, S), or has one for each, (B, H, T, S). Where a layer's indexer has chosen slots, ``indices`` (B, T, K), a query
+    sees those alone that the mask shows and that are among them. In a forward without padding the queries are (1, H, N, D), of all
+    rows after each other.
 
     Returns:
         (B, T, H, D), or (1, N, H, D), and None, as transformers' attention functions do.
@@ -63,8 +62,8 @@ def attend(
         ModelError: the scores have a bias, or slots are chosen, and there is no mask to go with it.
     """
     state = CURRENT.get()
-    if state.traced:
-        return as_operator(module, query, key, value, attention_mask, scaling, **options), None
+    if state.attention is not None:
+        return state.attention(module, query, key, value, attention_mask, scaling, **options), None
     biased = options.get("position_bias") is not None
     if (chosen := options.get("indices")) is not None:
         attention_mask = masked_but(attention_mask, chosen)
@@ -93,29 +92,6 @@ def attend(
     else:
         output = masked_attention(query, key, value, attention_mask, scaling, state.repeated)
     return (output if padding_free is None else padding_free.row(output)), None
-
-
-def as_operator(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None,
-    sliding_window: int | None = None,
-    **options: Any,
-) -> torch.Tensor:
-    """Return the attention of a forward that is traced, see :mod:`specframe.model.traced`.
-
-    Raises:
-        ModelError: the scores have a bias, slots are chosen, or there is no mask.
-    """
-    if options.get("position_bias") is not None or options.get("indices") is not None or attention_mask is None:
-        raise ModelError("its attention adds a bias to scores, chooses slots, or has no mask")
-    found: torch.Tensor = torch.ops.specframe.attend(
-        query, key, value, attention_mask, module.layer_idx, scaling, sliding_window
-    )
-    return found
 
 
 def masked_but(mask_B1TS: torch.Tensor | None, chosen_BTK: torch.Tensor) -> torch.Tensor:

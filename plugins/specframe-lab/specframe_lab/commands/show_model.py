@@ -35,11 +35,11 @@ def show(name: str, traces: bool) -> None:
 def forward(location: str) -> dict[str, str]:
     """Return whether a model's forward can be traced, told of a model without weights; empty if its files cannot be read."""
     import torch
+    from specframe_std.layers.traced_forward import trace
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from specframe.errors import SpecframeError
     from specframe.model.runner import ModelRunner
-    from specframe.model.traced import trace
 
     try:
         config = AutoConfig.from_pretrained(on_disk(location) or location)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.attention import flex
 from specframe_testing import harness, zoo
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.cache import Placement
-from specframe.model.attention import choice, flex
+from specframe.model.attention import choice
 from specframe.model.attention.masks import masks
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.layers import merged_weights, traces
+from specframe_std.layers.merged_weights import packed, refusal
+from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
 
-from specframe.model import merged_weights, traces
-from specframe.model.merged_weights import packed, refusal
 from specframe.model.runner import ModelRunner
-from specframe.model.traced import TracedForward, trace
 
 
 def runner_of(model: Any) -> ModelRunner:

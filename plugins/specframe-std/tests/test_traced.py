@@ -11,15 +11,14 @@ from typing import Any
 import architectures
 import pytest
 import torch
+from specframe_std.layers import traces
+from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
 
 from specframe.contracts.roles import Observer
 from specframe.errors import ModelError, SpecframeWarning
-from specframe.model import traces
 from specframe.model.model_checks import SelfTests
 from specframe.model.runner import ModelRunner
-from specframe.model.traced import TracedForward, trace
-from specframe.model.traces import Kind
 from specframe.model.transformers_model import CallOptions
 from specframe.model.twin import settings
 
@@ -113,12 +112,12 @@ def test_a_weight_that_is_no_longer_tied_is_seen() -> None:
     model = zoo.build("qwen3", num_hidden_layers=1)
     runner = runner_of(model)
     with torch.inference_mode():
-        first = runner.traces.of("traced", 3, 4, Kind())
+        first = runner.layers.of("traced", 3, 4, (), False)
     assert first is not None
     assert first.holds
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * -1)
     with torch.inference_mode():
-        second = runner.traces.of("traced", 3, 4, Kind())
+        second = runner.layers.of("traced", 3, 4, (), False)
     assert second is not None
     assert second is not first
     runner.tests.require_agreement(second, False, False)
@@ -140,7 +139,7 @@ def test_a_target_is_traced_before_its_first_hidden_state() -> None:
     """That hidden states are taken in modules' place is no change of the model: its first forward may be a trace."""
     runner = runner_of(zoo.build("llama"))
     with torch.inference_mode():
-        assert runner.traces.of("traced", 2, 2, Kind((0, 1, 2, 3))) is not None
+        assert runner.layers.of("traced", 2, 2, (0, 1, 2, 3), False) is not None
 
 
 @pytest.mark.wide
@@ -265,7 +264,7 @@ def test_pieces_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_
     runner = runner_of(zoo.build("opt", num_hidden_layers=1))
     for rows, width in ((3, 4), (1, 1)):
         with torch.inference_mode(), pytest.warns(RuntimeWarning, match="not compiled, and run eagerly: .* off by"):
-            assert runner.traces.of("compiled", rows, width, Kind()) is None
+            assert runner.layers.of("compiled", rows, width, (), False) is None
 
 
 @PIECES
@@ -281,8 +280,8 @@ def test_a_trial_without_memory_is_made_again(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(SelfTests, "require_agreement", runs_out)
     with torch.inference_mode():
-        assert runner.traces.of("traced", 3, 4, Kind()) is None
-        assert runner.traces.of("traced", 3, 4, Kind()) is not None
+        assert runner.layers.of("traced", 3, 4, (), False) is None
+        assert runner.layers.of("traced", 3, 4, (), False) is not None
 
 
 @pytest.mark.slow
@@ -318,7 +317,7 @@ def test_auto_takes_pieces_when_they_pay(compiled: list[Any], monkeypatch: pytes
         runner, told = runner_of(model), []
         with torch.inference_mode():
             for _ in range(6):
-                found = runner.traces.of("auto", 3, 4, Kind())
+                found = runner.layers.of("auto", 3, 4, (), False)
                 told.append("eager" if found is None else "compiled" if found.compiled else "traced")
         return told
 

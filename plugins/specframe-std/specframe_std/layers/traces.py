@@ -20,7 +20,7 @@ from specframe.devices import kinds
 from specframe.devices.out_of_memory import out_of_memory
 from specframe.errors import ModelError, SpecframeWarning, sentence
 from specframe.model import current_numerics
-from specframe.model.traced import Piece, TracedForward, compile_piece, trace
+from specframe_std.layers.traced_forward import Piece, TracedForward, compile_piece, trace
 
 if TYPE_CHECKING:
     from specframe.model.runner import ModelRunner
@@ -60,19 +60,18 @@ class Traces:
     _code: dict[str, Callable[..., Any]] = attrs.Factory(dict)
     """The compiled code of pieces, by what they compute: traces share it."""
 
-    def of(self, layers: str, rows: int, width: int, kind: Kind) -> TracedForward | None:
-        """Return the forward to run as pieces, or None where the modules are called.
+    def of(
+        self, layers: str, rows: int, width: int, hidden: tuple[int, ...] = (), long_rope: bool = False
+    ) -> TracedForward | None:
+        """Return the forward to run as pieces, or None: see :meth:`specframe.contracts.model.Layers.of`.
 
-        Args:
-            layers: "eager", "traced", "compiled", or "auto", which is eager until another has paid by now, and on a GPU: a server
-                would stand still for seconds, and its forwards are captured.
-            rows, width: of the tokens that are fed.
-            kind: of the forward.
+        "auto" calls the modules until pieces have paid by now, and on a GPU: a server would stand still for seconds, and its
+        forwards are captured.
         """
-        asked, device = layers != "auto", self._runner.device
+        kind, asked, device = Kind(hidden, long_rope), layers != "auto", self._runner.device
         self._seen[kind] = seen = self._seen[kind] + 1
         early = not asked and (seen <= TRACING_PAYS or device.type != "cpu")
-        if layers == "eager" or early or not kinds.of(device).values or current_numerics.are_active():
+        if early or not kinds.of(device).values or current_numerics.are_active():
             return None
         if (found := self._traced(kind, asked)) is None:
             return None

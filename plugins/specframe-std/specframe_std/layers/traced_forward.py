@@ -27,7 +27,6 @@ from transformers import Cache
 from specframe.errors import ModelError, sentence
 from specframe.model.attention.interface import attend
 from specframe.model.decoder_layers import Forwards
-from specframe.model.merged_weights import Merged, merge, tensor_of
 from specframe.model.twin import (
     CURRENT,
     NAME,
@@ -38,6 +37,7 @@ from specframe.model.twin import (
     running,
     sets_own_buffers,
 )
+from specframe_std.layers.merged_weights import Merged, merge, tensor_of
 
 if TYPE_CHECKING:
     from specframe.model.runner import ModelRunner
@@ -73,6 +73,29 @@ def update_and_attend(
     module = cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
     key, value = CURRENT.get().cache.update(key, value, layer)
     return attend(module, query, key, value, mask, scaling, sliding_window=window)[0].contiguous()
+
+
+def as_operator(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Return the attention of a forward that is traced, as an operator.
+
+    Raises:
+        ModelError: the scores have a bias, slots are chosen, or there is no mask.
+    """
+    if options.get("position_bias") is not None or options.get("indices") is not None or attention_mask is None:
+        raise ModelError("its attention adds a bias to scores, chooses slots, or has no mask")
+    found: torch.Tensor = torch.ops.specframe.attend(
+        query, key, value, attention_mask, module.layer_idx, scaling, sliding_window
+    )
+    return found
 
 
 class Untold(Cache):
@@ -174,7 +197,7 @@ def trace(model: ModelRunner, hidden: tuple[int, ...] = (), merges: bool = False
     Args:
         model: the model, whose layers attend by our function.
         hidden: the numbers of the hidden states that are taken.
-        merges: whether linear layers that read the same tensor are merged, see :mod:`specframe.model.merged_weights`.
+        merges: whether linear layers that read the same tensor are merged, see :mod:`specframe_std.layers.merged_weights`.
 
     Raises:
         ModelError: the forward cannot be traced, with the reason.
@@ -251,7 +274,7 @@ def _graph(model: ModelRunner, hidden: tuple[int, ...]) -> torch.fx.GraphModule:
         replaced: Forwards = {**model.rope.forwards, **told.forwards}
         if hidden:
             replaced, found = model.taps.placed(hidden, replaced)
-        with running(CurrentForward(None, Untold(slots), replaced, told.functions, traced=True)):
+        with running(CurrentForward(None, Untold(slots), replaced, told.functions, attention=as_operator)):
             shown = model.per_kind(dict(zip(kinds, masks, strict=True)))
             logits = model.output(ids_BT, positions_BT, shown, Untold(slots), kept_K)
         return [logits, *(found[number] for number in hidden)]
