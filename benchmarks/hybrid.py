@@ -22,11 +22,11 @@ import click
 import torch
 from rich.console import Console
 from rich.table import Table
+from specframe_std.states.row_states import RowStates
 from specframe_testing import harness
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3_5TextConfig
 
 from specframe import Pipeline
-from specframe.model.row_states import RowStates
 
 VOCABULARY = 8192
 ACCEPTANCE = 0.7

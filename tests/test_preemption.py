@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.states.row_states import RowStates
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
 from specframe_testing.paged_fake import Gathering, PagedFakeStore, Pages
@@ -23,7 +24,6 @@ from specframe.engine import local_engine as engine_module
 from specframe.engine import memory_limits
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
-from specframe.model.row_states import RowStates
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 

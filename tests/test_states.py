@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from products import crossed
+from specframe_std.states import row_states as forward_states
+from specframe_std.states.row_states import RowStates
 from specframe_testing import fakes, harness, standard, states
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding_suite import LENGTHS, RIGHT
@@ -26,9 +28,8 @@ from specframe.engine import local_engine as engine_module
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
 from specframe.errors import CompositionError, ContractError, ModelError, SpecframeError
-from specframe.model import row_states as forward_states
-from specframe.model.row_states import RowStates, state_layers
 from specframe.model.runner import ModelRunner
+from specframe.model.state_layers import state_layers
 from specframe.plugins.registry import add_entry, registry
 from specframe.text.sampling import Sampling
 

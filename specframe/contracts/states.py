@@ -136,6 +136,16 @@ class StateStore(Protocol):
         """Bytes held."""
 
 
+class RowStore(StateStore, Protocol):
+    """A store of states that also feeds rows which no batch has, as where a model is tried."""
+
+    def feed(self, index_BT: torch.Tensor) -> None:
+        """Begin a forward of the first rows: of tokens with these indices, of which the last is no part of a prompt."""
+
+    def forget(self) -> None:
+        """Let go of what was fed: what a layer has noted refers to its forward, and would stay with it."""
+
+
 class PrefixStates(StateStore, Protocol):
     """A store that keeps copies of states for rows that begin with the same tokens, and serves runs of any size."""
 

@@ -19,7 +19,7 @@ from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.model import current_numerics
 from specframe.model.attention.interface import Watched, in_pages
 from specframe.model.padding_free import PaddingFree
-from specframe.model.row_states import RowStates, state_forwards
+from specframe.model.state_layers import open_states, state_forwards
 from specframe.model.transformers_model import AS_IS, CallOptions, TransformersModel
 from specframe.model.twin import twin
 from specframe.models.own_cache import OwnCache
@@ -148,7 +148,7 @@ class SelfTests:
         Layers with states begin with new ones.
         """
         if layers := self._feeder.state_layers:
-            states = RowStates(layers, len(ids_BT), self._feeder.device)
+            states = open_states(layers, len(ids_BT), self._feeder.device)
             states.feed(positions_BT)
             options = attrs.evolve(options, forwards={**options.forwards, **state_forwards(layers, states)})
         with self._feeder.rope.decoding(False):

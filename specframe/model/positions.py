@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from specframe.contracts.positions import UNCOUNTED, CountedPositions, PositionKind
 from specframe.contracts.requests import Request
 from specframe.errors import ContractError, ModelError, literal
-from specframe.model.row_states import call_kind
+from specframe.model.state_layers import call_kind
 from specframe.model.twin import own
 from specframe.plugins.protocols import require_members
 from specframe.plugins.registry import registry

@@ -20,7 +20,7 @@ from specframe.contracts.states import StateBackend, StateStore
 from specframe.model.cached import CachedModel
 from specframe.model.captured_graphs import GRAPHS
 from specframe.model.open_stores import ModelGraphs, OpenStore, Stores, keeps_prefixes
-from specframe.model.row_states import RowStates
+from specframe.model.state_layers import open_states
 from specframe.model.transformers_model import TransformersModel
 from specframe.observe.watch import Watch
 from specframe.value_checks import unwrap_guards
@@ -147,7 +147,7 @@ class Run:
         if layers and "states" in kv.offers:
             kept = cast(StateBackend, kv).open_states(layers, self.rows, model.device)
         elif layers:
-            kept = RowStates(layers, self.rows, model.device)
+            kept = open_states(layers, self.rows, model.device)
         return OpenStore(unwrap_guards(model), unwrap_guards(kv), self.rows, slots, store, kept)
 
     def close_cache(self, cached: CachedModel) -> None:

@@ -23,7 +23,7 @@ from specframe.model.attention.choice import Attention, AttentionChoice
 from specframe.model.decoder_layers import Forwards, HiddenStates, decoder_layers
 from specframe.model.model_checks import SelfTests
 from specframe.model.padding_free import PaddingFree, PaddingFreeBlock, pays
-from specframe.model.row_states import state_forwards
+from specframe.model.state_layers import state_forwards
 from specframe.model.transformers_model import NOTHING, CallOptions, TransformersModel
 from specframe.plugins.registry import registry
 

@@ -24,7 +24,7 @@ from specframe.model.attention.masks import masks
 from specframe.model.decoder_layers import Forwards, decoder_layers, ints_and_sizes_left_open
 from specframe.model.padding_free import PaddingFree
 from specframe.model.positions import Rope, context_length, counted_positions, takes_position_ids
-from specframe.model.row_states import state_layers
+from specframe.model.state_layers import state_layers
 from specframe.model.twin import NAME, CurrentForward, attention_of, made_of, running, twin
 from specframe.models.layer_configs import layer_configs
 

@@ -35,6 +35,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
                 "processors",
                 "prompts",
                 "ranks",
+                "states",
                 "watchdog",
             ),
             "specframe-std",

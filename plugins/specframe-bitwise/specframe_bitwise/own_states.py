@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.states import After, Inputs, LayerState, Parts
 from specframe.model.current_numerics import NOTHING
-from specframe.model.row_states import ModuleState, state_layers
+from specframe.model.state_layers import ModuleState, state_layers
 from specframe.model.transformers_model import has_other_layers
 from specframe.model.twin import CurrentForward, running, twin
 from specframe.models.own_cache import OwnCache

@@ -112,6 +112,7 @@ def specframe_register_options(register: Register) -> None:
     register("processors", "specframe_std.processor_check:warn_of_unfit")
     register("prompts", "specframe_std.benchmark_sets:open_prompts")
     register("ranks", "specframe_std.executors.command_ranks:SeveralRanks")
+    register("states", "specframe_std.states.row_states:RowStates")
     register("watchdog", "specframe_std.watchdog:watch_calls")
 
 

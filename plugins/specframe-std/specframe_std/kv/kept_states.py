@@ -22,8 +22,8 @@ from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import After, Inputs, Parts
 from specframe.devices.kinds import on_device
-from specframe.model.row_states import Fed, RowStates
 from specframe.row_map import Moves
+from specframe_std.states.row_states import Fed, RowStates
 
 
 @attrs.define(eq=False)

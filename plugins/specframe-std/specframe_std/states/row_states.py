@@ -1,4 +1,4 @@
-"""The states of a model's layers: found by kinds of state that plugins register, kept per row, committed by replay.
+"""The states of a model's layers, kept per row and committed by replay.
 
 A row has one state per layer, that after its committed tokens, and the inputs of the tokens fed since. A forward goes on from
 there into tensors of its own. On commit the state takes in the inputs of the accepted tokens, for all rows at once: nothing of
@@ -10,26 +10,19 @@ Tensor names carry their shape: B rows of the batch, R all rows, T tokens of a b
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
 
 import attrs
 import numpy as np
 import torch
 
-from specframe.contracts import states
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.states import After, BitwiseKind, Inputs, LayerState, Parts, StateKind, StateShape, StateStore
+from specframe.contracts.states import After, Inputs, LayerState, Parts, StateLayer
 from specframe.devices.kinds import on_device
-from specframe.devices.out_of_memory import out_of_memory
-from specframe.errors import ContractError, ModelError, SpecframeError, sentence
-from specframe.model import current_numerics
-from specframe.plugins.protocols import require_members
-from specframe.plugins.registry import registry
+from specframe.errors import ContractError
+from specframe.model.state_layers import call_kind
 from specframe.row_map import Moves, RowMap
-
-Result = TypeVar("Result")
 
 LONG = 64
 """A block of more of a row's own tokens is a prefill chunk: strategies feed fewer of them again. So is a block of several tokens
@@ -40,101 +33,6 @@ PADDING = -1
 
 UNKNOWN = -1
 """The number of tokens of a row's state where it is known on the device alone."""
-
-
-@attrs.frozen(eq=False)
-class ModuleState:
-    """A module that keeps a state, and its kind, whose errors become a sentence."""
-
-    number: int
-    """The number of its layer."""
-    kind: StateKind
-    module: torch.nn.Module
-    called: str
-    """What errors call the kind."""
-    by_token: StateKind | None = None
-    """The same kind, which takes in one token after the other, for bitwise equality, or None if it does not allow that."""
-
-    def __str__(self) -> str:
-        return self.called
-
-    @property
-    def shape(self) -> StateShape:
-        """The shape of its state."""
-        return call_kind(self.called, "shape", self.kind.shape, self.module)
-
-    @property
-    def _kind(self) -> StateKind:
-        """The kind that takes in tokens now."""
-        return self.by_token if self.by_token is not None and current_numerics.are_active() else self.kind
-
-    def forward(self, state: LayerState) -> Callable[..., Any]:
-        """Return what is called in place of the module's ``forward``."""
-        forward = call_kind(self.called, "forward", self._kind.forward, self.module, state)
-
-        def function(*given: Any, **named: Any) -> Any:
-            return call_kind(self.called, "forward", forward, *given, **named)
-
-        return function
-
-    def advance(self, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
-        """Return the states after taking in the first tokens, after checking their shapes."""
-        after = call_kind(self.called, "advance", self._kind.advance, self.module, before, inputs, counts_B)
-        shapes = [tuple(part.shape) for part in before]
-        if (found := [tuple(getattr(part, "shape", ())) for part in after]) != shapes:
-            raise ContractError(f"{self.called}: advance() must return parts of the shapes {shapes}, got {found}")
-        return after
-
-
-def call_kind(called: str, member: str, function: Callable[..., Result], *given: Any, **named: Any) -> Result:
-    """Return what a function of a kind of state returns; what it raises becomes a sentence, unless it is a lack of memory."""
-    try:
-        return function(*given, **named)
-    except SpecframeError:
-        raise
-    except Exception as error:  # a third party's method may raise anything
-        if isinstance(error, RuntimeError) and out_of_memory(error):
-            raise
-        raise ContractError(f"{called}: {member}() raised {type(error).__name__}: {sentence(error)}") from error
-
-
-def state_layers(model: torch.nn.Module, called: str) -> dict[int, ModuleState]:
-    """Return the modules of a model whose kind of state a plugin has registered, numbered in the order of their layers.
-
-    A model of the first layers of another has the same numbers as that.
-
-    Raises:
-        ModelError: two kinds claim the same layer.
-    """
-    found: dict[torch.nn.Module, ModuleState] = {}
-    for name in registry().names("state kind"):
-        kind: StateKind = registry().make("state kind", name)
-        entry = registry().entry("state kind", name)
-        told = str(entry)
-        require_members("state kind", kind, told)
-        by_token = None
-        if "bitwise" in entry.traits.able("offers"):
-            by_token = call_kind(told, "by_token", cast(BitwiseKind, kind).by_token)
-        for number, kept in call_kind(told, "layers", kind.layers, model).items():
-            for module in kept if isinstance(kept, tuple) else (kept,):
-                if module in found:
-                    raise ModelError(
-                        f"layer {number} of {called} is claimed by {found[module].called} and {told}: expected one"
-                    )
-                found[module] = ModuleState(number, kind, module, told, by_token)
-    return dict(enumerate(sorted(found.values(), key=lambda one: one.number)))
-
-
-def state_forwards(layers: Mapping[int, ModuleState], store: StateStore) -> dict[torch.nn.Module, Callable[..., Any]]:
-    """Return what is called in place of each module's ``forward``, in the forward that a store of states expects.
-
-    A module that is not called, as where a part of a model leaves its attention out, is given no state, and takes nothing in.
-    """
-
-    def forward(number: int, layer: ModuleState, *given: Any, **named: Any) -> Any:
-        return layer.forward(store.state(number))(*given, **named)
-
-    return {layer.module: functools.partial(forward, number, layer) for number, layer in layers.items()}
 
 
 @attrs.define(eq=False)
@@ -172,12 +70,12 @@ class RowStates:
     """One state per row and module, and the inputs of the tokens fed since it was committed.
 
     Args:
-        layers: the modules with states, as :func:`state_layers` numbers them.
+        layers: the modules with states, as :func:`specframe.model.state_layers.state_layers` numbers them.
         rows: R, the sequences that there is room for.
         device: where states are, if their shape names no other.
     """
 
-    def __init__(self, layers: Mapping[int, states.StateLayer], rows: int, device: torch.device) -> None:
+    def __init__(self, layers: Mapping[int, StateLayer], rows: int, device: torch.device) -> None:
         self._layers, self._device = layers, device
         self._furnish(rows)
         self._starts: dict[int, tuple[Sequence, list[torch.Tensor]]] = {}
