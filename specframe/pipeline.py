@@ -64,7 +64,7 @@ class Pipeline:
         layers: "eager" calls the models' modules. "traced" runs what they compute as straight code, traced before the first
             round in a quarter of a second a layer. "compiled" has Inductor compile that code: half a minute at first, and a share
             less of every forward, a third on a GPU. "auto" takes the modules; on a CPU it traces after 2,000 forwards, and compiles
-            small layers after 10,000, or at once where an earlier process has compiled them.
+            small layers after 5,000, in another process; what an earlier one has compiled it takes at once.
         generation_config: "auto": the target's generation config holds where nothing else is asked for; "none": it does not.
         executor: the executor, which decides where the models run, by name or as an object: "workers,count=2" decodes in two
             processes.

@@ -12,6 +12,7 @@ import architectures
 import pytest
 import torch
 from specframe_std.layers import traces
+from specframe_std.layers.compile_ahead import begin
 from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
 
@@ -30,10 +31,10 @@ LENGTHS = [9, 14, 3, 12, 7]
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """Take the code of pieces for compiled as it is, collect it, and note what was compiled in a folder of the test's own."""
+    """Take the code of pieces for compiled as it is, and collect it; files are in a folder of the test's own."""
     found: list[Any] = []
 
-    def collect(graph: Any) -> Any:
+    def collect(graph: Any, path: Path) -> Any:
         found.append(graph)
         return graph.forward
 
@@ -231,7 +232,7 @@ def test_compiling_is_no_time_of_decoding(monkeypatch: pytest.MonkeyPatch) -> No
     """Pieces of target and draft model are compiled, or found not to compile, before the first stage of the first round."""
     seen: list[str] = []
 
-    def fails(graph: Any) -> Any:
+    def fails(graph: Any, path: Path) -> Any:
         seen.append("compiler")
         raise RuntimeError("no compiler\nmore of it")
 
@@ -255,7 +256,7 @@ def test_pieces_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(
         traces,
         "compile_piece",
-        lambda graph: (
+        lambda graph, path: (
             lambda *given: [
                 one * 1.1 if torch.is_tensor(one) and one.is_floating_point() else one for one in graph(*given)
             ]
@@ -308,19 +309,48 @@ def test_tokens_are_exact_on_cuda(graph: str) -> None:
 
 
 def test_auto_takes_pieces_when_they_pay(compiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many forwards call the modules; then they are pieces, which are compiled later, and at once in the next process."""
-    model = zoo.build("opt")
+    """So many forwards call the modules; then they are pieces, which another process compiles, and which are taken when it has
+    done so, and at once in the next process."""
+    model, begun = zoo.build("opt"), list[Path]()
     monkeypatch.setattr(traces, "TRACING_PAYS", 2)
-    monkeypatch.setattr(traces, "COMPILING_PAYS", 4)
+    monkeypatch.setattr(traces, "COMPILING_PAYS", 3)
+    monkeypatch.setattr(traces, "LOOKS", 2)
+
+    def begin(pieces: Any) -> Any:
+        begun.extend(path for _, path in pieces)
+        return types.SimpleNamespace(kill=lambda: None)
+
+    monkeypatch.setattr(traces, "begin", begin)
 
     def forwards() -> list[str]:
         runner, told = runner_of(model), []
         with torch.inference_mode():
-            for _ in range(6):
+            for number in range(12):
+                if number == 8:
+                    for path in begun:  # as that process does, at some time
+                        path.parent.mkdir(exist_ok=True)
+                        path.touch()
                 found = runner.layers.of("auto", 3, 4, (), False)
                 told.append("eager" if found is None else "compiled" if found.compiled else "traced")
         return told
 
-    assert forwards() == ["eager", "eager", "traced", "traced", "compiled", "compiled"]
-    assert len(compiled) == 3
-    assert forwards() == ["eager", "eager", "compiled", "compiled", "compiled", "compiled"]
+    assert forwards() == ["eager"] * 2 + ["traced"] * 6 + ["compiled"] * 4
+    assert len(begun) == len(compiled) == 3
+    assert forwards() == ["eager"] * 2 + ["compiled"] * 10
+    assert len(begun) == 3
+
+
+@pytest.mark.slow
+@PIECES
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_another_process_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What another process has compiled is read from its files, and is tried as what this one has compiled."""
+    monkeypatch.setattr(traces, "cache_dir", lambda: tmp_path)
+    runner = runner_of(zoo.build("qwen3", num_hidden_layers=1))
+    with torch.inference_mode():
+        pieces = [(piece.graph, traces.compiled_file(piece)) for piece in trace(runner).pieces]
+        assert begin(pieces).wait() == 0
+        monkeypatch.setattr(torch._inductor, "standalone_compile", None)  # nothing is compiled here
+        found = runner.layers.of("compiled", 3, 4, (), False)
+    assert found is not None
+    assert found.compiled

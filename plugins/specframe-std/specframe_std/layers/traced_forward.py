@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
+import os
 import types
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -162,6 +164,8 @@ class TracedForward:
     """Whether its pieces are compiled."""
     tried: bool = False
     """Whether that was tried."""
+    looks: int = 0
+    """How often it was asked whether its pieces are compiled by now."""
 
     def take(self, code: Mapping[str, Callable[..., Any]]) -> None:
         """Run the compiled code of the pieces from now on, by their texts."""
@@ -363,13 +367,26 @@ def quick(graph: torch.fx.Graph) -> torch.fx.Graph:
     return made
 
 
-def compile_piece(module: torch.fx.GraphModule) -> Callable[..., Any]:
-    """Return what computes a piece, compiled by Inductor for all sizes, with the rounding of each operator as it is."""
+def compile_piece(module: torch.fx.GraphModule, path: Path) -> Callable[..., Any]:
+    """Return what computes a piece, compiled by Inductor for all sizes, with the rounding of each operator as it is.
+
+    It is kept in a file, and read from there where a process has compiled it. Inductor's own cache is not asked: it tells pieces
+    apart by where a process has first imported torch.
+    """
+    if path.exists():
+        with contextlib.suppress(Exception):  # whatever a file holds that was not written to its end
+            return torch._inductor.CompiledArtifact.load(path=str(path), format="binary")
     for node in module.graph.nodes:
         node.meta["example_value"] = node.meta.get("val")  # that is where Inductor finds the symbols
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     options = {"config_patches": {"emulate_precision_casts": True}}
-    return torch._inductor.standalone_compile(module, inputs, options=options)
+    made = torch._inductor.standalone_compile(module, inputs, options=options)
+    with contextlib.suppress(Exception):  # whatever a disk or a cache refuses
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        made.save(path=str(draft), format="binary")
+        draft.replace(path)
+    return made
 
 
 def function(called: Callable[..., Any]) -> Callable[..., Any]:

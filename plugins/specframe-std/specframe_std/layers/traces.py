@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import subprocess
 import time
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from specframe.devices import kinds
 from specframe.devices.out_of_memory import out_of_memory
 from specframe.errors import ModelError, SpecframeWarning, sentence
 from specframe.model import current_numerics
+from specframe_std.layers.compile_ahead import begin
 from specframe_std.layers.traced_forward import Piece, TracedForward, compile_piece, trace
 
 if TYPE_CHECKING:
@@ -29,9 +32,12 @@ TRACING_PAYS = 2_000
 """Forwards from which on pieces take the place of modules unasked. On a CPU a layer takes 0.25 s to trace, and 0.1 ms less in each
 forward then (benchmarks/README.md): by then the modules have cost most of what tracing does."""
 
-COMPILING_PAYS = 10_000
-"""Forwards from which on pieces are compiled unasked, on a CPU. Compiling takes 15 to 20 s, and saves ten layers 2.5 ms a
-forward (benchmarks/README.md). Pieces that an earlier process has compiled are so at once."""
+COMPILING_PAYS = 5_000
+"""Forwards from which on pieces are compiled unasked, on a CPU, by another process while forwards go on. That takes a core 15
+to 20 s, and saves ten layers 2.5 ms a forward (benchmarks/README.md). Those of an earlier process are taken at once."""
+
+LOOKS = 100
+"""Forwards between two looks for pieces that another process has compiled: a look hashes their code."""
 
 SMALL_LAYER = 1_000_000
 """Weights of a layer up to which compiling shortens it on a CPU; larger ones are bound by their matrices."""
@@ -59,6 +65,8 @@ class Traces:
     """Whether a trace gives what the modules do, by whether it is compiled, for one row or several, for one token or several."""
     _code: dict[str, Callable[..., Any]] = attrs.Factory(dict)
     """The compiled code of pieces, by what they compute: traces share it."""
+    _ahead: subprocess.Popen[bytes] | None = None
+    """The process that compiles pieces while forwards go on, or None if none was begun."""
 
     def of(
         self, layers: str, rows: int, width: int, hidden: tuple[int, ...] = (), long_rope: bool = False
@@ -75,7 +83,7 @@ class Traces:
             return None
         if (found := self._traced(kind, asked)) is None:
             return None
-        if not found.tried and (layers == "compiled" or (not asked and self._compiling_pays(kind, found))):
+        if not found.tried and (layers == "compiled" or (not asked and self._are_compiled(seen, found))):
             self._compile(found, asked)
         return found if self._agrees(found, kind, rows == 1, width == 1, asked) else None
 
@@ -96,10 +104,22 @@ class Traces:
                 self._tell("traced", error, asked)
         return self._made[kind]
 
-    def _compiling_pays(self, kind: Kind, found: TracedForward) -> bool:
-        """Return whether compiling a trace has paid by now, or takes no time since an earlier process has done it."""
-        known = self._seen[kind] > COMPILING_PAYS or all(note(piece).exists() for piece in found.pieces)
-        return known and self._runner.layer_weights <= SMALL_LAYER
+    def _are_compiled(self, seen: int, found: TracedForward) -> bool:
+        """Return whether another process has compiled a trace's pieces, which one is begun for once so many forwards were seen."""
+        if found.looks % LOOKS or self._runner.layer_weights > SMALL_LAYER:
+            found.looks += 1
+            return False
+        found.looks += 1
+        if not (left := [piece for piece in found.pieces if not compiled_file(piece).exists()]):
+            return True
+        if self._ahead is None and seen > COMPILING_PAYS:
+            try:
+                self._ahead = begin((piece.graph, compiled_file(piece)) for piece in left)
+                weakref.finalize(self, self._ahead.kill)
+            except Exception as error:  # whatever torch raises
+                found.tried = True
+                self._tell("compiled", error, asked=False)
+        return False
 
     def _compile(self, found: TracedForward, asked: bool) -> None:
         """Compile the pieces of a trace, which stay as they are where that cannot be done.
@@ -110,9 +130,7 @@ class Traces:
         try:
             left = [piece for piece in found.pieces if piece.text not in self._code]
             for piece in progress.tqdm(left, desc=f"Compiling the {self._runner.role}'s layers", leave=False):
-                self._code[piece.text] = compile_piece(piece.graph)
-                note(piece).parent.mkdir(parents=True, exist_ok=True)
-                note(piece).touch()
+                self._code[piece.text] = compile_piece(piece.graph, compiled_file(piece))
         except Exception as error:  # whatever a compiler raises
             self._tell("compiled", error, asked)
         else:
@@ -143,7 +161,7 @@ class Traces:
             _log.info(text)
 
 
-def note(piece: Piece) -> Path:
-    """Return the file that stands beside Inductor's cache once a piece was compiled."""
+def compiled_file(piece: Piece) -> Path:
+    """Return the file, beside Inductor's cache, that a piece is in once it was compiled."""
     about = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {piece.text}"
     return Path(cache_dir()) / "specframe" / hashlib.sha256(about.encode()).hexdigest()
