@@ -20,7 +20,7 @@ class Assisted(Protocol):
     """The function that :func:`assisted` returns."""
 
     report: RunReport | None
-    """The figures of the latest call, such as the tokens accepted per round; None if nothing was drafted in it."""
+    """The figures of the latest call, such as the tokens accepted per round, or None if nothing was drafted in it."""
 
     def __call__(self, *given: Any, **asked: Any) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """Decode a call of ``generate``, which calls this."""
@@ -73,7 +73,7 @@ class Accelerated(Protocol):
     """The handle that :func:`accelerate` returns. At the end of a ``with`` block it is removed."""
 
     report: RunReport | None
-    """The figures of the latest call, such as the tokens accepted per round; None if nothing was drafted in it."""
+    """The figures of the latest call, such as the tokens accepted per round, or None if nothing was drafted in it."""
 
     def remove(self) -> None:
         """Give the model its own ``generate`` back, and release the models and caches that are kept."""

@@ -54,10 +54,10 @@ class Pipeline:
             adapters in its layers, or one that torch.compile returned, the transformers model inside is used.
         seed: of every random choice.
         tokenizer: for prompts given as text when the target is a loaded model.
-        observers: objects told about every round, see :class:`specframe.contracts.roles.Observer`.
+        observers: objects that receive every round, see :class:`specframe.contracts.roles.Observer`.
         check: verify the invariants of :mod:`specframe_testing.instrumentation.invariants` all along; slow.
         attention: an attention backend: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by
-            blocks), "masked", one of a plugin, or "auto": on CUDA packed, or a plugin's that needs no masks either, where it
+            blocks), "masked", one of a plugin, or "auto": on CUDA "packed", or a plugin's that needs no masks either, where it
             fits, flex there where masks would be large, masked otherwise, and a plugin's where the KV backend keeps pages.
         graphs: record forwards as CUDA graphs: "on", "off", or "auto": where there is CUDA. "on" without CUDA fills the same
             buffers and records nothing.
@@ -240,7 +240,7 @@ class Pipeline:
     def as_completed(
         self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[RequestOptions]
     ) -> Iterator[Result]:
-        """Decode prompts and yield each result when it is complete; ``result.index`` tells which prompt it answers."""
+        """Decode prompts and yield each result when it is complete; ``result.index`` says which prompt it answers."""
         return self.decode(*self.requests.make(prompts, max_new_tokens, **asked))
 
     def stream(
@@ -257,7 +257,7 @@ class Pipeline:
         sampling: Sampling | None = None,
         chat: bool = False,
     ) -> Any:
-        """Return a data set with the columns of results beside its own; the executor decodes it.
+        """Return a data set with the columns of results after its own; the executor decodes it.
 
         Args:
             dataset: a data set of a library that the executor knows: with ``executor="ray,workers=8"`` one of Ray.
@@ -284,7 +284,7 @@ class Pipeline:
         Args:
             requests: what :meth:`generate` makes of prompts.
             failed: results of prompts that cannot be decoded: they come first.
-            observers: told about this run beside those of the pipeline.
+            observers: receive this run in addition to those of the pipeline.
         """
         with self._begun(observers) as engine:
             try:

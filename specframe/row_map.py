@@ -64,7 +64,7 @@ class RowMap:
     """The row map: rows 0 to ``rows`` - 1, and the sequence in each. A batch has adjacent rows, from the first on when it decodes.
 
     Whatever keeps data per row (the pool's state, a KV store, an alignment's paddings) has a row map of its own and follows
-    the batch with the moves it returns. A finished sequence's row is free without being told, unless forks have yet to copy it.
+    the batch with the moves it returns. A finished sequence's row is free without a call, unless forks have yet to copy it.
 
     Args:
         rows: how many there are.

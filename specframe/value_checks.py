@@ -93,7 +93,7 @@ def parse_value(text: str) -> bool | int | float | str:
 
 
 def entries(value: Any) -> list[Any] | None:
-    """Return the entries of an iterable as a list; None for an object that is not iterable, such as a 0-dimensional array."""
+    """Return the entries of an iterable as a list, or None for an object that is not iterable, such as a 0-dimensional array."""
     try:
         return list(value)
     except TypeError:
@@ -192,6 +192,6 @@ def byte_count(name: str, given: Any) -> int:
 
 
 def bytes_told(count: int) -> str:
-    """Return an amount of memory as messages tell it: 22,400,000,000 bytes (22.40 GB), 12 bytes."""
+    """Return an amount of memory as messages write it: 22,400,000,000 bytes (22.40 GB), 12 bytes."""
     rounded = next((f" ({count / UNITS[unit]:.2f} {unit})" for unit in ("GB", "MB", "KB") if count >= UNITS[unit]), "")
     return f"{count:,} bytes{rounded}"

@@ -109,7 +109,7 @@ def test_attention_that_cannot_be_had_is_refused(implementation: str, asked: str
         (
             "phimoe",
             {"sliding_window": 5000, "max_position_embeddings": 9000},
-            r"PhimoeForCausalLM\), because its layers do not tell attention their sliding windows:",
+            r"PhimoeForCausalLM\), because its layers do not pass their sliding windows to attention:",
         ),
     ],
     ids=["falcon", "phimoe", "phimoe-long"],

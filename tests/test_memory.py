@@ -117,7 +117,7 @@ def test_a_policy_without_memory_misses_a_round() -> None:
 
     target = fakes.fake_target()
     pipe = harness.pipeline(target, fakes.fake_draft(target), batch_size=3, draft_length=Forgetful(3))
-    with pytest.warns(RuntimeWarning, match="draft-length policy was told of a round, which it misses"):
+    with pytest.warns(RuntimeWarning, match="draft-length policy received a round, which it misses"):
         harness.check(pipe, harness.requests(harness.random_prompts([3, 5, 1], 61), [2, 9, 4]))
 
 

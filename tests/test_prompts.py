@@ -427,7 +427,7 @@ def test_an_id_that_is_given_twice_is_told_of(second: int | str, recwarn: pytest
     assert SamplingFlags({}).survey(found) == (4, 4)
     (warning,) = (one for one in recwarn if issubclass(one.category, SpecframeWarning))
     assert str(warning.message) == (
-        f"p.jsonl line {3 if second == 7 else 4}: an earlier prompt has the id 7 as well: results are told apart by "
+        f"p.jsonl line {3 if second == 7 else 4}: an earlier prompt has the id 7 as well: results are distinguished by "
         "their index alone"
     )
 

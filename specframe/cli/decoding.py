@@ -70,7 +70,7 @@ class Decoding:
     Args:
         pipe: the pipeline.
         work: what is asked for.
-        display: is shown the pieces of continuations with ``stream``.
+        display: receives the text of continuations with ``stream``.
         screen: guards what is shown.
 
     Raises:
@@ -127,7 +127,7 @@ class Decoding:
                 yield record(result, one.prompt, one.samples)
 
     def _results(self) -> Iterator[Result]:
-        """Yield continuations as they finish; with ``stream``, show their pieces before."""
+        """Yield continuations as they finish; with ``stream``, show their text before."""
         if not self._stream:
             yield from self.pipe.decode_fed(self._asked())
             return

@@ -101,7 +101,7 @@ class Display(Observer):
         self._bar.update(self._task, figures=f"{per_second(speed)} tokens/s{rate}")
 
     def piece(self, chunk: Chunk, prompt: Prompt) -> None:
-        """Show a new piece of a continuation, when its turn has come."""
+        """Show new text of a continuation, when its turn has come."""
         if self._flow and not (chunk.result and chunk.result.error):
             self._flow.put(chunk, prompt.text)
 
@@ -154,7 +154,7 @@ class Flow:
         self._ends: dict[tuple[int, int], str] = {}
 
     def put(self, chunk: Chunk, prompt: str) -> None:
-        """Take a piece of one continuation, and show all text whose turn has come."""
+        """Take new text of one continuation, and show all text whose turn has come."""
         key = chunk.index, chunk.sample
         mark = f"[{chunk.index}.{chunk.sample}]" if chunk.sample else f"[{chunk.index}]"
         self._texts[key] = self._texts.get(key, f"{mark}\n{prompt}") + chunk.text

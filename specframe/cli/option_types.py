@@ -39,7 +39,7 @@ class ValueType(click.ParamType):
 
     name = "value"
     several = False
-    """Whether a value stands for a list of values."""
+    """Whether a value is a list of values."""
 
     def refuse(self, expected: str, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
         """Raise :class:`OptionError` with the value's source, the expected and the given value."""
@@ -58,7 +58,7 @@ class ValueType(click.ParamType):
 
 
 def number_of(value: Any, kind: type[int] | type[float]) -> Any:
-    """Return the number that a text stands for; a value that is no text, or a text of no number, as it is."""
+    """Return the number that a text has; any other value as it is."""
     try:
         return read_number(value, kind) if isinstance(value, str) else value
     except ValueError:

@@ -88,7 +88,7 @@ LIMIT = whole("--limit", "Only the first N prompts.")
 def choice_option(
     name: str, metavar: str, kind: ValueType, meaning: str, default: str | None = None, shown: bool | str = True
 ) -> Callable[..., Any]:
-    """Return an option with a default word, that of a recipe unless another is given; ``shown``: what the help tells of it."""
+    """Return an option with a default word, by default the recipe's; ``shown`` is what the help says of it."""
     default = default or getattr(DEFAULTS, name.removeprefix("--").replace("-", "_"))
     return click.option(name, metavar=metavar, type=kind, cls=Open, default=default, show_default=shown, help=meaning)
 

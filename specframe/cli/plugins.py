@@ -86,8 +86,8 @@ def description(entry: Entry) -> str:
         "lossless": lossless(entry),
         "needs": ", ".join(sorted(traits.able("needs"))),
         "offers": ", ".join(sorted(traits.able("offers") - {"lossless"})),
-        "scheduler unless told otherwise": traits.scheduler,
-        "KV backend unless told otherwise": traits.kv,
+        "scheduler by default": traits.scheduler,
+        "KV backend by default": traits.kv,
     }
     lines += ["", *(f"{trait}: {value}" for trait, value in told.items() if value)] if any(told.values()) else []
     if entry.kind != "command":

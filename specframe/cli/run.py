@@ -67,7 +67,7 @@ NO_SETTINGS = ("check", "executor")
     type=OneOf(*GENERATION_CONFIG),
     default=DEFAULTS.generation_config,
     show_default=True,
-    help="auto: the target's generation config gives the defaults of sampling options; none: it is ignored.",
+    help="auto: the target's generation config gives the defaults of sampling options. none: it is ignored.",
 )
 @click.option(
     "--constraint",
@@ -116,7 +116,7 @@ def run(
     """Decode prompts, then say in a line what speculation gained.
 
     Prompts are taken from PROMPT and from the file of --prompts; without either, built-in beginnings of Python code are used.
-    A JSON line may hold sampling parameters beside its prompt, such as "temperature": 0.8; they win over the options.
+    A JSON line may hold sampling parameters with its prompt, such as "temperature": 0.8; they win over the options.
 
     Exit status: 1 if a prompt failed, 2 if an option is wrong or a file cannot be written, 130 after an interruption, 143 after
     SIGTERM, and 141 if the reader of standard output has left. With a file in --output, the run goes on without a reader.
@@ -224,7 +224,7 @@ def decode_all(work: Work, results: Results, options: Record, manner: DisplaySet
             run = Decoding(pipeline(options, display, manner.quiet), work, display, manner.stream, screen)
         results.begin(work.total)
         for kept in run.records() if run else ():
-            with uninterrupted():  # what is told of an interruption is what the file holds
+            with uninterrupted():  # the figures of an interrupted run are of what the file holds
                 results.write(kept)
                 finished[kept["finish_reason"]] += 1
             with screen.showing():

@@ -25,8 +25,8 @@ tokens of one process with as many threads."""
 HALF = ("float16", "bfloat16")
 """Precisions in which two logits of a model are often equal, so that a batch of another shape takes the other token."""
 
-TIES = "in {dtype} two logits may tie, and a tie may fall otherwise than one sequence at a time: specframe verify tells such ties"
-"""What a combination that is declared lossless does not promise in half precision."""
+TIES = "in {dtype} two logits may tie, and a tie may fall otherwise than one sequence at a time: specframe verify reports such ties"
+"""What a combination that is declared lossless does not guarantee in half precision."""
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ class RunOutcome:
 
     Args:
         failed: number of failed prompts, unreadable prompts included.
-        report: the run's figures; None if there was nothing to decode.
+        report: the run's figures, or None if there was nothing to decode.
         combination: names of models and strategies, "lossless", "device", "dtype", and the settings from "generation_config".
     """
 
@@ -109,7 +109,7 @@ def summary(figures: Mapping[str, Any]) -> str:
 
 
 def workers_offer(outcome: RunOutcome, executor: str) -> str | None:
-    """Return a line that offers worker processes, where a run would have been shorter with them; None elsewhere.
+    """Return a line that offers worker processes, where a run would have been shorter with them, or None.
 
     They pay on a CPU of several cores, where one batch after the other was decoded in one process for some time. They are not the
     default: their models take memory once more each, and a short run ends before they have begun.

@@ -120,7 +120,7 @@ class SamplingFlags:
             total += 1 if checked.fault else how.samples
         name_misspelt(places, self._names)
         for line in repeated:
-            warnings.warn(f"{line}: results are told apart by their index alone", SpecframeWarning, stacklevel=2)
+            warnings.warn(f"{line}: results are distinguished by their index alone", SpecframeWarning, stacklevel=2)
         return count, total
 
 

@@ -39,7 +39,7 @@ class Attend(Protocol):
         Args:
             query: (B, H, T, D).
             view: the keys and values of the slots attended to, of G heads, G dividing H.
-            scaling: of the scores; None for 1 / sqrt(D).
+            scaling: of the scores, or None for 1 / sqrt(D).
             window: what a query sees of the tokens up to itself. It is a chunk only for backends that offer "chunk".
         """
 
@@ -55,7 +55,7 @@ class AttentionBackend(Protocol):
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset()
     expects: str
-    """The models and devices that it suits, in words, for the error where it suits none."""
+    """The models and devices that it suits, as the error names them where it suits none."""
 
     @abstractmethod
     def suits(self, facts: AttentionFacts) -> bool:
@@ -68,4 +68,4 @@ class AttentionBackend(Protocol):
 
 
 Asked = AttentionBackend | tuple[AttentionBackend, ...]
-"""The attention backend asked for, or those that "auto" chooses from; none of them: mask tensors throughout."""
+"""The attention backend asked for, or those that "auto" chooses from. If none of them can be used, mask tensors are."""

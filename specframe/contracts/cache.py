@@ -37,10 +37,10 @@ class Written:
     end: np.ndarray
     """One past the last slot that is written, or one after it; padding is not counted."""
     stands: np.ndarray
-    """How many first slots hold the row's own tokens once all layers are written, slot s the token of place s; 0: not known."""
+    """How many first slots hold the row's own tokens once all layers are written, token s in slot s, or 0 if not known."""
 
     def by_a_draft(self) -> Written:
-        """Return the same, where what is written is none of a row's own: nothing is known to stand."""
+        """Return the same for writes that are none of a row's own: no slot is known to hold a row's own token."""
         return attrs.evolve(self, stands=np.zeros_like(self.stands))
 
     def with_rows(self, others: Written) -> Written:
@@ -82,7 +82,7 @@ class Placement:
     """The store's row that the first row here is, or None for the batch's first. Another than that needs a store of "any-row"."""
 
     def by_a_draft(self) -> Placement:
-        """Return the same, where what is written is none of a row's own: nothing is known to stand."""
+        """Return the same for writes that are none of a row's own: no slot is known to hold a row's own token."""
         if (written := self.written) is None:
             return self
         return attrs.evolve(self, written=lambda: written().by_a_draft())
@@ -236,11 +236,11 @@ class KVStore(Protocol):
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room for a sequence that begins with ``tokens`` tokens and has up to ``sequence.limit``, when it is admitted.
 
-        A fork is admitted before its parent has read the prompt, and begins with the parent's tokens at its first ``arrange``.
+        A fork is admitted before its parent's prefill, and begins with the parent's tokens at its first ``arrange``.
 
         Returns:
             The number of its first tokens that are cached already, as another, ``ready`` sequence's: they need not be fed. The last
-            token of a prompt may be missing. None: there is no room until another is released; the sequence waits.
+            token of a prompt may be missing. Or None if there is no room until another is released; the sequence waits.
         """
 
     def release(self, sequence: Sequence) -> None:
@@ -255,14 +255,14 @@ class PooledStore(KVStore, Protocol):
     """A store whose rows share its memory, and which runs of any size use. Its backend offers "pooled"."""
 
     def widen(self, rows: int, capacity: int) -> None:
-        """Serve a run of so many sequences of up to ``capacity`` slots. No sequence is live; what is kept of earlier ones stays."""
+        """Serve a run of ``rows`` sequences of up to ``capacity`` slots. No sequence is live; the cache of earlier ones stays."""
 
 
 class BoundedStore(KVStore, Protocol):
     """A store that holds as much as its sequences need. Its backend offers "bounded"."""
 
     def most_bytes(self, rows: int, capacity: int) -> tuple[int, int]:
-        """Return the most bytes that it holds of so many rows and slots per row, and that it takes for a moment besides."""
+        """Return the most bytes that it holds of ``rows`` rows of ``capacity`` slots, and those that it also takes for a moment."""
 
 
 class PrefixStore(KVStore, Protocol):
@@ -280,7 +280,7 @@ class KVBackend(Protocol):
     offers: frozenset[str] = frozenset()
     """What its stores do: "scatter" (write any slot), "append" (the next columns), "move", "grow" (beyond the capacity), "gather"
     (hand out ``Placement.attended_BS`` alone), "any-row" (begin at ``Placement.first_row``); their views, "dense" or "paged"; and
-    the words of larger protocols: "pooled", "prefix" and "bounded" of stores, "states", "rounded" and "drafts" of backends."""
+    larger protocols: "pooled", "prefix" and "bounded" of stores, "states", "rounded" and "drafts" of backends."""
 
     @abstractmethod
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:

@@ -38,7 +38,7 @@ class Drafted:
 
 def paths(parents: Iterable[int]) -> list[list[int]]:
     """Return the nodes on the path to a row's last token (none), and to each node of a tree, itself included. ``parents`` has the
-    earlier node that each follows; -1: the row's last token."""
+    earlier node that each follows, or -1 for the row's last token."""
     found: list[list[int]] = [[]]
     for node, parent in enumerate(parents):
         found.append([*found[parent + 1], node])
@@ -48,7 +48,7 @@ def paths(parents: Iterable[int]) -> list[list[int]]:
 class Constraint(Protocol):
     """Decides which tokens may come next in each sequence that is decoded with it.
 
-    A state stands for the tokens of one sequence so far, and is any object; it may be made again from the tokens. Where a call
+    A state is any object that represents the tokens of one sequence so far; it may be made again from the tokens. Where a call
     raises an error, the sequences that it was made for end with it, and the others go on.
     """
 
@@ -64,7 +64,7 @@ class Constraint(Protocol):
         """
 
     def advance(self, state: Any, tokens: list[int]) -> Any:
-        """Return the state after further tokens, which stand; it may be the same object."""
+        """Return the state after further accepted tokens; it may be the same object."""
 
 
 def pack_masks(allowed_V: np.ndarray) -> torch.Tensor:

@@ -139,7 +139,7 @@ class Block:
 
     @functools.cached_property
     def sees_BTT(self) -> torch.Tensor | None:
-        """Whether a place of the block sees another place (last axis): itself and its ancestors; None for a chain."""
+        """Whether a token of the block sees another one (last axis): itself and its ancestors, or None for a chain."""
         if self.parents_BT is None:
             return None
         places_T = torch.arange(self.width, device=self.ids_BT.device)
@@ -238,7 +238,7 @@ class Transfer:
 
     draft: Draft
     acceptance: Acceptance
-    """What stands of the draft; no padding does."""
+    """What is accepted of the draft; no padding is."""
     by_rule: Acceptance = attrs.field()
     """The acceptance rule's result, as it was returned."""
     undecided_BT: torch.Tensor | None = None
@@ -261,14 +261,14 @@ class Transfer:
 
     @functools.cached_property
     def kept(self) -> Kept:
-        """What stands in the target's cache: each row's own tokens, and the accepted ones. The same object every time."""
+        """What the target's cache keeps: each row's own tokens, and the accepted ones. The same object every time."""
         if not self.draft.nodes:
             return Kept(0)
         whole = weakref.ref(self)  # else each would hold the other, and a round's logits until Python collects garbage
 
         def accepted() -> np.ndarray:
             transfer = whole()
-            assert transfer is not None, "what stands is told by a round's transfer, which is gone"
+            assert transfer is not None, "the accepted tokens are in a round's transfer, which is gone"
             return transfer.host.accepted
 
         return Kept(self.acceptance.accepted_B, self.acceptance.path_BT, accepted)

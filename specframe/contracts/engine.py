@@ -37,7 +37,7 @@ class Engine(Protocol):
     state_bytes: int
     """The most bytes that the states of layers without keys and values have held, with what a round keeps until it is committed."""
     remote: int
-    """Sequences that other processes decode at once, between its steps too; 0: this process decodes."""
+    """Sequences that other processes decode at once, between its steps too, or 0 if this process decodes."""
 
     @property
     def idle(self) -> bool:
@@ -66,7 +66,7 @@ class Broadcasts(Protocol):
     """What an engine asks of the executor that opened it."""
 
     offers: frozenset[str]
-    """What the executor can do besides: "remote", "loading", "ranks", "datasets", "files"."""
+    """What else the executor can do: "remote", "loading", "ranks", "datasets", "files"."""
 
     def broadcast(self, value: Value) -> Value:
         """Return rank 0's value, on every rank. Engines ask where ranks could part: by a clock, or by what was measured."""
@@ -83,9 +83,9 @@ class Executor(Broadcasts, Protocol):
 
         Args:
             recipe: the options of the run, to be handed on as they are or with other values (``attrs.evolve``).
-            parts: the models, tokenizers and strategies that they stand for in this process, to be handed on.
-            observers: are told of every round.
-            clock: tells when requests arrive, and when their time is up.
+            parts: the models, tokenizers and strategies that they name, in this process, to be handed on.
+            observers: receive a report of every round.
+            clock: says when requests arrive, and when their time is up.
         """
 
 
@@ -95,7 +95,7 @@ class MemoryBound(Protocol):
     def take(self, request: Request, pool: object, joined: bool) -> bool:
         """Take a request for a :class:`specframe.engine.pool.Pool`, and return whether one of its kind was there before.
 
-        ``joined``: it may have to be read again in the middle, beside others that come.
+        ``joined``: its prefill may have to be repeated in the middle, together with others that come.
 
         Raises:
             PromptError: it does not fit with what the pool has.
@@ -163,15 +163,15 @@ class RankedExecutor(Executor, Protocol):
         """
 
     def end(self, status: int, told: str) -> int:
-        """Return the exit status of rank 0, with which all ranks end. ``status`` is this rank's own, ``told`` the sentence
-        that says why it is not 0: where another rank alone has failed, rank 0 tells of it."""
+        """Return the exit status of rank 0, with which all ranks end. ``status`` is this rank's own, ``told`` the sentence that
+        says why it is not 0: where another rank alone has failed, rank 0 prints it."""
 
 
 class MappingExecutor(Executor, Protocol):
     """An executor that decodes data sets as a whole, for ``Pipeline.map``, which loads no model. It offers "datasets"."""
 
     def map(self, recipe: object, dataset: Any, max_new_tokens: int, sampling: object, chat: bool) -> Any:
-        """Return a data set of the same library, with the columns of results beside those given.
+        """Return a data set of the same library, with the columns of results after those given.
 
         Args:
             recipe: the options of the run. Its names have been checked.

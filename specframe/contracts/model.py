@@ -79,19 +79,19 @@ class Model(Protocol):
 
     @property
     def state_layers(self) -> Mapping[int, StateLayer]:
-        """The modules that keep a state, numbered in the order of their layers; empty: all layers attend, and do nothing else."""
+        """The modules that keep a state, numbered in the order of their layers, or nothing if all layers only attend."""
 
     def require(self, how: ForwardOptions, hidden: Iterable[int] = ()) -> None:
         """Raise :class:`specframe.errors.ModelError` unless forwards can be run so, and return these hidden states."""
 
     def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
-        """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
+        """Return how many prompt tokens, over all rows, one forward computes that attends to ``slots`` slots."""
 
     def by_lengths(self, how: ForwardOptions) -> bool:
         """Whether tokens whose slots are their indices attend by lengths alone, so that a captured graph serves every length."""
 
     def leaves_out_padding(self, places: int, tokens: int) -> bool:
-        """Return whether forwards of blocks with so many places compute the real tokens alone where they are so many."""
+        """Whether forwards of blocks with ``places`` token slots compute only the real tokens, of which there are ``tokens``."""
 
     def forward(
         self,
@@ -103,7 +103,7 @@ class Model(Protocol):
         hidden: tuple[int, ...] = (),
         how: ForwardOptions = PLAIN,
     ) -> Scores:
-        """Feed a block into a store, which is told the placement first; return the scores of its last ``keep`` tokens.
+        """Feed a block into a store, which receives the placement first; return the scores of its last ``keep`` tokens.
 
         Ids beyond the vocabulary are padding. The store finds a layer by its index in :attr:`kv_shapes`; ``hidden`` has the numbers
         of hidden states to return of all tokens, as :attr:`Scores.hidden`.

@@ -35,20 +35,19 @@ class Outcome:
 
     @property
     def acceptance(self) -> Acceptance | None:
-        """The acceptance result that was committed, or None if a prefill chunk was read."""
+        """The acceptance result that was committed, or None for a prefill chunk."""
         return None if self.transfer is None else self.transfer.acceptance
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Progress:
-    """A finished round as its rows gained by it, all on the host: what an engine's clients are told. Arrays have one entry per
-    row."""
+    """What rows gained by a finished round, all on the host: an engine's clients receive it. Arrays have one entry per row."""
 
     number: int
     """Number of the round, from 1."""
     sequences: list[Sequence]
     prefill: bool
-    """Whether the round read prompts."""
+    """Whether the round was a prefill."""
     lengths: np.ndarray
     """Lengths before the round."""
     depth: int
@@ -74,7 +73,7 @@ class RoundReport(Progress):
     starts: bool = False
     """Whether the rows were fresh copies of their parents' rows, so that nothing was drafted."""
     computed: int = 0
-    """Number of tokens that the target computed, the padding that it did not leave out included; 0: another process knows."""
+    """Number of tokens that the target computed, with the padding that it did not leave out, or 0 if another process knows."""
     logits_BTV: torch.Tensor | None = None
     """The target's logits of this round along the accepted path, (B, K + 1, V), on the device. The next round may overwrite
     them."""
@@ -95,5 +94,5 @@ class RoundReport(Progress):
 
     @property
     def acceptance(self) -> Acceptance:
-        """The acceptance result that stands; raises as :attr:`detail` does."""
+        """The acceptance result that was committed; raises as :attr:`detail` does."""
         return self.detail.acceptance

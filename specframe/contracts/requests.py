@@ -19,7 +19,7 @@ class ProcessorKind:
     formula: type
     """Their class."""
     parameters: Hashable
-    """What the formula depends on, beside scores and token ids."""
+    """What the formula depends on, apart from scores and token ids."""
 
 
 @attrs.frozen(eq=False)
@@ -68,7 +68,7 @@ class Request:
     sample: int = 0
     """Number of the continuation among all samples of the prompt ``index``. The samples share the reading of the prompt."""
     logprobs: int | None = None
-    """Number of most likely tokens with log-probabilities, besides each token's own, or None for no log-probabilities at all."""
+    """Number of most likely tokens with log-probabilities, in addition to each token's own, or None for no log-probabilities."""
     speculate: bool = True
     """Whether tokens are drafted for it; without, its row gains the bonus token of every round."""
     constraint: Any = None
@@ -133,7 +133,7 @@ class Result:
 
 @attrs.frozen
 class Chunk:
-    """The piece that one round adds to one continuation."""
+    """The text and tokens that one round adds to one continuation."""
 
     index: int
     sample: int

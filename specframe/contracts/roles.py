@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class Strategy(Protocol):
-    """The members that every role has. ``needs`` and ``offers`` are words, those of docs/capabilities.md and a plugin's own: a
-    combination is refused if no strategy offers a needed word."""
+    """The members that every role has. ``needs`` and ``offers`` are capabilities, of docs/capabilities.md or a plugin's own: a
+    combination is refused if no strategy offers a needed one."""
 
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset()
@@ -62,7 +62,7 @@ class MatchingDrafter(Drafter, Protocol):
     """A drafter that looks up the end of each row, and knows how much of it was found. It offers "match"."""
 
     def matches(self) -> np.ndarray:
-        """Return how many of each row's last tokens the latest draft rests on, (B,), on the host; 0: nothing was found."""
+        """Return how many of each row's last tokens the latest draft depends on, (B,), on the host, 0 where nothing was found."""
 
 
 class Verifier(Started, Protocol):
@@ -70,8 +70,8 @@ class Verifier(Started, Protocol):
 
     @abstractmethod
     def score(self, batch: Batch, draft: Draft) -> Scores:
-        """Return the target's scores after each row's last token and each draft token: logits (B, N + 1, V). In a batch that reads
-        prompts the draft is empty, and ``run.target.read(batch)`` feeds them."""
+        """Return the target's scores after each row's last token and each draft token: logits (B, N + 1, V). In a prefill the draft
+        is empty, and ``run.target.read(batch)`` feeds the prompts."""
 
 
 class AcceptanceRule(Started, Protocol):
@@ -79,7 +79,7 @@ class AcceptanceRule(Started, Protocol):
 
     Needs "logits" if it compares distributions. Offers "lossless" if the output has the target's, "samples" if it samples (greedy
     rows are passed as distributions with probability 1 on one token), "draft-invariant" if the output does not depend on the draft,
-    and "tree" if it judges trees, as a :class:`TreeRule`.
+    and "tree" if it accepts trees, as a :class:`TreeRule`.
     """
 
     @abstractmethod
@@ -92,8 +92,8 @@ class AcceptanceRule(Started, Protocol):
 
 
 class TreeRule(AcceptanceRule, Protocol):
-    """An acceptance rule that judges trees. It offers "tree"; "distinct" and "independent" for the siblings, drawn without or with
-    replacement, that it judges rightly; and "prunable" if a drafter may leave out nodes by their tokens' scores."""
+    """An acceptance rule for trees. It offers "tree"; "distinct" and "independent" for siblings, drawn without or with replacement,
+    for which it is right; and "prunable" if a drafter may leave out nodes by their tokens' scores."""
 
     def siblings(
         self, batch: Batch, offset: int, logits_BFV: torch.Tensor, count: int
@@ -101,8 +101,8 @@ class TreeRule(AcceptanceRule, Protocol):
         """Return the children that a drafter should propose for all F nodes of a depth, at the place ``offset`` after rows' ends.
 
         Returns:
-            The tokens in the order in which they are judged, (B, F, count), and the logarithms of their probabilities of being
-            right, as far as the drafter's logits tell.
+            The tokens in the order in which they are compared with the target, (B, F, count), and the log-probabilities, by the
+            drafter's logits, that they are right.
         """
 
 
@@ -121,7 +121,7 @@ class Layout(Protocol):
         own tokens (``block.real``): these are cached, and not to be written over."""
 
     def commit(self, batch: Batch, kept: Kept) -> None:
-        """Forget all tokens but those that stand. A layout that is ``static`` is told of paths only."""
+        """Forget all tokens but the kept ones. A layout that is ``static`` is called for paths only."""
 
 
 MakesLayout = Callable[[KVStore, int, int], Layout]
@@ -131,8 +131,8 @@ MakesLayout = Callable[[KVStore, int, int], Layout]
 class Alignment(Started, Protocol):
     """Decides the slots of tokens, and what happens to rejected tokens.
 
-    Needs words of :class:`specframe.contracts.cache.KVBackend`. Offers "lossless"; "tree" if it can place trees; "uneven" if rows
-    gain what is theirs whatever others gain; "share" if what its layouts forget is fed again to the same slots.
+    Needs capabilities of :class:`specframe.contracts.cache.KVBackend`. Offers "lossless"; "tree" if it can place trees; "uneven" if
+    each row gains its own number of tokens; "share" if what its layouts forget is fed again to the same slots.
     """
 
     scheduler: str
@@ -146,9 +146,9 @@ class Alignment(Started, Protocol):
 
     @abstractmethod
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Return the transfer of the acceptance result that stands, ``transfer.of(acceptance)`` where it is not the rule's
-        (``transfer.acceptance``, on the host ``transfer.host``). The loop then commits the target's cache: an
-        alignment that forgot to would be right on keys and values, and wrong on states."""
+        """Return the transfer of the committed acceptance result, ``transfer.of(acceptance)`` where it is not the rule's
+        (``transfer.acceptance``, on the host ``transfer.host``). The loop then commits the target's cache: an alignment that forgot
+        to would be right on keys and values, and wrong on states."""
 
 
 class Scheduler(Strategy, Protocol):
@@ -212,11 +212,11 @@ class Observer(Protocol):
         return
 
     def fed(self, model: str, real: int, computed: int) -> None:
-        """Called after forwards of ``model`` that have computed so many tokens, of which ``real`` were no padding."""
+        """Called after forwards of ``model`` that have computed ``computed`` tokens, of which ``real`` were no padding."""
         return
 
     def spent(self, stages: Mapping[str, float]) -> None:
-        """Called with seconds of stages that passed in other processes, before the round is told that they belong to."""
+        """Called with the seconds of stages in other processes, before the report of their round."""
         return
 
     def round(self, report: RoundReport) -> None:

@@ -24,18 +24,18 @@ Logprobs = tuple[list[float] | None, list[dict[int, float]] | None]
 
 
 class SequenceState(enum.Enum):
-    """The states of a sequence, in order. One that gives its row back has ended, and another begins in its place."""
+    """The states of a sequence, in order. One that is preempted has ended, and another begins in its place."""
 
     WAITING = enum.auto()
     """The sequence has no row yet."""
     READING = enum.auto()
-    """The sequence has a row, and its prompt is being read, in one or several pieces."""
+    """The sequence has a row, and is in prefill, of one or several chunks."""
     STARTING = enum.auto()
     """The sequence has a copy of its parent's row, and feeds the prompt's last token instead of reading the prompt."""
     DECODING = enum.auto()
     """The prompt is cached and a token is generated. Rounds draft from now on."""
     FINISHED = enum.auto()
-    """The sequence has ended, or has given its row back."""
+    """The sequence has ended, or was preempted."""
 
 
 @attrs.define(eq=False)
@@ -53,13 +53,13 @@ class Sequence:
     forks: int = 0
     """Number of live forks that have not copied the row yet."""
     scheduled_at: float = 0.0
-    """When it became live, on the pool's clock; 0 where its time is not limited."""
+    """When it became live, on the pool's clock, or 0 if its time is not limited."""
     token_ids: list[int] = attrs.Factory(list)
-    """The generated tokens; set when the sequence finishes or gives its row back."""
+    """The generated tokens; set when the sequence finishes or is preempted."""
     finish_reason: FinishReason | None = None
     """Reason of the end; "error": no token could be chosen after the last token, or as ``error`` says."""
     error: str | None = None
-    """Why it cannot be decoded, where more is known than its reason tells."""
+    """Why it cannot be decoded, where more is known than its reason says."""
     logprobs: Logprobs | None = None
     """The log-probabilities of a sequence that another process has decoded, or None if observers of this process take them."""
     waited: int = 0
@@ -68,12 +68,11 @@ class Sequence:
     guide: Guide | None = None
     """Its constraint, from when it is live, or None if it has none."""
     resumed_as: Sequence | None = None
-    """The sequence that waits in its place, where it gives its row back, until all caches have been told, or None if it does
-    not."""
+    """The sequence that waits in its place while caches release its row, if it was preempted, or None."""
 
     @property
     def start_ids(self) -> list[int]:
-        """Tokens to read before decoding goes on: the prompt, and the tokens generated before the row was given back."""
+        """Tokens to read before decoding goes on: the prompt, and the tokens generated before it was preempted."""
         return [*self.request.prompt_ids, *self.token_ids]
 
     @property
@@ -134,7 +133,7 @@ class Batch:
     """Number of last tokens of each row that are unread, (B,), on the host, or None for ``uncached``, or all of a shorter row."""
     mixed: Batch | None = None
     """Other sequences, of whose prompts this round reads a chunk; some of them stays unread. It is a batch of its own, so that
-    a strategy never has to tell rows that read from rows that decode."""
+    a strategy never has to distinguish rows in prefill from rows that decode."""
     waiting: int = 0
     """Number of sequences without a row that had arrived when rows were last given."""
 
@@ -181,30 +180,30 @@ class Bounded(Batch):
 
 
 def bounded(batch: Batch, least: np.ndarray) -> Bounded:
-    """Return a batch as one whose lengths are the most that rows may have; ``least``: the least."""
+    """Return a batch as one whose lengths are the most that rows may have, and ``least`` the least."""
     return Bounded(**{field.name: getattr(batch, field.name) for field in attrs.fields(Batch)}, least=least)
 
 
 @attrs.frozen(eq=False)
 class Kept:
-    """How many of each row's tokens stand in a cache, beyond the row's length: 0 means that its own tokens stand and nothing that
-    was fed after them, -2 that its last two are to be fed again. And the path of those that were fed as a tree."""
+    """How many of each row's tokens a cache keeps, beyond the row's length: 0 for its own tokens and nothing that was fed after
+    them, -2 if its last two are to be fed again. And the path of a tree that was fed."""
 
     beyond: int | np.ndarray | torch.Tensor
     """One number for all rows, or (B,)."""
     path_BT: torch.Tensor | None = None
-    """The nodes of the path in the block fed last, (B, K); node 0 is its first token after the row's last. None: it was a chain."""
+    """The nodes of the path in the block fed last, (B, K); node 0 is its first token after the row's last. Or None for a chain."""
     on_host: Callable[[], np.ndarray] | None = None
-    """Returns a tensor's numbers on the host; who asks first may have to wait."""
+    """Returns a tensor's numbers on the host; the first call may synchronise."""
 
     def host(self, batch: Batch) -> np.ndarray:
-        """Return the number of tokens that stand in each row, (B,), on the host."""
+        """Return the number of each row's tokens that are kept, (B,), on the host."""
         beyond = self.on_host() if self.on_host else self.beyond
         assert not isinstance(beyond, torch.Tensor), "numbers on the device come with a function that brings them"
         stands: np.ndarray = np.maximum(batch.lengths + beyond, 0)
         return stands
 
     def device(self, batch: Batch) -> torch.Tensor:
-        """Return the number of tokens that stand in each row, (B,), on the device, without a wait."""
+        """Return the number of each row's tokens that are kept, (B,), on the device, without synchronisation."""
         beyond = on_device(self.beyond, batch.lengths_B.device) if isinstance(self.beyond, np.ndarray) else self.beyond
         return (batch.lengths_B + beyond).clamp(min=0)

@@ -1,7 +1,7 @@
-"""States: what a layer keeps of a row's tokens in place of keys and values, and how it is cut back to the tokens that stand.
+"""States: what a layer keeps of a row's tokens in place of keys and values, and how it is cropped to the accepted tokens.
 
 A state (of a gated delta rule, Mamba-2, a short convolution) is a few numbers per row, which cannot forget a token. A store has
-each row's state up to the tokens that stand, and what was fed since: it takes in those of them that turn out to stand.
+each row's state after the accepted tokens, and what was fed since: it takes in those of them that are accepted.
 
 Tensor names carry their shape: B rows, T tokens fed per row.
 """
@@ -21,7 +21,7 @@ from specframe.contracts.round import Batch, Kept, Sequence
 Parts = tuple[torch.Tensor, ...]
 """The parts of rows' states, (B, ...) each, as :attr:`StateShape.sizes` has them."""
 After = Parts | Callable[[], Parts]
-"""Rows' states after a block, or what computes them where they are asked for: where drafts do not stand, nobody asks."""
+"""Rows' states after a block, or what computes them where they are asked for: nobody asks where drafts are rejected."""
 Inputs = tuple[torch.Tensor, ...]
 """What a layer's state takes in of each token, (B, T, ...) each."""
 
@@ -53,7 +53,7 @@ class LayerState:
     prompt_BT: torch.Tensor | None
     """Which places hold a token of the row's prompt, (B, T), bool, or None for all."""
     note: Callable[[Inputs, After | None], None]
-    """Is told once what the state takes in of each token, and the rows' states after the block, or None for it branches."""
+    """Receives once what the state takes in of each token, and the rows' states after the block, or None if it branches."""
     apart: bool = False
     """Whether places without a token may follow a state that is not all zeros. Else they precede a row's first token of all."""
 
@@ -70,19 +70,19 @@ class StateKind(Protocol):
     def forward(self, layer: torch.nn.Module, state: LayerState) -> Callable[..., Any]:
         """Return what is called in place of a layer's ``forward``, with the same arguments, in one forward of the model.
 
-        It goes on from ``state.before``, passes over what is not real, has each token follow its parent, and tells ``state.note``.
+        It goes on from ``state.before``, passes over what is not real, has each token follow its parent, and calls ``state.note``.
         """
 
     def advance(self, layer: torch.nn.Module, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
-        """Return the states after taking in the first ``counts_B[i]`` of T noted tokens in row i, without a wait."""
+        """Return the states after taking in the first ``counts_B[i]`` of T noted tokens in row i, without synchronisation."""
 
 
 class BitwiseKind(StateKind, Protocol):
-    """A kind whose states and outputs can be had the same to the bit, whatever is decoded beside a row. It offers "bitwise"."""
+    """A kind whose states and outputs can be had the same to the bit, whatever else is in a row's batch. It offers "bitwise"."""
 
     def by_token(self) -> StateKind:
         """Return the same kind, whose ``forward`` and ``advance`` take in one token after the other, by the same operations
-        whatever is fed besides. What is not real, or does not stand, leaves a state as it is, to the bit."""
+        whatever else is fed. What is not real, or not accepted, leaves a state as it is, to the bit."""
 
 
 class StateLayer(Protocol):
@@ -120,7 +120,7 @@ class StateStore(Protocol):
         """Return the states of this number for the expected forward."""
 
     def commit(self, batch: Batch, kept: Kept) -> None:
-        """Take in, of the tokens fed since the last call, those that stand, and forget the others; on the device, without a wait.
+        """Take in the kept tokens of those fed since the last call, forget the others, without synchronisation of the device.
 
         Nothing is taken in of what was fed to rows that have all ended since: their round ran out of memory.
 
@@ -152,11 +152,11 @@ class PrefixStates(StateStore, Protocol):
     def begin_after(self, sequence: Sequence, tokens: int) -> int:
         """Return after how many of its first ``tokens``, whose keys and values are cached, a sequence can begin.
 
-        Asked again with fewer where another model can begin after fewer: the row begins after as many as were told last.
+        Asked again with fewer where another model can begin after fewer: the row begins after as many as were returned last.
         """
 
     def widen(self, rows: int) -> None:
-        """Serve a run of so many sequences. No sequence is live; copies stay."""
+        """Serve a run of ``rows`` sequences. No sequence is live; copies stay."""
 
 
 class StateBackend(KVBackend, Protocol):

@@ -100,7 +100,7 @@ class DeviceEvent:
 def in_full_precision() -> Callable[[], None]:
     """Switch off TF32, sums in half precision and split sums; return the function that puts back what was there before.
 
-    Of torch's libraries for products cuBLASLt alone can be told not to split sums; torch refuses to ask the others.
+    Of torch's libraries for products cuBLASLt alone has a setting not to split sums; torch refuses to ask the others.
     """
     kernels, library = torch.backends.cuda.matmul, torch.backends.cuda.preferred_blas_library()
     names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")]

@@ -1,6 +1,6 @@
 """Names of devices. Whether there is such a device is asked later: that needs torch.
 
-Kinds besides "cpu" and "cuda", of an accelerator or of a test kit, are found among the entry points of :data:`GROUP`.
+Other kinds than "cpu" and "cuda", of an accelerator or of a test kit, are found among the entry points of :data:`GROUP`.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def is_name(name: str) -> bool:
 
 
 def entry_point(kind: str) -> EntryPoint | None:
-    """Return the entry point that tells of a kind of devices."""
+    """Return the entry point that describes a kind of devices."""
     return next(iter(entry_points(group=GROUP, name=kind)), None)

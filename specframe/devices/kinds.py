@@ -63,7 +63,7 @@ class DeviceKind:
     generators = False
     """Whether its devices have random generators of their own."""
     words = 1
-    """Numbers that attention reads at once: a mask and each of its rows begin at multiples of so many in memory."""
+    """Numbers that attention reads at once: a mask and each of its rows begin at multiples of this in memory."""
     vectors = True
     """Whether it computes the last numbers of a tensor by other instructions than the first, which fill its vectors."""
     queues = False
@@ -194,7 +194,7 @@ class Cuda(DeviceKind):
 
 
 class Meta(DeviceKind):
-    """Tensors without numbers: a run on it takes no memory, and tells how much one on a device would take."""
+    """Tensors without numbers: a run on it takes no memory, and reports how much one on a device would take."""
 
     called = "no device"
     queues = True
@@ -206,7 +206,7 @@ class Meta(DeviceKind):
 
 
 class Unknown(DeviceKind):
-    """A kind that nobody told of: an accelerator, and nothing else is known of it."""
+    """A kind without an entry point: an accelerator, and nothing else is known of it."""
 
     words, queues = Cuda.words, Cuda.queues
 
@@ -216,12 +216,12 @@ _UNKNOWN = Unknown()
 
 
 def of(device: torch.device) -> DeviceKind:
-    """Return the kind of a device; a kind that nobody told of is an accelerator without anything of its own."""
+    """Return the kind of a device; one without an entry point is an accelerator without anything of its own."""
     return _KINDS.get(name := device.type) or _found(name) or _UNKNOWN
 
 
 def kind(name: str) -> DeviceKind | None:
-    """Return the kind of devices of a name, of an entry point, too, or None if nobody told of it."""
+    """Return the kind of devices of a name, of an entry point, too, or None if there is none."""
     return _KINDS.get(name) or _found(name)
 
 
@@ -335,7 +335,7 @@ _NOTES = Notes()
 def constants_noted() -> Iterator[list[torch.Tensor]]:
     """Yield a list of the constants that this thread is given inside the block.
 
-    Those used last are kept, and a graph that reads one does not tell when: who has the graph holds them.
+    Those used last are kept, and a graph that reads one does not report it: the graph's owner holds them.
     """
     before, _NOTES.constants = _NOTES.constants, []
     try:
@@ -353,7 +353,7 @@ def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device)
 
 @functools.cache
 def _found(name: str) -> DeviceKind | None:
-    """Return the kind that an entry point tells of, which is imported now, or None if there is none."""
+    """Return the kind that an entry point describes, which is imported now, or None if there is none."""
     if (point := entry_point(name)) is None:
         return None
     try:

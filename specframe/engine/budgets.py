@@ -61,7 +61,7 @@ def within_reach(budget: Budget, batch: Batch, alignment: Alignment) -> Budget:
         budget = attrs.evolve(budget, depth=reach, nodes=min(budget.nodes, reach) if chain else budget.nodes)
     if "uneven" not in alignment.offers or kinds.of(batch.lengths_B.device).queues:
         return budget
-    # of a tree the host cannot tell which nodes are too deep: rows that can use nothing are those that matter
+    # of a tree the host does not know which nodes are too deep: rows that can use nothing are those that matter
     depths_B = np.minimum(room_B - 1, budget.depth) if chain else np.where(room_B > 1, budget.depth, 0)
     lost = (budget.depth - depths_B).sum() if chain else np.count_nonzero(depths_B == 0) * budget.nodes
     if lost < PADDING_FREE_PAYS * len(batch) * (budget.nodes + 1):
@@ -113,7 +113,7 @@ def cut(draft: Draft, budget: Budget) -> Draft:
 
 
 def too_deep(draft: Draft, budget: Budget) -> bool:
-    """Return whether a tree may have nodes that are too deep for their row, beside rows without any."""
+    """Return whether a tree may have nodes that are too deep for some rows, but not for all."""
     depths_B = budget.depths_B
     return depths_B is not None and bool(((depths_B < draft.depth) & (depths_B > 0)).any())
 

@@ -84,7 +84,7 @@ def encode_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase | None, contex
     Args:
         prompt: the text or the messages.
         tokenizer: the target's.
-        context: the target's longest sequence, for which only the beginning of a text that is far longer is read; 0: all is read.
+        context: the target's longest sequence, for which only the beginning of a text that is far longer is read, or 0 to read all.
 
     Raises:
         PromptError: the tokenizer cannot read it, or it cannot fit into the context.

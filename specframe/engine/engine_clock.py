@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class HandClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only by calls."""
 
     now: float = 0.0
 

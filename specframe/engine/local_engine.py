@@ -63,15 +63,15 @@ class LocalEngine:
     :data:`specframe.engine.rotary_groups.TURN` rounds and until what is being decoded then has ended.
 
     Every request ends once, whatever a step raises: a round counts as a whole or not at all, and what it has ended is reported
-    before an error of those who are told of it. The step after an error opens the caches anew, and goes on.
+    before an error of those who receive the report. The step after an error opens the caches anew, and goes on.
 
     Args:
         recipe: the options of the run.
         parts: models, tokenizers and strategies. Two engines that are open at the same time each need their own.
-        observers: objects that are told about every round, before those that plugins install.
-        clock: tells when requests arrive, and when their time is up.
+        observers: objects that receive every round, before those that plugins install.
+        clock: says when requests arrive, and when their time is up.
         executor: the one that opened the engine; of it, ``broadcast`` is called, and ``barrier`` if it offers "ranks".
-        installed: whether the observers that plugins install are told.
+        installed: whether the observers that plugins install are called.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class LocalEngine:
         self._opened: Opened | None = None
         self._held = contextlib.ExitStack()
         self._deciding = self._discarded = False
-        """Whether a round is under way or told to the drafter, and whether a call from inside has asked for the run to be shut: a
-        round that does not stand by then counts for nothing."""
+        """Whether a round is under way or reported to the drafter, and whether a call from inside has asked for the run to be shut:
+        a round that is not committed by then is discarded."""
         self._late: BaseException | None = None
-        """The error of an observer or policy that was told of the latest round, which the next step raises."""
+        """The error of an observer or policy that received the latest round, which the next step raises."""
         self._undrawn = UndrawnWarning()
 
     def _pool(self) -> Pool:
@@ -160,8 +160,8 @@ class LocalEngine:
 
         Returns:
             Its sequence, with the tokens generated so far and the finish reason "abort", or None if no such request is unfinished.
-            No report tells of it, and the tokens of the other rows stay as they are. Inside a call of a strategy or an observer it
-            ends at once, too, and the round under way counts for nothing.
+            No report has it, and the tokens of the other rows stay as they are. Inside a call of a strategy or an observer it ends
+            at once, too, and the round under way is discarded.
         """
         key = self._broadcast(key)
         ended = next((one for pool in self._groups if (one := pool.abort(key)) is not None), None)
@@ -197,7 +197,7 @@ class LocalEngine:
                         flight = opened.take_ahead() or self._launch(pool, opened)
                         try:
                             self._launch_ahead(pool, opened, flight)
-                        finally:  # the round stands, whatever becomes of the one after it
+                        finally:  # the round is committed, whatever becomes of the one after it
                             if (decoded := self._land(pool, flight, commit_point)) is not None:
                                 report, outcomes = decoded
                                 loop.learn(outcomes, opened.use.drafter, self._watch)
@@ -289,7 +289,7 @@ class LocalEngine:
         return True
 
     def _conclude(self, report: RoundReport, opened: Opened) -> None:
-        """Clear up after a round, whose tokens stand."""
+        """Clear up after a committed round."""
         self._undrawn.look(report, opened.use.drafter)
         if report.finished or report.starts:  # a parent that has ended is done with when its samples have started
             self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)  # before memory is given back
@@ -346,7 +346,7 @@ class LocalEngine:
             rows = size if self._joined else min(size, pool.unfinished)
             room = min(self._room, pool.context)
             with self._numerics.outside() if self._numerics else contextlib.nullcontext():
-                # an engine of a dry run has numerics of its own
+                # the engine of memory profiling has numerics of its own
                 step, prompt, longest = self._bound.step(pool, greedy, rows, room, self._joined)
             use, size = step.strategies(use), step.rows
         use = guard_all(use, self._recipe.check)

@@ -1,6 +1,6 @@
 """The loop: draft, verify, accept, align, advance.
 
-Nothing here knows a strategy's name, reads a clock or prints. ``watch.stage(name)`` tells observers where a round stands.
+Nothing here knows a strategy's name, reads a clock or prints. ``watch.stage(name)`` reports to observers which stage a round is in.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Flight:
     computed: int
     """Tokens that the target computed."""
     pieces: list[Outcome]
-    """The prefill chunk that was read beside it, if there was one."""
+    """The prefill chunk of a mixed batch, if there was one."""
     most_B: np.ndarray | None
     """The most tokens that each row gains, where the next round may be launched before this one is landed, or None."""
     told: bool = False
-    """Whether the drafter was told of it, before the next round was launched."""
+    """Whether the drafter received it, before the next round was launched."""
 
 
 def launch(
@@ -60,16 +60,16 @@ def launch(
 ) -> Flight | None:
     """Give the device one round of the sequences in ``pool``, to the tokens and lengths that the next round begins with.
 
-    Reading prompts is a round like any other, with nothing drafted: the verifier feeds what is not cached, and the
-    target's own token is the bonus token. Every later round starts with all but a row's last token cached. Where a scheduler has
-    long prompts read in chunks, each but the last is fed to the target and is no round: it gives no token. The drafter is told at
-    once, and the piece is read again where that fails.
+    Prefill is a round like any other, with nothing drafted: the verifier feeds what is not cached, and the target's own token is
+    the bonus token. Every later round starts with all but a row's last token cached. Where a scheduler splits long prompts, each
+    chunk but the last is fed to the target and is no round: it gives no token. The drafter receives it at once, and the chunk is
+    fed again where that fails.
 
     Args:
         pool: the sequences.
         use: the strategies.
         target: the target with its cache.
-        watch: told of stages; of the round, :func:`learn` and :func:`report_round` tell.
+        watch: receives stages; :func:`learn` and :func:`report_round` report the round.
         broadcast: returns rank 0's budget: what a policy has measured differs from rank to rank.
         check: checks the round's numbers when they come to the host, or None if the strategies' guards have checked them at once.
         deferred: whether the next round may be launched before this one is landed.
@@ -131,12 +131,12 @@ def land(
     Args:
         flight: the round.
         pool: the sequences.
-        watch: told of stages.
+        watch: receives stages.
         commit_point: called before the round's tokens are taken over; other ranks may still fail until it returns.
 
     Returns:
-        The round's report, and outcomes for the drafter: the round's, unless it was told before, and that of a prefill chunk that
-        was read beside it.
+        The round's report, and outcomes for the drafter: the round's, unless it received it before, and that of a mixed batch's
+        prefill chunk.
     """
     batch, transfer = flight.batch, flight.transfer
     with watch.stage("accept"):
@@ -161,7 +161,7 @@ def prefilled(batch: Batch, scores: Scores, ended: list[Sequence]) -> Outcome:
 
 
 def learn(outcomes: list[Outcome], drafter: Drafter, watch: Watch) -> None:
-    """Tell the drafter of a round, which has been taken over by then. A drafter that raises has missed it, and is started anew."""
+    """Report a round that has been taken over to the drafter. A drafter that raises has missed it, and is started anew."""
     for outcome in outcomes:
         with watch.stage("draft" if outcome.transfer else "prefill"):
             drafter.observe(outcome)
@@ -169,7 +169,7 @@ def learn(outcomes: list[Outcome], drafter: Drafter, watch: Watch) -> None:
 
 @torch.inference_mode()
 def report_round(report: RoundReport, policy: BudgetPolicy, watch: Watch) -> None:
-    """Tell the policy and the observers of a round.
+    """Report a round to the policy and the observers.
 
     The round has been taken over by then: it is not tried again, and no sequence that it has ended is lost, whatever they raise. A
     policy without memory misses the round.
@@ -180,7 +180,7 @@ def report_round(report: RoundReport, policy: BudgetPolicy, watch: Watch) -> Non
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            why = "the device's memory ran out when the draft-length policy was told of a round, which it misses"
+            why = "the device's memory ran out when the draft-length policy received a round, which it misses"
             warnings.warn(why, SpecframeWarning, stacklevel=2)
     watch.round(report)
 

@@ -6,11 +6,11 @@ from specframe.errors import ModelError
 
 CALM = 256
 """Rounds without a lack of memory after which twice the rows are tried. More rows mean that all live sequences are read in again,
-which takes the time of a few rounds: one try in so many is not noticed."""
+which takes the time of a few rounds: that is not noticed."""
 
 
 CALM_FOR_ONE = 32
-"""Rounds without a lack of memory after which one sequence more is tried where sequences be preempted one by one: it costs the
+"""Rounds without a lack of memory after which one sequence more is tried where sequences are preempted one by one: it costs the
 reading of one prompt, which takes the time of a round or two."""
 
 
@@ -32,13 +32,13 @@ class RowLimits:
         self._most = 0
         self._calm, self._patience = 0, CALM
         self.live: int | None = None
-        """Sequences that may be live, since others have given way, or None for as many as there are rows."""
+        """Sequences that may be live, since others were preempted, or None for as many as there are rows."""
         self._calm_live, self._patience_live = 0, CALM_FOR_ONE
         self._fitted = 0
-        """Tokens of the sequences that were live when others was preempted the last time."""
+        """Tokens of the sequences that were live when others were preempted the last time."""
 
     def of(self, rows: int) -> int:
-        """Return how many of so many rows there may be."""
+        """Return how many of ``rows`` rows there may be."""
         self._most = max(self._most, rows)
         return rows if self._rows is None else min(rows, self._rows)
 
@@ -54,7 +54,7 @@ class RowLimits:
         return rows > 1
 
     def preempt_youngest(self, live: int, tokens: int) -> None:
-        """Go on with one sequence less than so many, of so many tokens. Each time but the first doubles the rounds to one more."""
+        """Go on with one live sequence less. Each time but the first doubles the rounds to one more."""
         if self.live is not None:
             self._patience_live *= 2
         self._calm_live, self.live, self._fitted = 0, live - 1, tokens

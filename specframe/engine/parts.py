@@ -1,4 +1,4 @@
-"""The models, tokenizers and strategies that a recipe stands for."""
+"""The models, tokenizers and strategies that a recipe names."""
 
 from __future__ import annotations
 

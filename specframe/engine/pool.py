@@ -37,7 +37,7 @@ class Pool:
         rows: sequences that may be live at once.
         capacity: places per row: the longest sequence, and the draft tokens beyond its end.
         context: the target's longest sequence, in tokens.
-        clock: tells when requests arrive; without one, time passes only where there is nothing to do.
+        clock: says when requests arrive; without one, time passes only where there is nothing to do.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Pool:
         self._returned: OrderedDict[Key, Sequence] = OrderedDict()
         self._clock = clock or HandClock()
         self.live: list[Sequence] = []
-        """The sequences that have a row, or have been promised one."""
+        """The sequences that have a row, or one reserved."""
         self.reserve: Callable[[Sequence, int], int | None] = lambda sequence, tokens: 0
-        """Told of a sequence that is admitted, and of its number of tokens; returns how many of the first are cached already, None:
-        there is no room for it."""
+        """Called with a sequence that is admitted and its number of tokens; returns how many of the first are cached already, or
+        None if there is no room."""
         self.release: Callable[[Sequence], None] = lambda sequence: None
-        """Told of a sequence that gives its room in the caches back, and has not ended."""
+        """Called with a sequence that is preempted, whose room in the caches is free."""
         self.most: int | None = None
         """Sequences that memory suffices for, or None for as many as there are rows."""
         self.guide: Callable[[Request], Guide | None] = lambda request: None
@@ -97,10 +97,10 @@ class Pool:
         self._furnish(rows)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Have a live sequence give back its row, and its room in the caches; it waits before all others, with its tokens.
+        """Preempt a live sequence, whose row and room in the caches are free; it waits before all others, with its tokens.
 
         It is another sequence then, to whoever keeps data per sequence: the given one has ended. So have samples that were to start
-        from its row, which read the prompt themselves. A round that is under way with them counts for nothing.
+        from its row, which read the prompt themselves. A round that is under way with them is discarded.
         """
         self._requeue([one for one in self.live if sequence in (one, parent_to_copy(one))])
 
@@ -271,7 +271,7 @@ class Pool:
         return True
 
     def _scheduled(self, request: Request) -> Sequence:
-        moment = 0.0 if request.max_time is None else self._clock.now  # several processes would have to agree on it
+        moment = 0.0 if request.max_time is None else self._clock.now  # several processes would need a broadcast
         parent = parent_for(request, self.live, self.samples_alone, self.late_forks)
         return Sequence(request, self.limit(request), parent=parent, scheduled_at=moment)
 
@@ -284,9 +284,9 @@ class Pool:
         """Return these live sequences as a batch, in adjacent rows.
 
         They either all decode or all need their prompt read: no more than ``piece`` tokens of each row, or everything with
-        None. Sequences that are left with something to read come back together. Where some are forks without a row yet,
-        they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read. Of those
-        ``mixed`` rows that decode a piece is read in the same round, but never their last token.
+        None. Sequences that are left with something to read come back together. Where some are forks without a row yet, they are a
+        batch of their own before they join: what a sequence draws must not depend on how its prompt was read. A chunk of ``mixed``
+        sequences is read in the same round, but never their last token.
         """
         new = [sequence for sequence in sequences if sequence.state is SequenceState.WAITING]
         starts = bool(new) and new[0].parent is not None
@@ -315,7 +315,7 @@ class Pool:
         return any(not one.finished and self.length(one) + 1 < one.limit for one in batch.sequences)
 
     def expect(self, batch: Batch, most_B: np.ndarray) -> None:
-        """Make batches, until the next :meth:`advance`, of rows that may have gained so many tokens on the device, one at least."""
+        """Make batches, until the next :meth:`advance`, of rows that may have gained one to ``most_B`` tokens on the device."""
         self._held.coming = dict(zip(map(id, batch.sequences), most_B.tolist(), strict=True))
 
     def append(self, batch: Batch, acceptance: Acceptance, most_B: np.ndarray | None = None) -> None:
@@ -342,7 +342,7 @@ class Pool:
         Args:
             batch: the rows, to which the device has appended them.
             transfer: the acceptance result.
-            logits_BTV: the logits that it was judged by, which are handed on to observers.
+            logits_BTV: the logits that it was decided by, which are handed on to observers.
             scores_BTV: these logits after processors.
             commit_point: called after all that may fail, the rows' own stop checks too, and before anything is changed.
             computed: tokens that the target computed.

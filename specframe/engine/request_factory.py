@@ -28,15 +28,15 @@ Samplings = Sampling | Iterable[Sampling] | None
 
 
 class RequestOptions(SamplingParameters, total=False):
-    """What is asked for beside the prompts, by keyword; the defaults are those of :meth:`RequestFactory.make`."""
+    """What is asked for with the prompts, by keyword; the defaults are those of :meth:`RequestFactory.make`."""
 
     arrivals: Iterable[float] | None
     """Seconds after the start at which each prompt may first be seen, or None if all are there from the start."""
     sort: bool
-    """Take up the shortest prompts first, among those that arrive together."""
+    """Schedule the shortest prompts first, among those that arrive together."""
     sampling: Samplings
-    """How tokens are chosen, when continuations end and what is told of them, for all prompts or one for each, or None for what the
-    generation config says. Each prompt has random numbers of its own, by its index."""
+    """How tokens are chosen, when continuations end and what is reported of them, for all prompts or one for each, or None for what
+    the generation config says. Each prompt has random numbers of its own, by its index."""
 
 
 class RequestFactory:
@@ -44,7 +44,7 @@ class RequestFactory:
 
     Args:
         recipe: the options of the run.
-        parts: the models, tokenizers and strategies that it stands for.
+        parts: the models, tokenizers and strategies that it names.
     """
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:

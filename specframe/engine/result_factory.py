@@ -48,7 +48,7 @@ class ResultFactory:
 
     @property
     def observers(self) -> list[Observer]:
-        """The objects that are to be told about every round."""
+        """The objects that receive every round."""
         return [self._counts, self.clock, self._logprobs]
 
     def report(self, peak_kv_bytes: int, state_bytes: int) -> RunReport:

@@ -14,7 +14,7 @@ from specframe.engine.waiting_queue import Key
 
 TURN = 128
 """Rounds of one group, while requests of the other wait, after which it schedules no more: about those of a sequence of 400 tokens.
-What it has scheduled it decodes to the end. A change opens the caches anew, which should be rare beside rounds."""
+What it has scheduled it decodes to the end. A change opens the caches anew, which should be rare."""
 
 
 class Groups:

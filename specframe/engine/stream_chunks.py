@@ -1,4 +1,4 @@
-"""The pieces of text and tokens that each round adds to each continuation."""
+"""The text and tokens that each round adds to each continuation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specframe.text.streaming import TextStream
 
 
 class Chunks:
-    """Makes chunks of what rounds tell; ``results`` makes the results of sequences that have finished."""
+    """Makes chunks of what rounds report; ``results`` makes the results of sequences that have finished."""
 
     def __init__(self, results: ResultFactory) -> None:
         self._results = results

@@ -107,7 +107,7 @@ class TokenRows:
         Args:
             sequences: in the order of their rows.
             first: their first row.
-            piece: tokens of a prompt that are read, or None for all.
+            piece: tokens of a prefill chunk, or None for all.
             least: tokens that stay unread.
             starts: whether the rows are fresh copies of their parents' rows.
             mixed: reads prompts in the same round.

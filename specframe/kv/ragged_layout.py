@@ -60,14 +60,14 @@ class RaggedLayout:
 
 
 def passes_over(batch: Batch, block: Block) -> bool:
-    """Return whether a block of rows' own tokens has some that are not real: they are cached, beside rows where they are not."""
+    """Return whether a block of rows' own tokens has some that are not real: they are cached in some rows, but not in all."""
     if block.counts is None or block.end > 0:
         return False
     return bool((block.counts < (batch.lengths + block.end).clip(0, block.width)).any())
 
 
 def slots_written(batch: Batch, block: Block) -> Written:
-    """Return the slots of a block's tokens; what a chain feeds of a row's own tokens stands, with all tokens before it."""
+    """Return the slots of a block's tokens; what a chain feeds of a row's own tokens is committed, with all tokens before it."""
     first, end = np.maximum(batch.lengths + block.start, 0), np.maximum(batch.lengths + block.end, 0)
     if block.counts is not None and block.end <= 0:
         first = end - np.minimum(block.counts, end)

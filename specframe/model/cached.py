@@ -66,14 +66,14 @@ class CachedModel:
         self._together: tuple[list[Sequence], list[Sequence], list[Sequence]] = [], [], []
         """The rows of the last two batches of one forward, and of both together."""
         self._committed: weakref.ref[Kept] | None = None
-        """The last ``Kept`` that the layout was told."""
+        """The last ``Kept`` that the layout received."""
         self._reserved: dict[int, Sequence] = {}
         """The sequences that the store has room for."""
         self._hidden: tuple[int, ...] = ()
         self._past = False
         """Whether hidden states of all of a row's tokens are needed."""
         self._borrowed = False
-        """Whether the cache is another model's: what this one writes is never known to stand."""
+        """Whether the cache is another model's: what this one writes is never known to be committed."""
         self.keeps_states = False
         """Whether states, where there are any, are :class:`specframe.contracts.states.PrefixStates`."""
         self._captured: CapturedForward | None = None
@@ -102,7 +102,7 @@ class CachedModel:
         return self.runner.forward(block, placement, self.store, keep=keep, hidden=hidden, how=self._how)
 
     def capture(self, layers: Iterable[int], past: bool = True) -> None:
-        """Add these hidden states to the scores of every later feed, besides those asked for before.
+        """Add these hidden states to the scores of every later feed, in addition to those asked for before.
 
         Args:
             layers: numbers of hidden states, as transformers has them: 0 is the embedding, the last what follows the final norm;

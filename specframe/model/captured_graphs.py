@@ -42,7 +42,7 @@ rounded up to a power of two."""
 
 FEW = 64
 """Places of all rows up to which the tokens of each are rounded up to a power of two, so that drafts of different lengths share a
-captured graph: a GPU takes as long for so many tokens as for one of each row (Qwen3-8B on an H100: 12.8 ms for 48, 12.3 for 8)."""
+captured graph: a GPU takes as long for these as for one token of each row (Qwen3-8B on an H100: 12.8 ms for 48, 12.3 for 8)."""
 
 PROMPTS = 256
 """Tokens up to which prompts are captured, padding included. A GPU computes about as many in the time in which it reads the weights
@@ -56,7 +56,7 @@ MASKED = 2**25
 """Numbers of the mask of such a rectangle: 64 MB in half precision."""
 
 EAGER = 3
-"""Times that prompts of a shape are read before it is captured: a captured graph takes as long as so many replays save. Shapes of
+"""Times that prompts of a shape are read before it is captured: capturing takes as long as this many replays save. Shapes of
 rounds are captured the second time they come up, for they come up again at once."""
 
 
@@ -289,7 +289,7 @@ class GraphCache:
         """Return the captured graph of a key with its buffers, or None where there is none.
 
         Args:
-            key: what tells one shape from another.
+            key: what distinguishes shapes.
             prepare: returns the buffers of a new captured graph, filled, and the function that reads them.
             eager: times that the key comes up before it is captured.
         """

@@ -75,7 +75,7 @@ class SelfTests:
         if any(window is not None for window in self._feeder.windows.values()):
             self._require_own_masks(2, self.tried(Reordered(IN_ORDER), window=2))
         elif self._feeder.state_layers and getattr(self._feeder.config, "sliding_window", None) is not None:
-            self._require_own_masks(2, logits_BTV)  # a window that its layers' types do not tell of
+            self._require_own_masks(2, logits_BTV)  # a window that its layers' types do not mention
         self.attending = sorted(probe.shapes, key=lambda number: max(2 * number, -1 - 2 * number))
         shapes = [probe.shapes[layer] for layer in self.attending]
         return [attrs.evolve(one, device=None) if one.device == self._feeder.device else one for one in shapes]
@@ -107,7 +107,7 @@ class SelfTests:
 
     @torch.inference_mode()
     def tried(self, probe: Reordered, window: int | None = None, apart: int = 1) -> torch.Tensor:
-        """Return the logits (2, 4, V) after four tokens of two rows whose keys and values a probe puts in its slots.
+        """Return the logits (2, 4, V) after four tokens of two rows whose keys and values a cache of the check puts in its slots.
 
         Keys and values are made contiguous from now on where a model needs that.
 
@@ -129,7 +129,7 @@ class SelfTests:
                 feeder.dense = True
                 return self.tried(probe, window, apart)
             raise ModelError(
-                f"{feeder} cannot be told the positions and masks of its tokens: it raises {type(error).__name__} "
+                f"{feeder} does not take the positions and masks of its tokens: it raises {type(error).__name__} "
                 f"({sentence(error)})"
             ) from error
 
@@ -231,7 +231,7 @@ class SelfTests:
 
     @functools.cached_property
     def without_padding(self) -> bool:
-        """Whether the model gives the same logits when the real tokens of all rows are laid in one row."""
+        """Whether the model gives the same logits when the real tokens of all rows are put into one row."""
         placement = self._uneven
         real_BT = placement.index_BT >= 0
         known = real_BT.cpu().numpy() if hold_numbers(real_BT) else np.ones(real_BT.shape, dtype=bool)
@@ -273,7 +273,7 @@ class SelfTests:
         ]
         if bounded[0] == bounded[1]:
             return None
-        return "its layers do not tell attention their sliding windows"
+        return "its layers do not pass their sliding windows to attention"
 
     @torch.inference_mode()
     def require_agreement(self, traced: StraightForward, one_row: bool, one_token: bool) -> None:
@@ -283,7 +283,7 @@ class SelfTests:
 
         Args:
             traced: the forward.
-            one_row, one_token: whether it is tried on one row, and on one token of each, or on several.
+            one_row, one_token: whether it is checked with one row, and with one token of each, or with several.
         """
         placement = cut(self._uneven, 1 if one_row else None, 1 if one_token else None)
         expected, found = self._fed(placement), self._fed(placement, CallOptions(traced=traced))
@@ -302,7 +302,7 @@ def size_of(window: int | ChunkWindow) -> int:
 
 
 def hold_numbers(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor holds numbers, which can be judged, and no shape alone."""
+    """Return whether a tensor holds numbers, which can be compared, and no shape alone."""
     return kinds.of(tensor.device).values
 
 
@@ -330,7 +330,7 @@ class Reordered:
 
 
 class Scratch:
-    """Every slot of a placement's rows, filled with noise, and what is fed in the slots it says; in pages if told their size."""
+    """Every slot of a placement's rows, filled with noise, and what is fed in its own slots; in pages if their size is given."""
 
     def __init__(self, placement: Placement, page: int | None = None) -> None:
         self._page = page
@@ -355,7 +355,7 @@ class Scratch:
 
 
 def cut(placement: Placement, rows: int | None, width: int | None) -> Placement:
-    """Return the last rows and tokens of a placement; None stands for all of them."""
+    """Return the last rows and tokens of a placement, or all of them for None."""
     own, last = slice(-(rows or len(placement.index_BT)), None), slice(-(width or placement.index_BT.shape[1]), None)
     positions_BT, slots_BT, index_BT = (
         one[own, last] for one in (placement.positions_BT, placement.slots_BT, placement.index_BT)

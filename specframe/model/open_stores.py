@@ -136,7 +136,7 @@ class Stores:
 
 
 def keeps_prefixes(kv: KVBackend) -> bool:
-    """Return whether a backend keeps states of what rows begin with, beside keys and values."""
+    """Return whether a backend keeps states of what rows begin with, in addition to keys and values."""
     return {"prefix", "states"} <= kv.offers
 
 
@@ -148,7 +148,7 @@ class ModelGraphs:
     how: ForwardOptions
     _record: Callable[..., CapturedGraph]
     _drawn_by: tuple[Any, ...]
-    """What the tokens of a captured chain are drawn by, besides the chain's own choice: the rule, and the seed."""
+    """What else than the chain's own choice the tokens of a captured chain depend on: the rule, and the seed."""
     _any_row: bool = False
     """Whether the store offers "any-row"."""
     _settings: list[Any] = attrs.field(init=False)

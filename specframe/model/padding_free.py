@@ -30,11 +30,11 @@ from specframe.devices.kinds import on_device
 from specframe.model import current_numerics
 
 LAYING_OUT = 4_000_000
-"""Weights of a layer that padding has to pass, all its places together, for real tokens to be laid in one row. To spread and gather
-takes a layer about as long as so many multiplications: few tokens of a small model gain nothing (benchmarks/README.md)."""
+"""Weights of a layer times padding tokens from which real tokens are put into one row. To spread and gather takes a layer about as
+long as these multiplications: few tokens of a small model gain nothing (benchmarks/README.md)."""
 
 PADDING_FREE_PAYS = 0.15
-"""Share of padding among a block's places from which its real tokens are laid in one row. Spreading and gathering cost up to a
+"""Share of padding among a block's places from which its real tokens are put into one row. Spreading and gathering cost up to a
 tenth of a forward of few tokens, so less padding than this gains nothing (benchmarks/README.md)."""
 
 
@@ -143,7 +143,7 @@ class PaddingFreeBlock(Block):
 
 
 MANY = 1 << 40
-"""So many places that padding is left out where a model can be fed so."""
+"""Token slots of a block from which padding is left out wherever a model can be fed so."""
 
 
 def pays(places: int, tokens: int, weights: int) -> bool:
@@ -205,7 +205,7 @@ class MixedBatch:
         return cls(block, placement, padding_free, first, second)
 
     def parted(self, scores: Scores) -> Scores:
-        """Return the scores of the first block, with those of the second beside them."""
+        """Return the scores of the first block, with those of the second as ``mixed``."""
         rows, hidden = len(self.first.ids_BT), scores.hidden
         of_first = {number: states_BTD[:rows, : self.first.width] for number, states_BTD in hidden.items()}
         of_second = {number: states_BTD[rows:, : self.second.width] for number, states_BTD in hidden.items()}

@@ -28,7 +28,7 @@ from specframe.value_checks import unwrap_guards
 
 @attrs.define(eq=False)
 class Run:
-    """One run: its models, its rows, and how to open a cache that is laid out as the alignment wants it.
+    """One run: its models, its rows, and how to open a cache with the alignment's layout.
 
     Strategies are handed it when it starts. What they may use of it is listed in docs/stability.md; the rest is the engine's.
     """

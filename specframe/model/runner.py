@@ -139,7 +139,7 @@ class ModelRunner(TransformersModel):
         return Scores(logits_BTV, found, None if padding_free is None else padding_free.tokens)
 
     def narrowed(self, placement: Placement, slots: int | None) -> tuple[Placement, Placement]:
-        """Return the placement that a forward's store is told, and the one that its tokens attend by: the same one twice.
+        """Return the placement that a forward's store receives, and the one that its tokens attend by: the same one twice.
 
         Args:
             placement: as the layout made it.

@@ -1,4 +1,4 @@
-"""A transformers model, told the positions of its tokens and which of them see which."""
+"""A transformers model with explicit positions of its tokens and a rule of which of them see which."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CallOptions:
     traced: StraightForward | None = None
     """Computes what the modules do, or None to call the modules."""
     forwards: Forwards = NOTHING
-    """Replacements of modules' ``forward``, beside those of rotary modules."""
+    """Replacements of modules' ``forward``, apart from those of rotary modules."""
     extra: Mapping[str, Any] = NOTHING
     """Further arguments of the model's ``forward``."""
     numbers: Mapping[int, int] | None = None
@@ -176,7 +176,7 @@ class TransformersModel:
                 logits = self.output(ids_BT, positions_BT, masks, cache, kept, how.extra)
             else:
                 shown = masks.values() if isinstance(masks, dict) else [masks]
-                if isinstance(kept, int):  # 0 stands for all
+                if isinstance(kept, int):  # 0 means all
                     kept = numbers(kept and ids_BT.shape[1] - kept, ids_BT.shape[1], self.device)[0]
                 logits, *states = how.traced(ids_BT, positions_BT, key_index_BS, kept, *shown)
                 how.hidden.update(zip(how.traced.hidden, states, strict=True))
@@ -193,7 +193,7 @@ class TransformersModel:
         kept: Any,
         extra: Mapping[str, Any] = NOTHING,
     ) -> torch.Tensor:
-        """Return the logits of the model's modules, of the tokens that ``kept`` tells as ``logits_to_keep`` does."""
+        """Return the logits of the model's modules, of the tokens that ``kept`` selects as ``logits_to_keep`` does."""
         given: dict[str, Any] = {"logits_to_keep": kept} if self.takes_logits_to_keep else {}
         if self.windows:
             given["attention_mask"] = masks

@@ -38,9 +38,9 @@ class CurrentForward:
     functions: Mapping[tuple[Any, str], Callable[..., Any]] = attrs.Factory(dict)
     """The functions called in place of other attributes, by owner, a module of a twin or of Python, and name."""
     padding_free: Any = None
-    """The :class:`specframe.model.padding_free.PaddingFree` of tokens laid in one row, or None if they are a rectangle."""
+    """The :class:`specframe.model.padding_free.PaddingFree` of tokens in one row, or None if they are a rectangle."""
     chunks: Mapping[int, ChunkWindow] = attrs.Factory(dict)
-    """The layers that attend in chunks, by their number: transformers' layers do not tell attention of them."""
+    """The layers that attend in chunks, by their number: transformers' layers do not pass them to attention."""
     repeated: list[torch.Tensor] | None = None
     """The mask of the latest layer, and the same for the heads that share keys, or None outside of forwards."""
     attention: Callable[..., torch.Tensor] | None = None
@@ -204,7 +204,7 @@ class _Twins:
         return other
 
     def _told(self, made: Any, value: Any) -> Any:
-        """Return a function with what another one tells of itself: a wrapper's signature is that of the function inside."""
+        """Return a function with another one's name and signature: a wrapper's signature is that of the function inside."""
         vars(made).update({name: self._own(one) for name, one in vars(value).items()})
         return made
 
@@ -243,7 +243,7 @@ OWN = frozenset(vars(torch.nn.Module()))
 
 @attrs.frozen(eq=False)
 class ModelState:
-    """What keys, values and states of a prompt depend on beside its tokens: a model's settings, its weights and its buffers.
+    """What keys, values and states of a prompt depend on apart from its tokens: a model's settings, its weights and its buffers.
 
     Of weights it has a checksum, since torch counts no write through ``Parameter.data``. That reads all of them once, in a
     quarter of the time of a forward of one token.

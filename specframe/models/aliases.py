@@ -16,7 +16,7 @@ HOME_VARIABLE = "SPECFRAME_HOME"
 
 
 def resolve(name: str) -> str:
-    """Return the directory or hub id that a name stands for.
+    """Return the directory or hub id of a name.
 
     An alias wins over a directory of the same name (``./name`` is the directory). A name with a ``/`` is returned unchanged,
     except that a leading ``~`` is expanded.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 SECONDS = 10
-"""Seconds to wait for the hub's answer: enough for a slow network, and a user without one is told soon."""
+"""Seconds to wait for the hub's answer: enough for a slow network, and a user without one soon reads an error."""
 
 
 def fault(repository: str) -> Exception | None:

@@ -109,7 +109,7 @@ def _read(
     source: _Source, device: torch.device, dtype: torch.dtype, options: dict[str, Any], quantised: bool
 ) -> PreTrainedModel:
     """Return a named model on a device."""
-    # what does not fit is told below, in a sentence; transformers would print a table
+    # the sentence below names what does not fit; transformers would print a table
     options = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
     model, info = source.read("weights", AutoModelForCausalLM, WEIGHTS, **options)
     if unfit := sorted(info["mismatched_keys"]):
@@ -137,7 +137,7 @@ def _read(
 
 
 def load_tokenizer(name_or_model: str | os.PathLike[str] | object) -> PreTrainedTokenizerBase | None:
-    """Return a model's tokenizer; None for a loaded model without a tokenizer in the folder it was loaded from.
+    """Return a model's tokenizer, or None for a loaded model without a tokenizer in the folder it was loaded from.
 
     Raises:
         ModelError: a named model's tokenizer cannot be found or read.
@@ -254,7 +254,7 @@ def _require_causal(source: _Source) -> Any:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Keep transformers from printing what it remarks on files: the caller tells of what is wrong with them."""
+    """Keep transformers from printing what it remarks on files: the caller reports what is wrong with them."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     try:

@@ -29,9 +29,9 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     """Return the target, the drafter strategy, and the draft model or None.
 
     Args:
-        target: an alias, a directory, a hub id or a loaded model; "auto": that paired with ``drafter``, or the default one.
-        drafter: a model as for ``target``, a drafter's name with options, or a drafter object; None or "none": plain decoding;
-            "auto": the draft model paired with ``target``. A model may have the options of the default drafter for draft models,
+        target: an alias, a directory, a hub id or a loaded model; "auto": the target paired with ``drafter``, or the default one.
+        drafter: a model as for ``target``, a drafter's name with options, or a drafter object; plain decoding for None or "none",
+            the draft model paired with ``target`` for "auto". A model may have the options of the default drafter for draft models,
             which without a model has the paired one.
 
     Raises:
@@ -168,7 +168,7 @@ def as_text(given: Any) -> Any:
 
 
 def is_module(given: Any) -> bool:
-    """Return whether an object is a torch module; False if torch was never imported."""
+    """Return whether an object is a torch module, which needs no import of torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(given, torch.nn.Module)
 

@@ -1,4 +1,4 @@
-"""The precision that a model computes in, which its dtype does not tell where it is quantised.
+"""The precision that a model computes in, which differs from its dtype where it is quantised.
 
 Weights of few bits are numbers like any others: their products round as the model's dtype does. A model that also rounds its
 activations to few bits is as coarse as these: two forwards that differ in the last bit of one activation may put it into different

@@ -40,7 +40,7 @@ class PaddingCounts(Observer):
 
     @property
     def share(self) -> float:
-        """Share of padding among the tokens that all models have computed; 0 where they have computed none."""
+        """Share of padding among the tokens that all models have computed, or 0 if they have computed none."""
         computed = self.computed.total()
         return 1 - self.real.total() / computed if computed else 0.0
 

@@ -14,7 +14,7 @@ from specframe.devices import kinds
 from specframe.devices.kinds import Event
 
 REMOTE = "remote"
-"""The stage in which other processes decode, and this one waits for them. Their own stages are told of."""
+"""The stage in which other processes decode, and this one waits for them. Their own stages are reported, too."""
 
 
 class Stopwatch(Observer):

@@ -16,7 +16,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Stage:
-    """A stage of a round, told to observers when it begins and when it ends."""
+    """A stage of a round, reported to observers when it begins and when it ends."""
 
     def __init__(self, watch: Watch, name: str) -> None:
         self._watch, self._name = watch, name
@@ -41,7 +41,7 @@ class Stage:
 class Watch:
     """The observers of one run. Stages nest: time in an inner stage counts for the inner stage only.
 
-    An observer for which the device has no memory is told nothing more, with a warning, and the run goes on: the round is neither
+    An observer for which the device has no memory is called no more, with a warning, and the run goes on: the round is neither
     lost nor decoded again for it.
     """
 
@@ -52,10 +52,10 @@ class Watch:
         self._tell(list(observers))
 
     def _tell(self, observers: list[Observer]) -> None:
-        """Tell these observers from now on. Those that do nothing at a stage or a forward are not called there."""
+        """Call these observers from now on. Those that do nothing at a stage or a forward are not called there."""
         self.observers = observers
         self.staged = [one for one in observers if hears(one, "enter") or hears(one, "leave")]
-        """Those that are told of stages."""
+        """Those that receive stages."""
         self._passed = [one for one in observers if hears(one, "forward")]
         self._fed = [one for one in observers if hears(one, "fed")]
         self._stages.clear()
@@ -75,7 +75,7 @@ class Watch:
                 self.dismiss(observer, error)
 
     def fed(self, model: str, real: int, computed: int) -> None:
-        """Report that forwards of ``model`` have computed so many tokens, of which ``real`` were no padding."""
+        """Report forwards of ``model`` that have computed ``computed`` tokens, of which ``real`` were no padding."""
         for observer in self._fed:
             try:
                 observer.fed(model, real, computed)
@@ -97,7 +97,7 @@ class Watch:
                 self.dismiss(observer, error)
 
     def put_off(self, observer: Observer, error: BaseException) -> None:
-        """Raise what an observer raised when a stage ended where it is told next: what the stage has made is not lost."""
+        """Raise what an observer raised when a stage ended at its next call: what the stage has made is not lost."""
         if isinstance(error, RuntimeError) and out_of_memory(error):
             self.dismiss(observer, error)
         else:
@@ -110,7 +110,7 @@ class Watch:
             raise error
 
     def dismiss(self, observer: Observer, error: RuntimeError) -> None:
-        """Tell an observer nothing more if it raised for lack of the device's memory; raise any other error."""
+        """Call an observer no more if it raised for lack of the device's memory; raise any other error."""
         if not out_of_memory(error):
             raise error
         self._tell([one for one in self.observers if one is not observer])  # a list that is gone through stays as it is

@@ -92,7 +92,7 @@ class Composition:
         return [role for role, found in changes.items() if found]
 
     def sampling(self, registry: Registry, recipe: Recipe) -> Composition:
-        """Return the strategies of a run with temperatures: the same but for those that "auto" stands for."""
+        """Return the strategies of a run with temperatures: the same but for those that "auto" chooses."""
         if not is_auto(recipe.accept):
             return self
         rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(False, self.drafter))
@@ -123,7 +123,7 @@ def strategy(registry: Registry, kind: str, given: Any) -> Any:
 
 
 def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
-    """Return the strategies of a run without temperatures, with the drafter that the recipe's stands for.
+    """Return the strategies of a run without temperatures, with the drafter of the recipe.
 
     Raises:
         UnknownNameError, OptionError: a name or option that nothing provides.
@@ -181,7 +181,7 @@ def attention_backend(registry: Registry, given: Any, kv: KVBackend) -> Attentio
 
 
 def views_of(kv: KVBackend) -> Set[str]:
-    """Return the words for what a KV backend's stores hand out."""
+    """Return the capabilities of what a KV backend's stores hand out."""
     return kv.offers & VIEWS or {"dense"}
 
 
@@ -199,12 +199,12 @@ def require_views(use: Composition, bitwise: bool) -> None:
         )
     if bitwise and "dense" in views and "masks" not in backend.offers:
         raise CompositionError(
-            f"bitwise: attention backend {name!r} has kernels that go by the shape of a batch: expected one with masks"
+            f"bitwise: attention backend {name!r} has kernels that depend on the shape of a batch: expected one with masks"
         )
 
 
 def reads(offers: Set[str], views: Set[str]) -> bool:
-    """Return whether an attention backend with these words reads views of a store: where it reads no pages they are gathered."""
+    """Return whether an attention backend with these capabilities reads a store's views: otherwise pages are gathered."""
     return "dense" in offers or bool(views & offers)
 
 
@@ -225,7 +225,7 @@ def asked_for(registry: Registry, kind: str, given: Any, own: str, recipe: Recip
 
 
 VIEWS = frozenset({"dense", "paged"})
-"""The words for what a KV store hands out."""
+"""The capabilities of what a KV store hands out."""
 
 ASKED_OF: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("scatter", "append", "move", "grow", "gather", "dense", "paged"), ("KV backend",)),
@@ -300,12 +300,12 @@ def own_tree(drafter: Any, deepest: int) -> Budget:
 
 
 def able(registry: Registry, kind: str, words: Set[str]) -> list[str]:
-    """Return the names of the strategies of a kind that offer all these words, as far as their classes say."""
+    """Return the names of the strategies of a kind that offer all these capabilities, as far as their classes say."""
     return sorted({entry.name for entry in registry.of(kind) if words <= offered_words(entry)})
 
 
 def offered_words(entry: Entry) -> Set[str]:
-    """Return the words that a strategy's class offers, none where it cannot be used."""
+    """Return the capabilities that a strategy's class offers, none where it cannot be used."""
     try:
         return entry.said.offers or frozenset()
     except PluginError:

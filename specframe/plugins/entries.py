@@ -92,7 +92,7 @@ class Entry:
 
     @property
     def said(self) -> Said:
-        """Its summary and what it offers; its class is imported if the source does not tell, and raises as :attr:`factory` does."""
+        """Its summary and what it offers; its class is imported if the source does not say, and raises as :attr:`factory` does."""
         found = said(self.reference) if isinstance(self.reference, str) else None
         return found or Said(self.traits.summary, self.traits.offers)
 

@@ -146,11 +146,11 @@ def specframe_register_observers(register: Register) -> None:
 
 @hookspec
 def specframe_register_state_kinds(register: Register) -> None:
-    """Offer kinds of state: they say how layers without keys and values are cut back to the tokens that stand.
+    """Offer kinds of state: they say how layers without keys and values are cropped to the accepted tokens.
 
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.states.StateKind`. One whose states can
     be had the same to the bit, for ``bitwise``, offers "bitwise", and is a :class:`specframe.contracts.states.BitwiseKind`.
-    Must: leave no trace of a token that is not real, or that does not stand; give the outputs that the model's own layer gives.
+    Must: leave no trace of a token that is not real, or not accepted; give the outputs that the model's own layer gives.
     Must not: claim a layer that another kind claims; synchronise host and device.
     """
 
@@ -159,7 +159,7 @@ def specframe_register_state_kinds(register: Register) -> None:
 def specframe_register_position_kinds(register: Register) -> None:
     """Offer kinds of counted positions (:class:`specframe.contracts.positions.PositionKind`): they know what such models do.
 
-    Must: tell each token the position that it has in a row of its own, and each key that of its token.
+    Must: give each token, and its key, the position that it has in a row of its own.
     Must not: change a model; know one that another kind knows.
     """
 
@@ -187,11 +187,11 @@ def specframe_register_options(register: Register) -> None:
 def specframe_register_executors(register: Register) -> None:
     """Offer executors: they decide in which processes the models run, and on which devices.
 
-    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.engine.Executor`. What it can do besides
-    it offers: one that decides how models are loaded is a :class:`specframe.contracts.engine.LoadingExecutor`, one of several
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.engine.Executor`. What else it can do it
+    offers: one that decides how models are loaded is a :class:`specframe.contracts.engine.LoadingExecutor`, one of several
     processes that decode the same rows a :class:`specframe.contracts.engine.RankedExecutor`, one that runs models in other
     processes an :class:`specframe.contracts.engine.RemoteExecutor`.
-    Must: return the same value from ``agree`` on every rank; give the tokens that the executor ``local`` gives.
+    Must: return the same value from ``broadcast`` on every rank; give the tokens that the executor ``local`` gives.
     Must not: start a process or open a connection before a method of it is called.
     """
 

@@ -77,7 +77,7 @@ def members_of(asked: type) -> Mapping[str, str]:
 
 
 def fault(kind: str, given: Any, also: str = "") -> str | None:
-    """Return why ``given`` is no object of a kind, as part of a sentence; None where it is one. No method of it is called.
+    """Return why ``given`` is no object of a kind, as part of a sentence, or None if it is one. No method of it is called.
 
     ``also`` is what else could be given, as "a name or ".
     """

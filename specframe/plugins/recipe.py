@@ -1,7 +1,7 @@
 """The options of a run with their defaults.
 
 Every default is here and nowhere else: the signature of :class:`specframe.Pipeline`, the options of the command line and the cells
-of a grid read theirs from :data:`DEFAULTS`. The strategies that "auto" stands for are those that plugins register as defaults.
+of a grid read theirs from :data:`DEFAULTS`. "auto" chooses the strategies that plugins register as defaults.
 Nothing here imports torch before a recipe is checked.
 """
 
@@ -26,7 +26,7 @@ FIXED_LENGTH = "5"
 """Tokens drafted per round where an adaptive length would change tokens: a seed has to give the same tokens again."""
 
 PLAIN = "none"
-"""The word for plain decoding where a drafter is asked for, besides None."""
+"""The name for plain decoding where a drafter is asked for; None is the same."""
 
 FOR_TREES = {"prunable": "sampling with trees", "tree": "sampling with drawn trees"}
 """The purposes of acceptance rules for runs with a temperature whose drafter needs such a word."""
@@ -103,11 +103,11 @@ class Recipe:
         if not self.bitwise:
             return self
         if self.layers == "compiled":
-            raise OptionError("bitwise: expected no layers 'compiled', whose kernels go by the shape of a batch")
+            raise OptionError("bitwise: expected no layers 'compiled', whose kernels depend on the shape of a batch")
         return attrs.evolve(self, layers="eager")
 
     def named(self, known: Registry) -> Recipe:
-        """Return the recipe with the alignment, verifier and executor that "auto" stands for."""
+        """Return the recipe with the alignment, verifier and executor that "auto" chooses."""
         purposes = {"align": "alignment", "verify": "verifier", "executor": "executor"}
         left_open = {option: purpose for option, purpose in purposes.items() if is_auto(getattr(self, option))}
         chosen: dict[str, Any] = {option: known.default(purpose) for option, purpose in left_open.items()}

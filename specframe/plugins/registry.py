@@ -171,7 +171,7 @@ def is_plugin_folder(folder: Path) -> bool:
 def parse_specification(text: str) -> tuple[str, dict[str, Any]]:
     """Split ``name,key=value,...`` into the name and its options; numbers and booleans become such.
 
-    A part with a comma of its own stands in double quotes, as in CSV: ``name,"key=a,b"``, see :func:`quote`.
+    A part with a comma of its own is in double quotes, as in CSV: ``name,"key=a,b"``, see :func:`quote`.
     """
     name, *pairs = (part.strip() for part in parts_of(text))
     if not name:

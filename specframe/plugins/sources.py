@@ -18,7 +18,7 @@ class Said(NamedTuple):
 
 
 def said(reference: str) -> Said | None:
-    """Return what the class or function at ``module:name`` says, or None if its source does not tell: then it is to be imported."""
+    """Return what the class or function at ``module:name`` says, or None if the source does not: then it is to be imported."""
     try:
         return _said(*reference.split(":"))
     except Exception:  # a package's own module may raise anything, and a source may be anything

@@ -1,4 +1,4 @@
-"""What a class says of itself, for listings and early refusals: its first line, its words and its options."""
+"""What a class says of itself, for listings and early refusals: its first line, its capabilities and its options."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Traits:
     """Its place, ``module:name``."""
     documentation: str
     needs: frozenset[str] | None
-    """The words that a composition is checked by, or None if they follow from its options, so that the object alone tells them."""
+    """The capabilities that a composition is checked by, or None if they follow from its options, which only the object has."""
     offers: frozenset[str] | None
     scheduler: str | None
-    """The scheduler that an alignment runs under unless told otherwise."""
+    """The scheduler that an alignment runs under by default."""
     kv: str | None
-    """The KV backend that an alignment runs on unless told otherwise."""
+    """The KV backend that an alignment runs on by default."""
     options: Mapping[str, Any]
     """Options with their defaults; :data:`REQUIRED`: an option without a default."""
     open: bool
@@ -64,7 +64,7 @@ def traits_of(factory: Callable[..., Any]) -> Traits:
 
 
 def words_of(factory: Callable[..., Any], trait: str) -> frozenset[str] | None:
-    """Return a class's words of a trait, none where it has no such trait; None where they follow from its options."""
+    """Return a class's capabilities of a trait, none where it has no such trait, or None if they follow from its options."""
     given = getattr(factory, trait, ())
     if not isinstance(given, frozenset | set | list | tuple):
         return None

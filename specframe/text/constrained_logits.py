@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NONE_ALLOWED = "expected a token that it allows and that has a score, got none after the last token"
-"""What is told of the constraint of a sequence after whose last token none can be chosen."""
+"""The error of a sequence whose constraint allows no token after its last one."""
 
 
 @attrs.define(eq=False)
@@ -38,7 +38,7 @@ class Guide:
     tokenizer: PreTrainedTokenizerBase | None
     state: Any = None
     read: int | None = None
-    """Number of the sequence's tokens, prompt included, that the state stands for, or None if it has not begun."""
+    """Number of the sequence's tokens, prompt included, that the state represents, or None if it has not begun."""
     error: str | None = None
     """Why the constraint cannot go on with the sequence."""
 
@@ -88,7 +88,7 @@ def masks_of(
 
 
 def attempt(guides: list[Guide], call: Callable[..., Any], *given: Any) -> Any:
-    """Return what a call of a constraint returns; None where it raises, and note why for the rows that it was made for.
+    """Return what a call of a constraint returns, or None if it raises, and note why for the rows that it was made for.
 
     Lack of memory is raised: the round is tried again with fewer rows.
     """

@@ -199,7 +199,7 @@ class GenerationSettings:
 
     @property
     def temperature(self) -> float:
-        """Temperature of sampling; 0: greedy decoding."""
+        """Temperature of sampling, or 0 for greedy decoding."""
         return self.given.get("temperature", self.checkpoint.get("temperature", 0.0))
 
     @property
@@ -208,7 +208,7 @@ class GenerationSettings:
         return self.temperature == 0
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of a setting; None if the setting has no effect."""
+        """Return the value of a setting, or None if the setting has no effect."""
         value = self.given.get(name, self.inherited.get(name))
         return None if value is None or idle(name, value) else value
 

@@ -19,7 +19,7 @@ from specframe.devices import kinds
 from specframe.devices.kinds import constant, on_device
 
 NO_TOKEN = -1
-"""Stands before the first token of a prefix that is shorter than others."""
+"""Precedes the first token of a prefix that is shorter than others."""
 
 
 class Prefixes:

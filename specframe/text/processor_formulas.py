@@ -39,7 +39,7 @@ class FrequencyPenalty(PresencePenalty):
 
 
 class Reads(enum.Enum):
-    """What of a prefix a formula depends on. Prefixes of different lengths are shown in a form that it cannot tell apart."""
+    """What of a prefix a formula depends on. Prefixes of different lengths are shown in a form that it cannot distinguish."""
 
     NOTHING = enum.auto()
     COUNT = enum.auto()
@@ -65,7 +65,7 @@ class Formula:
 
     reads: Reads = Reads.NOTHING
     parameters: tuple[str, ...] | None = None
-    """The attributes that the formula depends on, beside what ``effect`` takes into account, or None for all."""
+    """The attributes that the formula depends on, apart from what ``effect`` takes into account, or None for all."""
     effect: Callable[[Any, int], Hashable] = always
     """(processor, tokens of the prefix) -> what it does there, None: nothing. Where it is equal, processors of a kind act alike."""
     since: Callable[[Any], int] = lambda processor: 0

@@ -62,7 +62,7 @@ def freeze(value: Any) -> Any:
 
 
 def checked(check: Callable[..., Any], **bounds: Any) -> Callable[[Any, Any, Any], None]:
-    """Return a validator that raises :class:`OptionError` for a value that a check does not accept; None may be left open."""
+    """Return a validator that raises :class:`OptionError` for a value that a check does not accept. Any value may be None."""
 
     def validate(one: Any, field: Any, value: Any) -> None:
         if value is not None or field.default is not None:

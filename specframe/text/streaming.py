@@ -1,4 +1,4 @@
-"""Streaming text: pieces of whole characters, after every round."""
+"""Streaming text: chunks of whole characters, after every round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAD = 8
 
 
 class TextStream:
-    """Text of one continuation in chunks. All pieces joined are the text of all its tokens.
+    """Text of one continuation in chunks. All chunks joined are the text of all its tokens.
 
     Args:
         tokenizer: the target's tokenizer, or None if there is no text.

@@ -318,7 +318,7 @@ def test_a_kind_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.wide
 def test_an_unknown_kind_is_an_accelerator_of_which_nothing_is_known() -> None:
-    """A device that nobody told of has no graphs, no kernels and no events, and reading its values may wait."""
+    """A device without an entry point has no graphs, no kernels and no events, and reading its values may wait."""
     unknown = kinds.of(torch.device("meta"))
     assert (unknown.queues, kinds.of(torch.device("cpu")).queues) == (True, False)
     assert (unknown.recording, unknown.event, unknown.kernels, unknown.traffic()) == (None, None, frozenset(), None)

@@ -57,7 +57,7 @@ RUNNING: dict[int, tuple[Guard, str, float] | None] = {}
 
 
 def longest_running() -> tuple[Guard, str, float] | None:
-    """Return the call that has run longest, for whoever wants to tell where a run hangs, or None if no call is under way."""
+    """Return the call that has run longest, to report where a run hangs, or None if no call is under way."""
     return min((call for call in [*RUNNING.values()] if call), key=lambda call: call[2], default=None)
 
 
@@ -156,11 +156,11 @@ class ArrayPart:
     optional: bool = False
     """Whether it may be None, unless the sizes of the call have its name."""
     shared: bool = False
-    """Whether one row may stand for all."""
+    """Whether one row may be given for all."""
     most: str = ""
     """The letter or word whose size the numbers are up to, of an array of the host."""
     told: str = ""
-    """The letters whose sizes errors tell; "": those of the shape."""
+    """The letters whose sizes errors report, or "" for those of the shape."""
 
     def fault(self, name: str, given: Any, sizes: dict[str, Any]) -> Fault | None:
         """Return what is wrong with an array, or None for nothing."""
@@ -219,7 +219,7 @@ def named_error(error: BaseException, guard: Guard | None = None, member: str = 
     """Return the error that names the strategy whose member raised one, or that one where it is not a strategy's.
 
     Plans and stores are called too often for a function around each call: what they raise finds its strategy by the frames that it
-    came through. So does what observers raise, who are told of stages and forwards inside of calls of strategies.
+    came through. So does what observers raise, which are called at stages and forwards inside of calls of strategies.
     """
     lacking = isinstance(error, RuntimeError) and out_of_memory(error)
     if lacking or isinstance(error, PASSING) or not isinstance(error, Exception | SystemExit):

@@ -2,7 +2,7 @@
 
 :data:`TABLE` says what is asked of each member: type, shape, dtype and device of what it returns, which the host knows, in every
 round. Numbers are looked at where that costs no synchronisation: on a CPU at once, and on other devices when the round's transfer
-brings them to the host. What is at fault is told in one sentence; what the strategy raised is its cause. Built-in strategies are
+brings them to the host. One sentence names what is at fault; what the strategy raised is its cause. Built-in strategies are
 guarded alike.
 """
 
@@ -68,7 +68,7 @@ def sizes_by_draft(guard: Guard, returned: Any, batch: Batch, draft: Draft, *_: 
 
 
 def sizes_of_scores(guard: Guard, scores: Scores, batch: Batch, draft: Draft) -> dict[str, Any] | None:
-    """Return the sizes of scores; None for a batch that leaves something to read."""
+    """Return the sizes of scores, or None for a batch that leaves something to read."""
     nodes = draft.tokens_BN.shape[1]
     return None if batch.left else {"B": len(batch.sequences), "N + 1": nodes + 1, "device": batch.tokens_BS.device}
 
@@ -145,7 +145,7 @@ def rule_fault(
 
 
 def look_at_committed(guard: Guard, commit_point: Any, batch: Batch, draft: Draft, transfer: Transfer) -> Any:
-    """Return the fault of what stands by an alignment: what it was given, or an acceptance result of its own."""
+    """Return the fault of what an alignment commits: what it was given, or an acceptance result of its own."""
     if not isinstance(commit_point, Transfer) or not (commit_point is transfer or commit_point.committed):
         return "the specframe.contracts.drafts.Transfer it was given, or transfer.of(acceptance)"
     if not commit_point.committed:
@@ -286,7 +286,7 @@ def readable(tensor: torch.Tensor) -> bool:
 
 
 def on_host(tensor: torch.Tensor | None) -> Any:
-    """Return a tensor's numbers as an array; None as None."""
+    """Return a tensor's numbers as an array, or None for None."""
     return None if tensor is None else tensor.cpu().numpy()
 
 

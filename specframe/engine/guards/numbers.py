@@ -20,7 +20,7 @@ Fault = tuple[str, Any]
 def beyond(numbers: np.ndarray, most: int) -> bool:
     """Return whether any of these whole numbers of 64 bits is negative or above ``most``.
 
-    The highest one tells both: bits of a negative number, read without its sign, make one above all others. Its place is found in
+    The highest one shows both: bits of a negative number, read without its sign, make one above all others. Its place is found in
     half the time that the number itself takes, and this is asked four times a round.
     """
     unsigned = numbers.view(np.uint64)

@@ -1,4 +1,4 @@
-"""The attention backend of each forward. A backend is tried on the model, and used where it agrees with mask tensors."""
+"""The attention backend of each forward. A backend is tried on the model, and used where it gives what mask tensors give."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ WINDOWED = {"chunk": "chunks", "window": "sliding windows"}
 
 
 def kinds_of_windows(windows: Iterable[Window]) -> set[str]:
-    """Return the words that a backend has to offer for layers with these windows."""
+    """Return the capabilities that a backend has to offer for layers with these windows."""
     return {"chunk" if isinstance(window, ChunkWindow) else "window" for window in windows if window}
 
 
@@ -149,7 +149,7 @@ HALF = (torch.float16, torch.bfloat16)
 def agrees(
     backend: AttentionBackend, device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int
 ) -> bool:
-    """Return whether a backend works on a device and agrees with masked attention."""
+    """Return whether a backend works on a device and gives what masked attention gives."""
     try:
         return error(backend, device, dtype, heads, key_heads, size) < (3e-2 if dtype in HALF else 1e-3)
     except Exception:  # whatever a kernel or a compiler raises

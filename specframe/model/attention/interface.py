@@ -160,7 +160,7 @@ NO_LENGTHS: Mapping[int, torch.Tensor] = MappingProxyType({})
 
 
 def of_indexer(layer: int) -> int:
-    """Return the number by which a layer's indexer is told apart from layers: its keys are stored as a layer's without values."""
+    """Return the number that distinguishes a layer's indexer from layers: its keys are stored as a layer's without values."""
     return -1 - layer
 
 
@@ -173,8 +173,8 @@ class StoreCache(Cache):
         contiguous: copy what is attended to into tensors (B, H, S, D) without strides, which some models take for granted.
         padding_free: the places of tokens that the model has in one row, (1, N), or None if it has a rectangle.
         numbers: the store's number of each layer that attends, by the model's, and of indexers, or None if they are the same.
-        lengths: what layers are told as its length that ask for it by their number.
-        pages: whether attention reads pages; where it does not, a store with pages has them gathered into plain tensors.
+        lengths: the length for layers that ask for it by their number.
+        pages: whether attention reads pages. Otherwise the pages of a store are gathered into plain tensors.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class StoreCache(Cache):
         return gather_slots(view, self._extent).keys[:, 0]
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
-        """Return the number of slots attended to, from which no position comes, or what the layer is told of its tokens."""
+        """Return the number of slots attended to, from which no position comes, or the layer's own position inputs."""
         return self._lengths.get(layer_idx, self._extent)
 
 

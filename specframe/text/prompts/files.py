@@ -18,9 +18,9 @@ from specframe.text.prompts.lazy import GZIP, LazyText, Prompts, some
 from specframe.text.prompts.prompt import Prompt, checked_prompt
 
 Reader = Callable[[LazyText, str, int | None], Prompts]
-"""Returns the prompts of a text, of the source of that name, the first so many."""
+"""Returns the first prompts, up to a number, of a text, of the source of that name."""
 HUB = "hf:"
-"""Prefix of a data set's name, which tells the name from a file's."""
+"""Prefix that distinguishes a data set's name from a file's."""
 TABLES = frozenset({".csv", ".tsv", ".parquet"})
 """Endings of files that hold a table."""
 
@@ -44,7 +44,7 @@ def open_prompts(path: str, limit: int | None = None) -> Prompts:
 
     A text file has one prompt per line; blank lines are skipped. JSON lines and JSON arrays are recognised by the endings
     ``.jsonl``, ``.ndjson`` and ``.json`` or by their content, ``.ids`` (token ids, one prompt per line) by its ending; all may be
-    packed with gzip, as ``.jsonl.gz``. Tables, data sets and sets with names are read by the plugin of the option ``prompts``.
+    compressed with gzip, as ``.jsonl.gz``. Tables, data sets and sets with names are read by the plugin of the option ``prompts``.
 
     Raises:
         OptionError: the file cannot be read or holds no prompt.
@@ -140,7 +140,7 @@ def looks_like_array(text: LazyText) -> bool:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a JSON text; None if the text is not JSON."""
+    """Return the value of a JSON text, or None if the text is not JSON."""
     try:
         return load(text)
     except PromptError:

@@ -22,7 +22,7 @@ from specframe.files import decode_text, open_file
 from specframe.text.prompts.prompt import Prompt
 
 GZIP = ".gz"
-"""The ending of files that gzip has packed. What they hold is copied to a temporary file, as that of a pipe."""
+"""The ending of files that gzip has compressed. What they hold is copied to a temporary file, as that of a pipe."""
 
 
 @attrs.frozen(eq=False)
@@ -31,7 +31,7 @@ class Prompts:
 
     Args:
         read: returns an iterator of the prompts from the first on.
-        about: what reports tell of a set with a name, or "" if it has none.
+        about: what reports say of a set with a name, or "" if it has none.
     """
 
     _read: Callable[[], Iterator[Prompt]]
@@ -115,7 +115,7 @@ class LazyText:
 def rereadable(file: BinaryIO) -> BinaryIO:
     """Return a file that can be read several times: itself, or a copy where it cannot be."""
     try:
-        plain = not isinstance(file, gzip.GzipFile)  # its own descriptor is that of the packed bytes
+        plain = not isinstance(file, gzip.GzipFile)  # its own descriptor is that of the compressed bytes
         if plain and stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.tell() == 0:
             return file
     except (OSError, ValueError):  # no descriptor of its own

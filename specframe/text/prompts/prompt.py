@@ -43,7 +43,7 @@ def checked_prompt(text: str, place: str) -> Prompt:
 
 
 def text_fault(text: str) -> str | None:
-    """Return why no tokenizer can read a text; None if the text is fine."""
+    """Return why no tokenizer can read a text, or None if the text is fine."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

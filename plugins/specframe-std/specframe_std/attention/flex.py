@@ -1,4 +1,4 @@
-"""Flex attention: torch's FlexAttention, told from the order of queries and slots which blocks of slots hold anything to see.
+"""Flex attention: torch's FlexAttention, which computes only the blocks of slots that queries can see, by the order of both.
 
 It takes any placement and any precision, and passes over what no query of a block may look at: slots after a row's end, or before
 a window. On CUDA it is one compiled kernel; elsewhere it is computed as it is written, scores and all, which shows that blocks
@@ -56,7 +56,7 @@ class Flex:
 
 @functools.cache
 def works(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int) -> bool:
-    """Return whether the kernel compiles for these heads on a device and agrees with masked attention; tried once."""
+    """Return whether the kernel compiles for these heads on a device and gives what masked attention gives; tried once."""
     return agrees(Flex(), device, dtype, heads, key_heads, size)
 
 
@@ -107,7 +107,7 @@ def looked_at(made: BlockMask) -> torch.Tensor:
 
 
 def block_mask(placement: Placement, window: Window) -> BlockMask:
-    """Return which blocks of slots each block of queries has to look at, and how to tell what it may see there.
+    """Return which blocks of slots each block of queries has to look at, and the rule of what it may see there.
 
     A block of slots is left out when its last token is not above the least floor of a block of queries, the last order that their
     windows hide, or its first is after the last of them. What is left of a block, the rule of the placement says.

@@ -1,7 +1,7 @@
-"""Packed attention: one variable-length flash call over all rows with each row's own length, without a mask.
+"""Variable-length attention: one flash call over all rows with each row's own length, without a mask.
 
 It can be had on CUDA, in half precision, where a token's slot is its place in its row. Keys and values lie in a slab, or in pages
-that a table tells of each row, where torch's kernel takes tables (since 2.12) and pages of this size.
+that a table lists for each row, where torch's kernel takes tables (since 2.12) and pages of this size.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Packed:
 
 @functools.cache
 def works(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int) -> bool:
-    """Return whether the flash kernel takes these heads on a device and agrees with masked attention; tried once."""
+    """Return whether the flash kernel takes these heads on a device and gives what masked attention gives; tried once."""
     if "packed" not in kinds.of(device).kernels or dtype not in HALF or size > LARGEST_HEAD or size % 8:
         return False
     return agrees(Packed(), device, dtype, heads, key_heads, size)
@@ -109,10 +109,10 @@ class Packing:
 
 @functools.cache
 def reads_pages(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int, page: int) -> bool:
-    """Return whether the flash kernel takes pages of ``page`` slots and agrees with masked attention; tried once."""
+    """Return whether the flash kernel takes pages of ``page`` slots and gives what masked attention gives; tried once."""
     if _varlen() is None:
         return False
-    own = contextvars.Context()  # a forward is under way, and the trial is none of its layers
+    own = contextvars.Context()  # a forward is under way, and the check is none of its layers
     return own.run(agrees, InPages(page), device, dtype, heads, key_heads, size)
 
 
@@ -146,7 +146,7 @@ def flash(
 
     Of the two public functions the one that fills a given tensor makes no other: no state of random numbers in every layer.
     With a table, keys and values are pages (P, page, H, D). Flash attention of pages is wrong where it splits the keys of a row
-    (flash-attention 1217, pytorch 194167), so it is told not to.
+    (flash-attention 1217, pytorch 194167), so that is switched off.
     """
     lengths = packing.starts_query, packing.starts_key, packing.queries, packing.slots
     if (public := _varlen()) is not None:

@@ -241,7 +241,7 @@ def _as_it_was(module: torch.nn.Module, *held: dict[str, Any]) -> bool:
 
 
 def untraceable(model: ModelRunner) -> str | None:
-    """Return why no trace of a model would tell what it computes, or None if there is no such reason."""
+    """Return why no trace of a model would show what it computes, or None if there is no such reason."""
     if model.state_layers or model.indexed:
         return "it has layers that keep a state, or choose what they attend to"
     if model.counts.in_layers or model.counts.biases or model.counts.relative:
@@ -292,7 +292,7 @@ def _graph(model: ModelRunner, hidden: tuple[int, ...]) -> torch.fx.GraphModule:
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Keep torch inside the block from logging the errors of a trace, which are told in one sentence."""
+    """Keep torch inside the block from logging the errors of a trace, which end in one sentence."""
     loggers = [
         logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
     ]
@@ -454,7 +454,7 @@ class _Cutter:
         )
 
     def _held(self, nodes: list[torch.fx.Node]) -> dict[int, torch.fx.Node]:
-        """Return the node of each tensor that the forward reads beside its arguments, by the tensor's id; there is one of each."""
+        """Return the only node of each tensor that the forward reads and that is no argument, by the tensor's id."""
         held = dict[int, torch.fx.Node]()
         for node in nodes:
             if (

@@ -73,7 +73,7 @@ class Traces:
     ) -> TracedForward | None:
         """Return the forward to run as pieces, or None: see :meth:`specframe.contracts.model.Layers.of`.
 
-        "auto" calls the modules until pieces have paid by now, and on a GPU: a server would stand still for seconds, and its
+        "auto" calls the modules until pieces have paid by now, and on a GPU: a server would pause for seconds, and its
         forwards are captured.
         """
         kind, asked, device = Kind(hidden, long_rope), layers != "auto", self._runner.device
