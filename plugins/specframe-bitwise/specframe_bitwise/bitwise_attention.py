@@ -5,8 +5,8 @@ whatever their slots. A block in which a query sees nothing changes no bit of it
 Scores and sums are in float32. After FlashAttention (https://arxiv.org/abs/2205.14135, algorithm 1), whose running maximum and
 sum these are.
 
-Letters beside the usual ones: G key heads, I blocks of Q queries, J blocks of E keys, W entries of a value. The query heads that
-share a key head are further queries of it.
+Letters in addition to the usual ones: G key heads, I blocks of Q queries, J blocks of E keys, W entries of a value. The query heads
+that share a key head are further queries of it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def in_blocks(query_BHTD: torch.Tensor, groups: int, pieces: Pieces, mask_BHTS: 
     Args:
         query_BHTD: queries, scaled.
         groups: key heads.
-        pieces: the blocks of keys and values that the mask's slots are in.
+        pieces: blocks of keys and values that the mask's slots are in.
         mask_BHTS: additive, with one row or B, one head or H.
     """
     rows, heads, length, size = query_BHTD.shape
@@ -153,7 +153,7 @@ def additive(
 
 
 def masks(given_BHTS: torch.Tensor, shared: int, groups: int) -> torch.Tensor:
-    """Return the mask (B or 1, I, J, G or 1, Q, E) of all blocks, for so many query heads that share a key head."""
+    """Return the mask (B or 1, I, J, G or 1, Q, E) of all blocks, for ``shared`` query heads that share a key head."""
     rows, heads, length, slots = given_BHTS.shape
     each = given_BHTS[:, :, None].expand(-1, -1, shared, -1, -1)
     each = each if heads == 1 else given_BHTS.unflatten(1, (groups, shared))

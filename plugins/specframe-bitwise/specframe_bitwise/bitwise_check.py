@@ -119,7 +119,7 @@ def fault(model: PreTrainedModel) -> str | None:
 
 
 def difference(ways: Collection[str]) -> str | None:
-    """Return what is told of logits that differ, or None if none do."""
+    """Return the message about logits that differ, or None if none do."""
     return f"its logits are others {' and '.join(sorted(ways))}" if ways else None
 
 

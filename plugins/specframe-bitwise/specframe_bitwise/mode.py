@@ -49,7 +49,7 @@ class BitwiseMode(TorchDispatchMode):
 
 
 def unknown_operator(func: Any) -> str:
-    """Return what is told of an operator for which there is no rule."""
+    """Return the message about an operator for which there is no rule."""
     return f"calls {name(func)!r}, for which no fixed shape is known"
 
 

@@ -79,7 +79,7 @@ class OwnStates:
 
 
 class SteppedCache(OwnCache):
-    """Feeds a model tokens one after the other, with its states beside its own cache.
+    """Feeds a model tokens one after the other, with its states in addition to its own cache.
 
     Args:
         model: the model.

@@ -1,6 +1,6 @@
 """Matrix products in tiles of one shape: every row of a product is computed as if it had the same number of neighbours.
 
-Letters beside the usual ones: R rows, D their length, E experts, N entries of an output row.
+Letters in addition to the usual ones: R rows, D their length, E experts, N entries of an output row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tensors cut into pieces of one shape.
 
-Letters beside the usual ones: R rows of a matrix, D their length.
+Letters in addition to the usual ones: R rows of a matrix, D their length.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def pieces(x_RD: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
-    """Return the rows of a matrix in chunks of so many, the last filled up with zeros.
+    """Return the rows of a matrix in chunks of ``rows``, the last filled up with zeros.
 
     They are copies in memory of their own, for some kernels depend on the address and the strides of what they read.
     """
@@ -79,7 +79,7 @@ def by_rows(call: Callable[[torch.Tensor], Any], x: torch.Tensor, dims: int | li
     Args:
         call: the function, for a matrix along its rows; it returns a tensor or several, of the same rows or of one number for each.
         x: any tensor.
-        dims: the dimensions; None or none: all.
+        dims: the dimensions, or None or an empty tuple for all.
         keep: whether a reduced dimension stays, with one entry.
     """
     given = [dims] if isinstance(dims, int) else dims

@@ -340,6 +340,8 @@ def test_products_whose_rows_depend_on_their_place_are_found(monkeypatch: pytest
 @pytest.mark.parametrize(("option", "value"), [("layers", "compiled"), ("attention", "packed"), ("attention", "flex")])
 def test_kernels_that_go_by_the_shape_are_refused(option: str, value: str) -> None:
     """Compiled layers, and attention by kernels of their own, cannot be had with bitwise."""
-    wanted = f"bitwise: (expected no {option} '{value}'|{option} backend '{value}' has kernels that depend on the shape)"
+    wanted = (
+        f"bitwise: (expected no {option} '{value}'|{option} backend '{value}' has kernels that depend on the shape)"
+    )
     with pytest.raises((OptionError, CompositionError), match=wanted):
         harness.pipeline(models("llama", torch.float32)[0], None, bitwise=True, **{option: value})

@@ -85,7 +85,7 @@ class States(NamedTuple):
 class Backbone(PreTrainedModel):
     """Base of heads' transformers: token ids and features in, states out.
 
-    It is fed as a causal language model is, and so has positions, masks and a cache in the places where it is told. Its ``logits``
+    It is fed as a causal language model is: with positions, masks and a cache. Its ``logits``
     are output states (B, T, D). A subclass has ``layers`` and :meth:`run`.
     """
 
@@ -111,7 +111,7 @@ class Backbone(PreTrainedModel):
 
         Args:
             input_ids, attention_mask, position_ids, past_key_values, use_cache: those of transformers.
-            features: (B, T, D); None, where the model is tried before its use: the embeddings in their place.
+            features: (B, T, D), or None for the embeddings in their place, where the model is checked before its use.
         """
         embeds_BTD = self.embed_tokens(input_ids)
         given_BTD = embeds_BTD[..., : self.feature_size] if features is None else features.to(embeds_BTD.dtype)

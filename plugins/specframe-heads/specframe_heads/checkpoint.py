@@ -103,7 +103,7 @@ class Checkpoint:
 
         Args:
             wanted: whether a tensor is, by its name.
-            hollow: those of floating point numbers have shapes alone; in a safetensors file, only its header is read for them.
+            hollow: whether floating point tensors are on the meta device; in a safetensors file, only its header is read for them.
 
         Raises:
             ModelError: there is no file with tensors, or one that is cut off, not what its name says, or has more than tensors.

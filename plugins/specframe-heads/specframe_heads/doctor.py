@@ -34,12 +34,12 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "la
 """Flags that change what a head computes. Engines disagree on what holds where a file leaves one out."""
 
 CLEARLY, ERRORS = 0.1, 3
-"""An offset has to be accepted more than the file as read, to be told as the right one: by so many tokens per round, and by so many
+"""By how much more than the file as read an offset has to be accepted to be reported as the right one: tokens per round, and
 standard errors. Less may be chance over a few prompts."""
 
 RIGHT = 1
-"""The file as read has to be accepted more than with any offset by so many standard errors, to be told as right: few files are
-wrong, and one that is wrong would have to be so lucky twice, since another offset is right then."""
+"""Standard errors by which the file as read has to be accepted more than with any offset to be reported as right: few files are
+wrong, and a wrong one would need such luck twice, since another offset is right then."""
 
 PAIRS = 4
 """Prompts whose differences are enough for a standard error. Texts differ more in how well they are foreseen than offsets do."""
@@ -48,7 +48,7 @@ SHIFTS = (0, -1, 1)
 """The shifts of layer ids that are measured. Formats differ by one."""
 
 MOST_TOLD = 3
-"""The most tensors that are not needed of which each is told with the reason."""
+"""The most tensors that are not needed of which each is listed with the reason."""
 
 
 @attrs.frozen
@@ -202,7 +202,7 @@ def concluded(format: Format, known: dict[int, HeadAcceptance]) -> Iterator[Find
     elif best and more > -RIGHT * error:
         yield Finding(
             "layer ids",
-            f"cannot tell whether ids shifted by {best:+d} are the right ones: {more:+.2f} tokens a round are accepted with them, "
+            f"not certain whether ids shifted by {best:+d} are the right ones: {more:+.2f} tokens a round are accepted with them, "
             f"give or take {error:.2f}; expected a larger difference, so measure more tokens",
             unsure=True,
         )
@@ -240,7 +240,7 @@ class HeadAcceptance:
 
 
 def mean_of(counts: Counter[int]) -> float:
-    """Return the mean of values with these counts; 0 where there are none."""
+    """Return the mean of values with these counts, or 0 if there are none."""
     return sum(value * count for value, count in counts.items()) / max(1, counts.total())
 
 
@@ -251,7 +251,7 @@ def acceptance(patient: Patient, shift: int, draft_length: int, new: int, limit:
     options: dict[str, Any] = {"tokenizer": patient.tokenizer, "batch_size": 4, "draft_length": draft_length}
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"the config\.json of drafter", SpecframeWarning)  # findings have told it
+            warnings.filterwarnings("ignore", r"the config\.json of drafter", SpecframeWarning)  # a finding of its own
             pipe = Pipeline(target=patient.model, drafter=drafter, accept="greedy", generation_config=None, **options)
             return HeadAcceptance.of(pipe.generate(prompts(patient)[:limit], max_new_tokens=new))
     except (ModelError, OptionError):

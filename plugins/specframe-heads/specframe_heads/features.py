@@ -1,8 +1,8 @@
-"""Features of the tokens that stand, carried with each row until the head has consumed them.
+"""Features of the accepted tokens, carried with each row until the head has consumed them.
 
-A head's input at token t is the target's hidden states at t, the *feature* g_t, mostly beside the embedding of token t + 1. A
+A head's input at token t is the target's hidden states at t, the *feature* g_t, mostly with the embedding of token t + 1. A
 feature is known a round before the token after it is: the target computes g_t when it is fed token t, and chooses token t + 1
-then. So the features of a round are told by its outcome, and consumed when the next draft is made.
+then. So the features of a round come with its outcome, and are consumed when the next draft is made.
 
 Tensor names carry their shape: B rows, T tokens fed, W features that wait, D size of a feature, R all rows.
 """
@@ -22,7 +22,7 @@ from specframe.model.run import Run
 from specframe.row_map import RowMap
 
 GROWTH = 8
-"""Features per row by which the buffer grows: it is made anew once in so many rounds without a draft, not in each."""
+"""Features per row by which the buffer grows: without drafts it is made anew once in this many rounds, not in each."""
 
 Fuse = Callable[[torch.Tensor], torch.Tensor]
 """Makes what a head is fed of hidden states: (B, T, layers * D of the target), in the order of the layers -> (B, T, D)."""
@@ -30,7 +30,7 @@ Fuse = Callable[[torch.Tensor], torch.Tensor]
 
 @attrs.frozen(eq=False)
 class FeatureChunk:
-    """Features of a prompt, or of a piece of it, that the head is to read now."""
+    """Features of a prompt, or of a chunk of it, that the head is to read now."""
 
     batch: Batch
     features_BTD: torch.Tensor
@@ -77,11 +77,11 @@ class Features:
     Args:
         run: the run; its target captures the layers from now on.
         layers: the hidden states to take, as transformers numbers them.
-        fuse: makes what is kept, or None for the states side by side.
+        fuse: makes what is kept, or None for the states concatenated.
         ahead: 1 where the head needs the token after a feature's own to consume it, so that the last feature of a prompt has to
             wait; 0 where it does not.
-        past: whether features of all tokens are needed; False: the head keeps what it makes of them as long as the target keeps
-            its keys.
+        past: whether features of all tokens are needed, or False if the head keeps what it makes of them as long as the target
+            keeps its keys.
     """
 
     def __init__(

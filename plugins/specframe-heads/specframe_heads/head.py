@@ -181,7 +181,7 @@ class PairHead(Head, Protocol):
 
     @property
     def backbone(self) -> PreTrainedModel:
-        """Takes ``features`` (B, T, D) beside ``input_ids``, and gives its output states (B, T, D) as ``logits``: the layers
+        """Takes ``features`` (B, T, D) and ``input_ids``, and gives its output states (B, T, D) as ``logits``: the layers
         that make logits of them are called for the few states that need them."""
 
     def logits(self, states_BTD: torch.Tensor) -> torch.Tensor:
@@ -246,7 +246,7 @@ class PairDrafter(HeadDrafter):
         self.cache.follow(batch)
 
     def read(self, piece: FeatureChunk) -> None:
-        """Feed the pairs of a prompt, or of a piece of it, in chunks."""
+        """Feed the pairs of a prompt, or of a prefill chunk, in parts."""
         view, start, width = pairs_of(piece.batch), piece.start + 1, piece.features_BTD.shape[1]
         chunk = self.cache.tokens_at_once(view)
         for begin in range(0, width, chunk):

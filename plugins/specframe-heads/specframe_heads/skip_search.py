@@ -1,6 +1,6 @@
 """A search of the sublayers that a target can spare while it drafts for itself: ``specframe heads search-skip``.
 
-The target continues some prompts. A set of sublayers is judged by its match rate: how often the target without them, reading these
+The target continues some prompts. A set of sublayers is rated by its match rate: how often the target without them, reading these
 texts, foresees the next token that the target wrote. The search begins with sublayers spread over the layers and exchanges one or
 two of them at random; it keeps what matches no worse (SWIFT, Xia et al. 2024, arXiv 2410.06916, of whose two kinds of moves these
 are the random ones).
@@ -53,7 +53,7 @@ class Found:
 
 
 def skipped(text: str, sublayers: int) -> int:
-    """Return how many of so many sublayers are left out, from a number of them or a share below 1.
+    """Return how many of ``sublayers`` sublayers are left out, from a number of them or a share below 1.
 
     Raises:
         OptionError: it is neither, or leaves nothing in or nothing out.
@@ -118,7 +118,7 @@ class SkipSearch:
     def run(
         self, count: int, rounds: int, seed: int, told: Callable[[int, float], None] = lambda done, rate: None
     ) -> Found:
-        """Return the best set of so many sublayers that was seen.
+        """Return the best set of ``count`` sublayers that was seen.
 
         Args:
             count: sublayers that are left out.

@@ -34,7 +34,7 @@ class Target:
 
     @property
     def context(self) -> int:
-        """Its longest sequence, in tokens; 0: it has no bound."""
+        """Its longest sequence, in tokens, or 0 if it has no bound."""
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 0)
 
     @property

@@ -35,8 +35,8 @@ class UnreadTensors:
 
     Args:
         checkpoint: the checkpoint.
-        unused: the tensors that the format's heads do not need, beside :data:`NEVER_USED`. They are not loaded.
-        hollow: whether the target has no numbers, so that weights need none.
+        unused: the tensors that the format's heads do not need, in addition to :data:`NEVER_USED`. They are not loaded.
+        hollow: whether the target is on the meta device, so that weights need no numbers.
     """
 
     def __init__(self, checkpoint: Checkpoint, unused: Unused, hollow: bool = False) -> None:

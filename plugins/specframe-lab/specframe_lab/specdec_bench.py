@@ -18,7 +18,7 @@ from specframe.plugins.recipe import PLAIN, Recipe
 from specframe.text.sampling import Sampling
 
 DRAFTERS = {"NONE": PLAIN, "NGRAM": "prompt-lookup"}
-"""Drafters of the algorithms that take no checkpoint. What any other algorithm drafts with, its checkpoint tells."""
+"""Drafters of the algorithms that take no checkpoint. The checkpoint of any other algorithm says what it drafts with."""
 NO_END = -1
 """The end id of a runner that ignores the ends of sequences."""
 OWN = {field.name for field in attrs.fields(Sampling)}
@@ -55,10 +55,10 @@ class SpecframeModel:
         model_dir: the target.
         max_concurrent_requests: rows decoded together.
         sampling_kwargs: parameters of :class:`specframe.Sampling`, such as ``temperature``.
-        speculative_algorithm: NONE, NGRAM, or any other with a checkpoint, whose format tells the drafter.
+        speculative_algorithm: NONE, NGRAM, or any other with a checkpoint, whose format decides the drafter.
         draft_model_dir: that checkpoint.
         speculative_num_steps: tokens drafted per round.
-        more: options of :class:`specframe.Pipeline`, which win over those above, and what the runner tells every engine.
+        more: options of :class:`specframe.Pipeline`, which win over those above, and what the runner passes to every engine.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
@@ -141,7 +141,7 @@ class SpecframeModel:
             yield [self._asked.popleft().request] if self._asked else []
 
     async def _decode(self) -> None:
-        """Decode until all turns have ended. Between two pieces others may ask for more."""
+        """Decode until all turns have ended. Between two chunks others may ask for more."""
         try:
             for chunk in self.pipe.stream_fed(self._requests()):
                 self._turns[chunk.index].take(chunk)
@@ -154,7 +154,7 @@ class SpecframeModel:
                 self._turns.popitem()[1].end(fault)
 
     def get_serving_config(self) -> dict[str, Any]:
-        """Return the options of the pipeline, which the runner writes beside its figures."""
+        """Return the options of the pipeline, which the runner writes with its figures."""
         recipe = attrs.asdict(self.pipe.recipe, recurse=False)
         return {name: value for name, value in recipe.items() if isinstance(value, str | int | float | None)}
 

@@ -1,4 +1,4 @@
-"""Hold combinations against the reference decoder, token for token, and tell ties from bugs.
+"""Hold combinations against the reference decoder, token for token, and distinguish ties from bugs.
 
 Every combination is compared with two references: the target decoding plainly at batch 1 (the reference decoder) and
 at the same batch, under the same alignment, scheduler and KV backend. In low precision plain decoding at another batch
@@ -52,9 +52,9 @@ class Divergence:
     index: int
     """Which prompt."""
     position: int
-    """Tokens of the continuation that agree."""
+    """Tokens of the continuation that are equal."""
     expected: int | None
-    """The reference's next token; None where the reference has ended."""
+    """The reference's next token, or None if the reference has ended."""
     got: int | None
     gap: float
     """Distance of the target's two best logits there, in float64."""
@@ -127,7 +127,7 @@ class Verification:
     cell: Cell
     sequences: int
     lossless: bool | None = None
-    """Whether the combination promises to be lossless."""
+    """Whether the combination is declared lossless."""
     batch_one: Agreement | None = None
     """Against plain decoding at batch 1."""
     same_batch: Agreement | None = None
@@ -173,9 +173,9 @@ def verify(
         grid: checked cells.
         prompts: texts, lists of token ids or messages.
         max_new_tokens: tokens compared per prompt.
-        max_prompt_tokens: prompts are cut to so many tokens.
-        progress: told what is being decoded.
-        temperature: tokens are drawn at it; 0: greedy decoding.
+        max_prompt_tokens: length that prompts are cut to.
+        progress: receives what is being decoded.
+        temperature: tokens are drawn at it; 0 is greedy decoding.
 
     Raises:
         OptionError: a prompt that cannot be decoded, or a rule that draws other ids than plain sampling.

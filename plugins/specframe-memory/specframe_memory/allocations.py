@@ -47,8 +47,8 @@ class Allocations(TorchDispatchMode):
 
     Args:
         limit: more bytes than this raise a lack of memory, as a device's allocator does, or None if there is no limit.
-        hollow: whether tensors without numbers count as well.
-        name: returns the part that a new tensor belongs to, by its shape, or None for that of the block it is made in.
+        hollow: whether tensors on the meta device count as well.
+        name: returns the part that a new tensor belongs to, by its shape, or None for the part of the block it is made in.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call an operator, piece by piece if it is made of others, and count the storages that it makes."""
+        """Call an operator, part by part if it is made of others, and count the storages that it makes."""
         kwargs = kwargs or {}
         if func is ATTENTION and (made := attended(*args, **kwargs)) is not None:
             out, sums = made
@@ -185,7 +185,7 @@ def grouped(rows: torch.Tensor, weights: torch.Tensor, *_: Any, **options: Any) 
 
 @functools.cache
 def composed(operator: Any) -> Callable[..., Any] | None:
-    """Return what calls an operator piece by piece if it is made of others, on every device, or None if it is not."""
+    """Return what calls an operator part by part if it is made of others, on every device, or None if it is not."""
     implicit = torch._C.DispatchKey.CompositeImplicitAutograd
     if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), implicit):
         return functools.partial(operator._op_dk, implicit)  # a kernel that Python has as well is several times slower

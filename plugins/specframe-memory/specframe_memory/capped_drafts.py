@@ -47,7 +47,7 @@ class Capped:
         return attrs.evolve(found, depth=min(found.depth, most.depth), nodes=min(found.nodes, most.nodes), **own)
 
     def observe(self, report: RoundReport) -> None:
-        """Tell the policy of a round."""
+        """Report a round to the policy."""
         self._policy.observe(report)
 
 

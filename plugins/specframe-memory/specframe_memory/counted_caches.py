@@ -44,7 +44,7 @@ class CountedKV:
         self._kv, self._counter, self._beyond = kv, counter, beyond
         self.needs, self.offers = kv.needs, kv.offers
         self.most: list[int] = []
-        """The most bytes of all stores, and those that they take where they grow; none: as many as were counted."""
+        """The most bytes of all stores, and those that they take where they grow, or nothing for as many as were counted."""
 
     def of_drafts(self, own: KVBackend) -> KVBackend:
         """Return the backend of a draft's cache, counted with this one, where it decides for drafts."""

@@ -54,7 +54,7 @@ class CountedDrafter:
 def unstarted(drafter: Any) -> Any:
     """Return a copy of a drafter that no run has started, or the drafter itself where it cannot be copied.
 
-    A head that an earlier dry run has made would not be counted as made in this one.
+    A head that earlier memory profiling has made would not be counted as made in this one.
     """
     try:
         return copy.deepcopy(drafter)

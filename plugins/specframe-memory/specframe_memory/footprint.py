@@ -1,4 +1,4 @@
-"""What a run takes of memory, in all and by parts, and what it is told for: so many sequences of such lengths."""
+"""What a run takes of memory, in all and by parts, and for which number of sequences and lengths."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TARGET, DRAFT, HEAD = "target's weights", "draft model's weights", "head's weigh
 PASSING = (OTHERS, KEPT, LOGITS, MASKS, VIEWS)
 """The parts that come and go with forwards."""
 FEW, SHARE = 16384, 128
-"""What is planned for beyond what was counted: so many bytes, and one for so many that come and go. A run has index tensors that
-depend on what is accepted, of which a dry run knows nothing, and small constants that earlier runs have left."""
+"""Planned for beyond what was counted: ``FEW`` bytes, and one in ``SHARE`` of those that come and go. A run has index tensors that
+depend on what is accepted, of which memory profiling knows nothing, and small constants that earlier runs have left."""
 
 
 @attrs.frozen
@@ -41,7 +41,7 @@ class Workload:
 
 
 def with_part(peak: Peak, name: str, nbytes: int) -> Peak:
-    """Return a peak with so many bytes of a part in place of those that were counted."""
+    """Return a peak with ``nbytes`` bytes of a part in place of the counted ones."""
     return Peak(peak.total - peak.parts.get(name, 0) + nbytes, {**peak.parts, name: nbytes})
 
 

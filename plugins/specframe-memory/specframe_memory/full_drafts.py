@@ -17,7 +17,7 @@ from specframe.model.run import Run
 
 
 class Looks:
-    """Stands for a rule that ends drafts by the distribution of each token: it takes what such a look does, and ends none."""
+    """A stand-in for a rule that ends drafts by the distribution of each token: it takes as much memory, and ends none."""
 
     def goes_on(self, batch: Batch, place: int, logits_BV: torch.Tensor) -> np.ndarray:
         """Return that all rows draft a token."""
@@ -31,9 +31,9 @@ class Steady:
     """A draft-length policy that drafts as much as it may, every round.
 
     Args:
-        maximum: so much.
+        maximum: the most.
         stopping: a rule that is asked before each token of a chain, or None if there is none.
-        leaves_out: tells whether forwards leave out the padding of so many places with so many tokens.
+        leaves_out: returns whether forwards leave out the padding of a number of token slots with a number of tokens.
     """
 
     needs: frozenset[str] = frozenset()

@@ -18,8 +18,8 @@ from specframe_memory.meta_parts import hollow_parts
 from specframe_memory.profiled_rounds import ROUNDS
 
 AHEAD = 0.25
-"""Share by which a sequence longer than all before may be longer yet without another look, if that fits: a look is a dry run, and
-prompts that are sorted would be looked at one by one. Where it does not fit a quarter of it is tried the next time."""
+"""Share by which a sequence longer than all before may be longer yet without more memory profiling, if that fits: sorted prompts
+would be profiled one by one. Where it does not fit a quarter of it is tried the next time."""
 
 
 @attrs.define
@@ -41,7 +41,7 @@ def plans_of(parts: Parts) -> MemoryPlans:
 
 
 SHORT = Workload(1, 2, 2 + 2 * ROUNDS)
-"""As short a sequence as a dry run takes. Where it does not fit no request is at fault."""
+"""As short a sequence as memory profiling takes. Where it does not fit no request is at fault."""
 
 
 class PlannedBound:
@@ -67,7 +67,7 @@ class PlannedBound:
         Args:
             request: the request.
             pool: has those that have not finished.
-            joined: whether it may have to be read again in the middle, beside others that come.
+            joined: whether its prefill may have to be repeated in the middle, together with others that come.
 
         Raises:
             PromptError: with what the pool has it does not fit, in one row and without a drafter.
@@ -86,7 +86,7 @@ class PlannedBound:
         return known
 
     def _require(self, request: Request, pool: Pool, joined: bool) -> None:
-        """Raise :class:`PromptError` where a request does not fit beside the others of a pool, whose lengths it may share."""
+        """Raise :class:`PromptError` where a request does not fit with the others of a pool, whose lengths it may share."""
         longest = max(pool.limit(one) for one in (request, *pool.requests))
         prompt = longest - 1 if joined else max(len(request.prompt_ids), pool.longest_start)
         ladder = self._ladder(greedy := request.plan.greedy and all(one.plan.greedy for one in pool.requests))
@@ -121,7 +121,7 @@ class PlannedBound:
             joined: whether further requests come, with prompts of any length, if these fit.
 
         Raises:
-            ModelError: no step of the ladder fits.
+            ModelError: no fallback configuration fits.
         """
         own, start = max(map(pool.limit, pool.requests)), pool.longest_start
         wanted = max(room, own)

@@ -1,4 +1,4 @@
-"""The rows and the draft that a budget of memory suffices for: the first step of a ladder whose run fits."""
+"""The rows and the draft that a budget of memory suffices for: the first fallback configuration whose run fits."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ whatever is drafted."""
 
 @attrs.frozen
 class Configuration:
-    """A part of the ladder: a form of the run, of whose steps each drafts less or has fewer rows than the one before."""
+    """A list of fallback configurations of one form of the run: each drafts less or has fewer rows than the one before."""
 
     run: DryRun
-    """Tells its memory."""
+    """Profiles its memory."""
     drafts: bool = True
     """Whether there is a drafter."""
     change: Change = attrs.field(default=lambda use: use, eq=False)
@@ -50,7 +50,7 @@ class Configuration:
 
 @attrs.frozen
 class Fallback:
-    """A step of the ladder: how a run is decoded, and what it takes."""
+    """A fallback configuration: how a run is decoded, and what it takes."""
 
     rows: int
     """Rows decoded together."""
@@ -82,13 +82,13 @@ class Ladder:
         return self.forms[0].drafts
 
     def step(self, load: Workload, nodes: int, kinds: Kinds = ANY, form: Configuration | None = None) -> Fallback:
-        """Return what decoding with up to so many drafted nodes takes; 0: without a drafter.
+        """Return what decoding takes with up to ``nodes`` drafted nodes, or without a drafter for 0.
 
         Args:
             load: the sequences.
             nodes: of a draft, at most.
             kinds: what the sequences may be like: that which takes the most bytes counts.
-            form: that the run has, or None for the first that drafts, or does not.
+            form: of the run, or None for the first that drafts, or does not.
         """
         form = form or next(one for one in self.forms if one.drafts == (nodes > 0))
         key = self.forms.index(form), load, nodes, tuple(tuple(map(kind_of, like)) for like in kinds)
@@ -100,10 +100,10 @@ class Ladder:
         return self._known[key]
 
     def choose(self, nbytes: int, load: Workload, kinds: Kinds = ANY) -> Fallback:
-        """Return the first step that takes no more than so many bytes.
+        """Return the first configuration that takes no more than the budget.
 
         More rows take more bytes, and so do more nodes. The most rows that fit are found with the shortest draft in the last form
-        that drafts; then the first form that fits with so many rows, and its longest draft.
+        that drafts; then the first form that fits with these rows, and its longest draft.
 
         Raises:
             ModelError: none does.
@@ -128,7 +128,7 @@ class Ladder:
 
 
 def kind_of(request: Request) -> Any:
-    """Return what of a request the memory of its run depends on, beside its lengths."""
+    """Return what of a request the memory of its run depends on, apart from its lengths."""
     plan = request.plan
     formulas = tuple(kind and kind.formula for kind in plan.kinds)  # their parameters take nothing
     constrained = request.constraint is not None  # whatever it allows, masks have the same size
@@ -144,7 +144,7 @@ def too_little(least: int, load: Workload, nbytes: int) -> str:
 
 
 def most(taken: Callable[[int], int], end: int, bound: int) -> int:
-    """Return the largest number from 1 to ``end`` that takes no more than the bound; 0: none does.
+    """Return the largest number from 1 to ``end`` that takes no more than the bound, or 0 if none does.
 
     A larger number takes more, and nearly in proportion: the next one to be tried lies on the line between two that are known.
     """
@@ -166,11 +166,11 @@ def most(taken: Callable[[int], int], end: int, bound: int) -> int:
 
 
 def ladder_of(recipe: Recipe, hollow: Parts, greedy: bool) -> Ladder:
-    """Return the ladder of a run.
+    """Return the fallback configurations of a run.
 
     Args:
         recipe: its options.
-        hollow: its models without weights, and strategies that no other run uses.
+        hollow: its models on the meta device, and strategies that no other run uses.
         greedy: whether no request has a temperature.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Decoding without weights and numbers, which tells the memory that a run takes.
+"""Memory profiling: decoding without weights and numbers, which counts the memory that a run takes.
 
 The engine itself decodes, with all strategies of the run, on torch's device "meta", where a tensor has a shape and no memory. An
 allocation counter adds up what each operator would take. Nothing here has a formula of its own, so a strategy, a store or a model
@@ -37,7 +37,7 @@ from specframe_memory.profiled_rounds import ROUNDS, ProfiledRounds, only_new_is
 
 
 class DryRun:
-    """Tells the memory of runs of a pair, whatever their rows and lengths.
+    """Profiles the memory of runs of a pair, whatever their rows and lengths.
 
     Args:
         recipe: the options of the run.
@@ -87,7 +87,7 @@ class DryRun:
         Args:
             load: the sequences.
             budget: the most that is drafted, or None for what the run's policy drafts at most.
-            like: requests that the sequences are like in all but their tokens, in turn; none: greedy ones.
+            like: requests that the sequences are like in all but their tokens, in turn, or nothing for greedy ones.
 
         Raises:
             SpecframeError: the run cannot be decoded at all.
@@ -144,7 +144,7 @@ class DryRun:
                 counter.hold([*model.parameters(), *model.buffers()], name)
 
     def _named(self, tensor: torch.Tensor) -> str | None:
-        """Return the part of a tensor whose shape tells it."""
+        """Return the part that a tensor belongs to by its shape."""
         shape = tuple(tensor.shape)
         if len(shape) > 1 and shape[-1] in self._vocabularies and tensor.is_floating_point():
             return LOGITS

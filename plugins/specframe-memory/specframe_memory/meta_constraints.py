@@ -1,4 +1,4 @@
-"""The constraints of dry runs: whatever a request asks for allows all tokens, since there are no numbers to ask it of."""
+"""The constraints of memory profiling: each allows all tokens, since there are no numbers to ask it of."""
 
 from __future__ import annotations
 

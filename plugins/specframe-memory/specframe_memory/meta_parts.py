@@ -1,4 +1,4 @@
-"""Models without weights, and strategies that no other run uses: the parts of a dry run."""
+"""Models without weights, and strategies that no other run uses: the parts of memory profiling."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def empty_model(name: str, role: str, dtype: torch.dtype | None) -> PreTrainedMo
 
 
 def fresh(recipe: Recipe) -> Recipe:
-    """Return options with copies of the strategies that were given as objects: a dry run leaves its marks on them."""
+    """Return options with copies of the strategies that were given as objects: memory profiling changes them."""
     given: dict[str, Any] = {}
     for kind, option in OPTIONS.items():
         one = getattr(recipe, option)
@@ -99,7 +99,7 @@ def hollow(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class Alone:
-    """The executor of an engine of a dry run."""
+    """The executor of an engine of memory profiling."""
 
     offers: frozenset[str] = frozenset()
 
@@ -109,5 +109,5 @@ class Alone:
 
 
 def meta_engine(recipe: Recipe, parts: Parts, observers: Rows[Observer] = ()) -> LocalEngine:
-    """Return an engine for a dry run, watched by nobody but these observers."""
+    """Return an engine for memory profiling, watched by nobody but these observers."""
     return LocalEngine(attrs.evolve(recipe, memory=None), parts, observers, HandClock(), Alone(), installed=False)

@@ -1,4 +1,4 @@
-"""The rounds of a dry run, and the most bytes that were in use in those of each batch."""
+"""The rounds of memory profiling, and the most bytes in use in the rounds of each batch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ProfiledRounds:
         """The latest round's report: who decodes has it while the next round is decoded."""
 
     def decode(self, prompts: Rows[int], late: bool = False) -> None:
-        """Decode some rounds of sequences of so many tokens, in place of as many that were there before.
+        """Decode some rounds of sequences with these prompts, in place of as many that were there before.
 
         Args:
             prompts: tokens of each.
@@ -85,16 +85,16 @@ class ProfiledRounds:
         self._rounds.append(self._counter.peak)
 
     def count(self, peak: Peak) -> None:
-        """Count what was in use at a moment that may come again beside the longest sequences."""
+        """Count what was in use at a moment that may come again together with the longest sequences."""
         self._rounds.append(peak)
 
     def footprint(self, most: Rows[int], trials: Rows[Peak]) -> Footprint:
         """Return what was counted.
 
         Args:
-            most: the most bytes that the caches' stores hold, and those that they take where they grow, where the backend tells;
-                they are then in place of what was counted. Empty: it does not.
-            trials: what was counted when each model was tried, without caches and heads.
+            most: the most bytes that the caches' stores hold, and those that they take where they grow, in place of what was
+                counted, or nothing if the backend does not say.
+            trials: what was counted in each model's compatibility check, without caches and heads.
         """
         held, growth = most or (self._cached, 0)
         found = [*self._rounds, *self._growths]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 MOST = 1 << 15
-"""So many results are kept. Then all are forgotten."""
+"""Results that are kept. Then all are forgotten."""
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """The types of tensors whose results follow from their shapes."""
@@ -68,7 +68,7 @@ def functional(operator: Any) -> bool:
 
 
 def described(given: Iterable[Any]) -> tuple[Any, ...]:
-    """Return all of some arguments that tells the shape of a result.
+    """Return all of some arguments that the shape of a result depends on.
 
     Raises:
         UnknownError: it may depend on a tensor's numbers.

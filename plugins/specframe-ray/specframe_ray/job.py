@@ -55,7 +55,7 @@ ANSWER_SECONDS = 10.0
 """Seconds in which a cluster has to take a connection."""
 
 OWN_CPUS = 4
-"""Logical CPUs for reading, filtering and writing, beside those of actors. Fewer make a job that is resumed wait for ever."""
+"""Logical CPUs for reading, filtering and writing, besides those of actors. Fewer make a resumed job wait for ever."""
 CHECKPOINT = "_checkpoint"
 """The folder, inside of the output, with the ids of the rows that are written."""
 
@@ -97,7 +97,7 @@ class Source(Datasource):
 
 
 def map(dataset: ray.data.Dataset, asked: WorkerOptions, place: ResultPlace) -> ray.data.Dataset:
-    """Return a data set with the columns of results beside its own; nothing is decoded before it is read.
+    """Return a data set with the columns of results after its own; nothing is decoded before it is read.
 
     Raises:
         OptionError: it is no data set of Ray, or a machine of the cluster has other versions than this one.
@@ -140,7 +140,7 @@ def run(
         output: the folder of results.
         place: where to decode.
         form: "parquet" or "jsonl".
-        progress: is told how many rows are done, of how many.
+        progress: receives how many rows are done, of how many.
 
     Returns:
         The number of rows, the number of those now decoded that failed, and the figures of this run.
@@ -183,7 +183,7 @@ def run(
 
 
 def counting() -> Any:
-    """Return an actor that counts, on the machine of this process: without its counts a job cannot tell how it went."""
+    """Return an actor that counts, on the machine of this process: without its counts a job cannot report how it went."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     return ray.remote(num_cpus=0, scheduling_strategy=here)(Tally).remote()
 
@@ -209,7 +209,7 @@ def begin(place: ResultPlace) -> None:
     Raises:
         PluginError: it cannot be joined or begun.
     """
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised, and told in one sentence
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised, in one sentence
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}

@@ -62,7 +62,7 @@ class Ray:
         )
 
     def map(self, recipe: Recipe, dataset: Any, max_new_tokens: int, sampling: Sampling, chat: bool) -> Any:
-        """Return a Ray data set with the columns of results beside its own.
+        """Return a Ray data set with the columns of results after its own.
 
         A row is an entry as of a JSON line. Its random numbers follow from its values and the seed, since a data set has no order.
 

@@ -13,7 +13,7 @@ DRAFTS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
 
 class Tally:
-    """Keeps what actors tell, in a process that has no torch."""
+    """Keeps what actors report, in a process that has no torch."""
 
     def __init__(self) -> None:
         self._reports: list[dict[str, Any]] = []
@@ -41,7 +41,7 @@ class Tally:
 
 
 def merged(reports: list[RunReport], seconds: float, errors: int) -> RunReport:
-    """Return the figures of several runs as those of one that took so many seconds; shares are weighted by what they are of."""
+    """Return the figures of several runs as one run's that took ``seconds``; shares are weighted by what they are of."""
     from specframe.observe.counts import RunReport
 
     total = {name: sum(getattr(one, name) for one in reports) for name in (*SUMS, *DRAFTS)}

@@ -1,4 +1,4 @@
-"""Threads beside a job: they tell its progress and of machines that are lost, and end it where Ray has ended on this one."""
+"""Threads that watch a job: they report its progress and machines that are lost, and end it where Ray has ended on this one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import ray
 from specframe.errors import SpecframeWarning
 
 Progress = Callable[[int, int], None]
-"""Is told how many rows are done, of how many."""
+"""Receives how many rows are done, of how many."""
 PACE = 0.5
 """Seconds between two looks."""
 NODES_PACE = 5.0
@@ -30,7 +30,7 @@ class Gone(BaseException):
 
 
 class WorkerReport:
-    """Tells of a count that an actor keeps, from inside of ``with``, at its begin and at its end too.
+    """Reports a count that an actor keeps, from inside of ``with``, at its begin and at its end too.
 
     Args:
         ask: asks the actor, and returns a reference to the count.
@@ -50,7 +50,7 @@ class WorkerReport:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End; after a job that is complete the last count is told."""
+        """End; after a job that is complete the last count is reported."""
         self._over.set()
         self._thread.join(PATIENCE)
         if error is None:
@@ -59,7 +59,7 @@ class WorkerReport:
     def _look(self) -> None:
         asked = None
         while not self._over.wait(PACE):
-            with contextlib.suppress(ray.exceptions.RayError):  # the job tells of what is wrong
+            with contextlib.suppress(ray.exceptions.RayError):  # the job reports what is wrong
                 asked = asked or self._ask()
                 if ray.wait([asked], timeout=PACE)[0]:
                     self._tell(ray.get(asked))
@@ -80,7 +80,7 @@ def raylet_watched() -> Iterator[None]:
     def gone() -> bool:
         nonlocal process
         if process is None:
-            with contextlib.suppress(Exception):  # the job tells of what is wrong with Ray
+            with contextlib.suppress(Exception):  # the job reports what is wrong with Ray
                 process = the_raylet(before)
         return process is not None and ended(process)
 
@@ -140,7 +140,7 @@ def the_raylet(before: set[int]) -> int | None:
 
 @contextlib.contextmanager
 def nodes_watched(cpus: float, gpus: float) -> Iterator[None]:
-    """Warn in the block of machines that leave the cluster, which Ray tells nobody.
+    """Warn in the block of machines that leave the cluster, which Ray reports to nobody.
 
     Args:
         cpus, gpus: what one actor takes.
@@ -150,7 +150,7 @@ def nodes_watched(cpus: float, gpus: float) -> Iterator[None]:
 
     def look() -> None:
         while not over.wait(NODES_PACE):
-            with contextlib.suppress(Exception):  # the job tells of what is wrong with Ray
+            with contextlib.suppress(Exception):  # the job reports what is wrong with Ray
                 now = alive()
                 for node in sorted(known - now):
                     warnings.warn(loss(node, cpus, gpus), SpecframeWarning, stacklevel=2)

@@ -45,7 +45,7 @@ class Decode:
 
     Args:
         asked: what to decode with.
-        tally: an actor that is told the figures of every table.
+        tally: an actor that receives the figures of every table.
     """
 
     def __init__(self, asked: WorkerOptions, tally: Any) -> None:

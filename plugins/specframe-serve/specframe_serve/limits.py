@@ -68,5 +68,5 @@ class Limits:
 
 
 def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return the answer that tells an error."""
+    """Return the answer for an error."""
     return JSONResponse(error(status, message), status, headers)

@@ -23,11 +23,11 @@ ROWS = 64
 """Rows shown: more do not fit on a page."""
 
 SPAN, SPANS = 5.0, 60
-"""Seconds that a point of the history stands for, and points of it: five minutes, one point for some tens of rounds."""
+"""Seconds of a point of the history, and points of it: five minutes, one point for some tens of rounds."""
 
 Row = dict[str, Any]
 SHOWN = ("request", "length", "accepted", "rejected", "drafted", "stood", "resting")
-"""What the page is told of a row."""
+"""What the page receives of a row."""
 
 
 class Live(Observer):

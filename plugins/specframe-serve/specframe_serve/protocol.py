@@ -34,7 +34,7 @@ MOST_TOKENS = 16
 
 Text = Annotated[str, Field(min_length=1)]
 Usage = Literal["none", "last", "each"]
-"""Which chunks of a stream tell the numbers of tokens."""
+"""Which chunks of a stream report the numbers of tokens."""
 
 
 class Body(BaseModel):
@@ -55,7 +55,7 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """With ``include_usage``: whether every chunk tells the numbers of tokens so far, as in vLLM."""
+    """With ``include_usage``: whether every chunk reports the numbers of tokens so far, as in vLLM."""
     include_obfuscation: bool = False
 
 
@@ -84,7 +84,7 @@ class CompletionOptions(Body):
     return_token_ids: bool = False
     """Whether choices hold ``token_ids``."""
 
-    # accepted and not used: they tell who asks, how the answer is billed and kept, or what is likely to be in it
+    # accepted and not used: they say who asks, how the answer is billed and kept, or what is likely to be in it
     user: Any = None
     safety_identifier: Any = None
     service_tier: Any = None
@@ -149,7 +149,7 @@ class CompletionOptions(Body):
 
     @property
     def usage(self) -> Usage:
-        """Which chunks of a stream tell the numbers of tokens."""
+        """Which chunks of a stream report the numbers of tokens."""
         options = self.stream_options
         if not options.include_usage:
             return "none"
@@ -177,7 +177,7 @@ class Completion(CompletionOptions):
         return super().sampling()
 
     def top(self) -> int | None:
-        """Return the number of most likely tokens told."""
+        """Return the number of most likely tokens reported."""
         return self.logprobs
 
     @property
@@ -202,7 +202,7 @@ class ChatCompletion(CompletionOptions):
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
     def top(self) -> int | None:
-        """Return the number of most likely tokens told."""
+        """Return the number of most likely tokens reported."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property

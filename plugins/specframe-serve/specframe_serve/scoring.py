@@ -12,7 +12,7 @@ PIECE = 256
 """Places whose logits are turned into float32 log-probabilities at once: those of a large vocabulary take 150 MB."""
 
 Scores = tuple[list[float | None], list[dict[int, float] | None]]
-"""The log-probability of each token, and those of the most likely ones at its place; None for the first token."""
+"""The log-probability of each token, and those of the most likely ones at its place, or None for the first token."""
 
 
 @torch.inference_mode()

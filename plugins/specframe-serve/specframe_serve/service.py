@@ -79,7 +79,7 @@ class Service:
         pipe: the models and the strategies.
         tokens: length of the longest sequence that the caches have room for from the start; a longer one makes them grow.
         waiting: sequences that may wait for a row; more are refused.
-        observers: told about every round, in the service's thread.
+        observers: receive every round, in the service's thread.
         seed: what the streams of jobs without a seed follow from, or None if they are others in every service.
     """
 
@@ -307,7 +307,7 @@ class Service:
             self._send(Chunk(number, sample, "", [], result))
 
     def _drop(self, number: int, told: str | None = None) -> None:
-        """End a job's sequences and forget it; ``told``: the error that its client is told."""
+        """End a job's sequences and forget it; ``told`` is the error that its client receives."""
         if number not in self._jobs:
             return
         for sample in sorted(self._unfinished[number]):
@@ -326,7 +326,7 @@ class Service:
             self._refuse(number, error, "abort")
         engine, self._engine = self._engine, None
         if engine:
-            with contextlib.suppress(Exception, SystemExit):  # it has failed already, and who waited has been told
+            with contextlib.suppress(Exception, SystemExit):  # it has failed already, and clients have the error
                 engine.close()
 
     def _end(self) -> None:

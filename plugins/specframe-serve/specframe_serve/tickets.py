@@ -117,7 +117,7 @@ async def events(ticket: Ticket, answer: Answer, prompt_tokens: int, usage: str)
         ticket: the request under way.
         answer: the shape of its answer.
         prompt_tokens: the number of tokens read.
-        usage: "none", "last": a last chunk tells the numbers of tokens, or "each": every chunk tells those so far, too.
+        usage: "none", "last": a last chunk reports the numbers of tokens, or "each": every chunk reports those so far, too.
     """
     tokens = 0
     for opening in answer.opening(ticket.left):

@@ -1,4 +1,4 @@
-"""A head's own cache of keys and values, laid out as the run's alignment lays out every cache.
+"""A head's own cache of keys and values, with the layout that the run's alignment has for every cache.
 
 Tensor names carry their shape: B rows, T tokens, S slots.
 """
@@ -77,7 +77,7 @@ class HeadCache:
         self._cache, self._watch = run.open_cache(runner, capacity=run.capacity + block), run.watch
 
     def commit(self, batch: Batch, kept: Kept) -> None:
-        """Forget all tokens but those that stand."""
+        """Forget all tokens but the kept ones."""
         self._cache.commit(batch, kept)
 
     def place(self, batch: Batch, block: Block, drafts: bool = False) -> tuple[Placement, Write]:

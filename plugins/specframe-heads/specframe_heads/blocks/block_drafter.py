@@ -31,8 +31,8 @@ from specframe_heads.place_by_place import Step, at_once, drawn
 class DFlashDrafter(HeadDrafter):
     """Proposes the tokens of one pass over a block of masks, which reads the target's features: DFlash (arXiv 2602.06036).
 
-    The cache has keys and values of every token whose features are known: all of a row but its last. They are written when a
-    round's outcome is told, those of rejected tokens among them, which the next draft drops. The block's own are dropped, too.
+    The cache has keys and values of every token whose features are known: all of a row but its last. They are written when the
+    drafter receives a round's outcome, with those of rejected tokens, which the next draft drops. The block's own are dropped, too.
     A row has no further state, so rows that trade places and samples that start from one prompt need nothing of their own.
 
     Options:

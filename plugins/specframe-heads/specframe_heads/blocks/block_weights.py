@@ -42,7 +42,7 @@ class Facts:
     reach: BlockReach = BOTH_WAYS
     """The tokens that the block's queries see."""
     rank: int = 0
-    """Rank of the Markov head; 0: there is none."""
+    """Rank of the Markov head, or 0 if there is none."""
     kind: str = "vanilla"
     confident: bool = False
     """Whether there is a confidence head."""
@@ -228,7 +228,7 @@ def made(
 
 
 def own_embedding(checkpoint: Checkpoint, tensors: Tensors, target: Target, size: int) -> nn.Embedding:
-    """Return the checkpoint's embedding, or the target's, with whatever the target's does besides looking up."""
+    """Return the checkpoint's embedding, or the target's, with whatever else the target's does."""
     weight = tensors.get("embed_tokens.weight")
     if weight is None:
         target.embedding(str(checkpoint), size)

@@ -91,10 +91,10 @@ def confident(chances_BK: torch.Tensor, least: float) -> torch.Tensor:
 def scheduled(chances_BK: torch.Tensor, token_cost: float) -> torch.Tensor:
     """Return the slots of each row that are worth the target's time, (B,): DSpark's scheduler.
 
-    Slot j of a row stands with the chance a_j, the product of its chances up to j. Slots of all rows are admitted in falling
+    Slot j of a row is accepted with the chance a_j, the product of its chances up to j. Slots of all rows are admitted in falling
     order of a_j while the expected tokens per second, (B + sum of a) / (1 + token_cost * slots), do not fall. Admission ends for
-    good with the first slot that lowers the rate: a search beyond it would look at the chances of later slots, which depend on
-    the very tokens that are judged, and bias the output.
+    good with the first slot that lowers the rate: a search beyond it would look at the chances of later slots, which depend on the
+    very tokens that are verified, and bias the output.
 
     Args:
         chances_BK: predicted acceptance of each slot.

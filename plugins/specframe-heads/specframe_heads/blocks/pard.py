@@ -71,8 +71,8 @@ def model_for(folder: str, target: Target) -> PreTrainedModel:
 class Pard(HeadDrafter):
     """Proposes the tokens that a language model trained with masks predicts in one pass: PARD (arXiv 2504.18583).
 
-    Between rounds the cache has the tokens that stood when the last draft was made. A round feeds K + 1 of each row's last tokens,
-    as many as may be new, and the masks, so the shape is the same whatever was accepted. A token that was read before is
+    Between rounds the cache has the tokens that each row had when the last draft was made. A round feeds K + 1 of each row's last
+    tokens, as many as may be new, and the masks, so the shape is the same whatever was accepted. A token that was read before is
     written again in its own place.
 
     Options:
@@ -109,7 +109,7 @@ class Pard(HeadDrafter):
         self._row_map, self._read = RowMap(run.rows), np.zeros(run.rows, dtype=np.int64)
 
     def observe(self, outcome: Outcome) -> None:
-        """Read the prefill chunk that the target has read; all else is told by the next batch's lengths."""
+        """Read the prefill chunk that the target has read; all else follows from the next batch's lengths."""
         if outcome.acceptance is None:
             self._cache.read(outcome.batch)
 

@@ -30,12 +30,12 @@ LONGEST = 64
 
 
 class PEagleHead(EagleHead):
-    """An EAGLE-3 head with the pair that stands for what is not known.
+    """An EAGLE-3 head with the pair that is fed for unknown tokens.
 
     Args:
         head: the EAGLE-3 head.
         mask: the mask token.
-        hidden_11D: the hidden states beside it, which are fused as the target's are.
+        hidden_11D: the hidden states of that pair, which are fused as the target's are.
     """
 
     def __init__(self, head: EagleHead, mask: int, hidden_11D: torch.Tensor) -> None:

@@ -38,8 +38,8 @@ def check(
     """Check a head DRAFTER for a target: what its file says, what does not fit, and how much is accepted.
 
     Acceptance is measured as the file is read, and with its layer ids shifted by one in both directions: a wrong offset lowers
-    acceptance and is no error otherwise. The exit status is 2 where something does not fit, and 3 where too little was measured
-    to tell.
+    acceptance and is no error otherwise. The exit status is 2 where something does not fit, and 3 where too little was measured to
+    decide.
     """
     from transformers.utils.logging import disable_progress_bar
 

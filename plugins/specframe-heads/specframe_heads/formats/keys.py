@@ -1,7 +1,7 @@
 """The keys of a configuration: which are read, which say nothing of what a head computes, and which are known for one value alone.
 
 A key that changes what a head computes and is not read makes it draft worse, and raises no error. So keys of a value that is not
-known here are refused, and keys that nobody knows are told.
+known here are refused, and keys that nobody knows are reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Keys:
     read: frozenset[str] = frozenset()
     """Keys that are read, or that say nothing of what a head computes."""
     fixed: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
-    """Keys that change what a head computes, with the values that are implemented. null stands for a key that is left out."""
+    """Keys that change what a head computes, with the values that are implemented. null is the same as a key that is left out."""
     family: str = ""
     """The family of models whose configurations have the other keys; empty: there are no others."""
 

@@ -38,7 +38,7 @@ class Mtp(PairDrafter):
     With more draft tokens than layers the last layer is fed its own output.
 
     Options:
-        checkpoint: an alias, a directory or a hub id; none: the target's own checkpoint.
+        checkpoint: an alias, a directory or a hub id; by default the target's own checkpoint.
         shift: added to the number of the hidden state that the first layer is fed, at most 0.
         tree, branch, nodes, top: the shape of the draft, as for ``eagle``; several layers draft chains.
     """
@@ -102,7 +102,7 @@ class Mtp(PairDrafter):
         self._tails.follow(batch)
 
     def read(self, piece: FeatureChunk) -> None:
-        """Feed the pairs of a prompt, or of a piece of it, to every layer, in chunks."""
+        """Feed the pairs of a prompt, or of a prefill chunk, to every layer, in parts."""
         batch, width = piece.batch, piece.features_BTD.shape[1]
         views = [pairs_of(batch, 1 + depth) for depth in range(len(self._caches))]
         chunk = self.cache.tokens_at_once(views[0])
@@ -161,7 +161,7 @@ class Tails:
             self._last_RCD[: len(batch)] = self._prompt_RCD[: len(batch)]
 
     def read(self, batch: Batch, features_BTD: torch.Tensor) -> None:
-        """Take the last features of a prompt, or of a piece of it; a row of fewer tokens has others before its own."""
+        """Take the last features of a prompt, or of a prefill chunk; a row of fewer tokens has others before its own."""
         last_RCD, prompt_RCD = self._kept(features_BTD)
         self.follow(batch)
         both_BTD = torch.cat([last_RCD[: len(batch)], features_BTD], dim=1)

@@ -14,7 +14,7 @@ import attrs
 from specframe_heads.formats.format import Format, final
 
 PARTS = ("enorm", "hnorm", "eh_proj", "post_norm")
-"""The parts of a layer beside its block, as DeepSeek-V3 names all but the last."""
+"""The parts of a layer apart from its block, as DeepSeek-V3 names all but the last."""
 
 Read = Callable[[str, int], tuple[int | None, str] | None]
 """(name of a tensor, layers of the target) -> the MTP layer that it is of (None: all of them) and its name there, or None for of

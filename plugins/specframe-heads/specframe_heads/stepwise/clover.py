@@ -1,4 +1,4 @@
-"""Clover and Clover-2: one recurrent state takes up the draft's tokens (Xiao et al. 2024, arXiv 2405.00263 and 2408.00264)."""
+"""Clover and Clover-2: one recurrent state takes in the draft's tokens (Xiao et al. 2024, arXiv 2405.00263 and 2408.00264)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specframe_heads.stepwise.steps import Steps
 
 
 class Clover(Steps):
-    """State k takes up token k by the gate; head k is a residual block, then the target's language head.
+    """State k takes in token k by the gate; head k is a residual block, then the target's language head.
 
     The embedding of a token is its row of the language head, at length 1.
 
@@ -37,7 +37,7 @@ class Clover(Steps):
 
 
 class Clover2(Steps):
-    """The first state has scheduled the last token already; each further one takes up a token of the draft by the gate.
+    """The first state has the last token already; each further one takes in a token of the draft by the gate.
 
     Args:
         size: of a state.

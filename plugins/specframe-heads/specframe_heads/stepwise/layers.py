@@ -22,7 +22,7 @@ class HeadLayers(Backbone):
     Args:
         config: theirs; its vocabulary is the target's.
         norm: whether a norm follows the last layer.
-        enter: whether each feature takes up the token after it by a gate first, as in Clover-2.
+        enter: whether each feature takes in the token after it by a gate first, as in Clover-2.
     """
 
     def __init__(self, config: PreTrainedConfig, norm: bool, enter: bool = False) -> None:

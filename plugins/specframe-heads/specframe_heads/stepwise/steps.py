@@ -22,7 +22,7 @@ class Steps(torch.nn.Module):
         """Return the logits (B, N, V) of the tokens after these nodes, and the nodes' states.
 
         Args:
-            place: the depth of the nodes; 0: a row's last token, the only node of its depth.
+            place: the depth of the nodes, 0 for a row's last token, the only node of its depth.
             states_BND: the states of the nodes' parents, with ``N`` = 1 if they are the same for all; at place 0 the feature.
             tokens_BN: the tokens of the nodes.
         """

@@ -18,7 +18,7 @@ from specframe_heads.training.learner import WRITTEN, Learner, mean, soft_cross_
 from specframe_heads.training.training_batches import Lesson
 
 DECAY, FEATURES = 0.7, 10.0
-"""The weight of each place, times that of the place before, and that of the features beside the tokens: the paper's."""
+"""The weight of each place, times that of the place before, and that of the features against the tokens: the paper's."""
 LAYERS = 2
 """Transformer layers before the steps: the paper's."""
 

@@ -19,7 +19,7 @@ from specframe import Pipeline
 from specframe.errors import OptionError
 
 PART = 256
-"""Prompts of a part: at most so many are decoded again after an interruption."""
+"""Prompts of a part: at most these are decoded again after an interruption."""
 
 
 @attrs.frozen

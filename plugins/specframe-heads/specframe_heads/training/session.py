@@ -25,9 +25,9 @@ from specframe_heads.training.training_loop import CHECKPOINT, TrainingPlan, beg
 TRAINING = "training"
 """The folder of a training, inside the head's."""
 FIGURES = "figures.json"
-"""The file of the figures, beside the head's."""
+"""The file of the figures, in the folder of the head's."""
 HELD_OUT = 20
-"""One text in so many is held out, where no others are given."""
+"""Every how many texts one is held out, where no others are given."""
 
 
 @attrs.frozen
@@ -63,7 +63,7 @@ class Figures:
     length: float
     """Mean acceptance length, the bonus token included."""
     agreement: list[float]
-    """The share of drafts of which so many tokens were accepted, by place."""
+    """The share of drafts accepted up to each place."""
 
 
 class Session:

@@ -16,7 +16,7 @@ from specframe_heads.training.training_batches import Reader, drawn
 CHECKPOINT = "checkpoint.pt"
 """The file with all that a training needs to go on."""
 KEPT_EVERY = 100
-"""Steps between checkpoints: at most so many are done again after an interruption."""
+"""Steps between checkpoints: at most these are done again after an interruption."""
 
 
 @attrs.frozen
@@ -25,7 +25,7 @@ class TrainingPlan:
 
     steps: int
     tokens: int
-    """Tokens of a step, about: texts of one step are of similar length, and so many that they have this many."""
+    """Tokens of a step, about: its texts are of similar length, and have this many together."""
     rate: float = 2e-3
     seed: int = 0
     bf16: bool = False
@@ -52,7 +52,7 @@ def train(
         texts: to train on.
         plan: how much, and how fast.
         work: the folder of the checkpoint.
-        told: is told of every step.
+        told: called after every step.
     """
     ordered = sorted(texts, key=lambda text: len(text.ids))
     reader, optimizers = Reader(learner.target.model, learner.layers), Optimizers(learner, plan.rate, plan.steps)

@@ -76,7 +76,7 @@ CLOCKS = ("wall", "passes")
     is_flag=True,
     help="Time plain decoding by generate of transformers, too, at each batch size.",
 )
-@click.option("--sort", is_flag=True, help="Take up short prompts first.")
+@click.option("--sort", is_flag=True, help="Schedule short prompts first.")
 @click.option(
     *names("--output"),
     metavar="FOLDER",

@@ -56,7 +56,7 @@ TEMPERATURE = click.option(
     type=Number(0),
     default=0.0,
     show_default=True,
-    help=f"Draw tokens at this temperature, by --accept {COMPARABLE_RULE} where that is auto; 0: greedy decoding.",
+    help=f"Draw tokens at this temperature, by --accept {COMPARABLE_RULE} where that is auto; 0 is greedy decoding.",
 )
 
 

@@ -1,4 +1,4 @@
-"""Which combinations of a grid are left out: each reason is told once."""
+"""Which combinations of a grid are left out: each reason is printed once."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def reads_views(attention: Traits, backend: Traits) -> bool:
 
 
 def readable(kind: str, asked: tuple[str, ...]) -> list[tuple[Entry, Traits]]:
-    """Return the entries of a kind whose classes tell all traits ``asked``; name other entries on standard error."""
+    """Return the entries of a kind whose classes have all traits ``asked``; name other entries on standard error."""
     found = []
     for entry in registry().of(kind):
         try:
@@ -45,7 +45,7 @@ def readable(kind: str, asked: tuple[str, ...]) -> list[tuple[Entry, Traits]]:
             click.echo(f"specframe: {entry} is left out: {fault}", err=True)
             continue
         if missing := [name for name in asked if getattr(traits, name) is None]:
-            why = f"its class does not tell its {' and its '.join(missing)}"
+            why = f"its class does not say its {' and its '.join(missing)}"
             click.echo(f"specframe: {entry} is left out: {why}", err=True)
         else:
             found.append((entry, traits))

@@ -105,7 +105,7 @@ def speed_of(
     measured: str | None,
     context: int,
 ) -> Speed:
-    """Return the speed of so many rows and drafted tokens: as it was measured, or modelled."""
+    """Return the speed by rows and drafted tokens: as it was measured, or modelled."""
     from specframe_lab.planning.candidates import measured_speeds
 
     if measured is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     *names("--measure"),
     metavar="FILE",
     type=File(),
-    help="Write the profile of --device to a file, measured with --dtype, float32 unless told otherwise; predict nothing.",
+    help="Write the profile of --device to a file, measured with --dtype, by default float32; predict nothing.",
 )
 @click.option(
     "--device",

@@ -93,10 +93,9 @@ def reproduce(
 
     The paper is Batch Speculative Decoding Done Right (arXiv 2510.22876).
     Parts: match (table 1), speed (table 2, overhead, throughput, latency), uniform and random (grouping of EXSPEC), bursty
-    (the tail when prompts arrive in bursts, in passes of the target), and arrivals where --arrivals is given. The folder
-    then holds results.jsonl (a line per run), reproduction.html and reproduction.md (the tables, beside what is published;
-    the first is one page that needs no network) and figures as SVG and PNG. What was interrupted goes on when the same
-    command is given again.
+    (the tail when prompts arrive in bursts, in passes of the target), and arrivals where --arrivals is given. The folder then holds
+    results.jsonl (a line per run), reproduction.html and reproduction.md (the tables, with what is published; the first is one page
+    that needs no network) and figures as SVG and PNG. What was interrupted goes on when the same command is given again.
 
     Without --prompts the built-in starts of Python code are measured; the published figures are of SpecBench's questions.
 

@@ -17,7 +17,7 @@ from specframe.models.local import CONFIG, on_disk, require_model_folder
 
 @click.command()
 @click.argument("name")
-@click.option("--trace", "traces", is_flag=True, help="Also tell whether its forward can be traced.")
+@click.option("--trace", "traces", is_flag=True, help="Also say whether its forward can be traced.")
 def show(name: str, traces: bool) -> None:
     """Show a model's location, its paired models, and its sizes if it is on disk."""
     location, known = resolve(name), known_aliases()
@@ -33,7 +33,7 @@ def show(name: str, traces: bool) -> None:
 
 
 def forward(location: str) -> dict[str, str]:
-    """Return whether a model's forward can be traced, told of a model without weights; empty if its files cannot be read."""
+    """Return whether a model's forward can be traced, found without weights, or nothing if its files cannot be read."""
     import torch
     from specframe_std.layers.traced_forward import trace
     from transformers import AutoConfig, AutoModelForCausalLM

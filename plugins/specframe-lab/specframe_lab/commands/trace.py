@@ -54,7 +54,7 @@ def trace(
 ) -> None:
     """Show what happens in the KV cache: a page that steps through the rounds of one small batch.
 
-    Where options have several values, the page shows all combinations beside each other, on the same prompts. It needs
+    Where options have several values, the page shows all combinations next to each other, on the same prompts. It needs
     no network. Without prompts, some starts of Python code are decoded, one batch of them.
 
     Exits with status 1 when a combination could not be recorded; the page shows the others.
@@ -158,7 +158,7 @@ def facts(
     }
     same = {option.replace("_", " "): str(value) for option, value in known.items() if option not in differing}
     trees = {scheme.tree for scheme in schemes}
-    if trees != {""}:  # of a tree it is the depth: the panels of trees tell their nodes and depth
+    if trees != {""}:  # of a tree it is the depth: the panels of trees show their nodes and depth
         length = same.pop("draft length", None)
         same |= {"draft trees": trees.pop()} if len(trees) == 1 else {}
         same |= {"draft length of chains": length} if "" in trees and length else {}

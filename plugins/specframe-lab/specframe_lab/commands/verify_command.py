@@ -64,7 +64,7 @@ def verify(
     """Compare combinations with the reference decoder, token for token.
 
     Where options have several values, all combinations are verified. A divergence is a tie when rounding in the model's
-    dtype explains it, judged by the target's logits in float64, and a bug otherwise. With a temperature the reference is
+    dtype explains it, by the target's logits in float64, and a bug otherwise. With a temperature the reference is
     plain sampling at the same seed, and the acceptance rule has to be gumbel: what other rules draw depends on the draft.
     With --bitwise there are no ties: every divergence is a bug.
 

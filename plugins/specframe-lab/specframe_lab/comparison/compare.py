@@ -64,7 +64,7 @@ class ComparisonSettings:
     max_prompt_tokens: int | None = None
     """Most tokens of a prompt; longer prompts are cut. None: a prompt that does not fit fails."""
     temperature: float = 0.0
-    """Temperature of sampling; 0: greedy decoding."""
+    """Temperature of sampling, or 0 for greedy decoding."""
     max_concurrency: int | None = None
     """Most requests in flight, or None if each is sent when it arrives."""
     clock: str | None = None
@@ -75,9 +75,9 @@ class ComparisonSettings:
     turns: Sequence[int] = ()
     """The turn of each prompt, or none if no prompt is a later turn of a chat."""
     transformers: bool = False
-    """Whether transformers decodes plainly beside each size of plain decoding."""
+    """Whether transformers decodes plainly, too, at each size of plain decoding."""
     about_prompts: str = ""
-    """What the report tells of a benchmark set, or "" if the prompts have no name."""
+    """What the report says of a benchmark set, or "" if the prompts have no name."""
 
     @property
     def sampling(self) -> Sampling:
@@ -327,8 +327,8 @@ def transformed(step: ComparisonStep, settings: ComparisonSettings, loaded: Load
 def short_run(pipe: Pipeline, prompts: Sequence[Prompt], rows: int, new: int) -> tuple[Sequence[Prompt], int]:
     """Return one batch of prompts, and how many new tokens each gets in a warm-up run.
 
-    Where a device records forwards, recordings are of caches as large as the run's, and of the lengths that rows come to. So the
-    longest prompt is one of the batch there, and all tokens are generated.
+    Captured graphs are of caches as large as the run's, and of the lengths that rows come to. So the longest prompt is one of the
+    batch on a device with graphs, and all tokens are generated.
     """
     if kinds.of(pipe.device).recording is None or pipe.recipe.graphs == "off":
         return prompts[:rows], min(WARM_UP_TOKENS, new)
@@ -346,5 +346,5 @@ def calibration(policy: BudgetPolicy) -> list[list[float]] | None:
 
 
 def digest(value: Any) -> str:
-    """Return a short text that tells one value from another."""
+    """Return a short text that distinguishes values."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

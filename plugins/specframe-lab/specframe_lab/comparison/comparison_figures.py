@@ -164,7 +164,7 @@ MEMORY = ("scheme", "batch_size", "bytes", "median", "low", "high", "repeats")
 
 
 def device_bytes(comparison: Comparison) -> list[tuple[Any, ...]]:
-    """Return the spread of the most bytes of the device in use, where the device tells them."""
+    """Return the spread of the most bytes of the device in use, where the device reports them."""
     rows = by_cell(
         comparison, lambda line: line.get("peak_device_bytes") or math.nan
     )  # none in results of older versions
@@ -338,7 +338,7 @@ def stage_shares(comparison: Comparison) -> list[tuple[Any, ...]]:
 
 
 def by_position(comparison: Comparison) -> list[tuple[Any, ...]]:
-    """Return how often the draft token in each place stood, counted over all repeats."""
+    """Return how often the draft token in each place was accepted, counted over all repeats."""
     rows = []
     for case in comparison.timed:
         drafted, accepted = (total(comparison, case, f"{which}_by_position") for which in ("drafted", "accepted"))
@@ -348,7 +348,7 @@ def by_position(comparison: Comparison) -> list[tuple[Any, ...]]:
 
 
 def conditional(comparison: Comparison) -> list[tuple[Any, ...]]:
-    """Return how often the draft token in each place stood where all before it did, counted over all repeats."""
+    """Return how often the draft token in each place was accepted where all before it were, counted over all repeats."""
     rows = []
     for case in comparison.timed:
         reached, accepted = (total(comparison, case, f"{which}_by_position") for which in ("reached", "accepted"))
@@ -358,7 +358,7 @@ def conditional(comparison: Comparison) -> list[tuple[Any, ...]]:
 
 
 def calibration(comparison: Comparison) -> list[tuple[Any, ...]]:
-    """Return mean predicted probability, share that stood and count of draft tokens, by bins, of policies with a calibration."""
+    """Return mean predicted probability, accepted share and count of draft tokens, by bins, of policies with a calibration."""
     rows = []
     for case in comparison.timed:
         bins = [np.array(line["calibration"]) for line in comparison.runs(case).values() if line.get("calibration")]
@@ -369,7 +369,7 @@ def calibration(comparison: Comparison) -> list[tuple[Any, ...]]:
 
 
 def by_branch(comparison: Comparison) -> list[tuple[Any, ...]]:
-    """Return how often each branch of trees was reached and stood, counted over all repeats; chains have none."""
+    """Return how often each branch of trees was reached and accepted, counted over all repeats; chains have none."""
     rows = []
     for case in comparison.timed:
         counts: dict[tuple[int, int], list[int]] = {}
@@ -389,7 +389,7 @@ def total(comparison: Comparison, case: Case, name: str) -> list[int]:
 
 
 def histogram(comparison: Comparison) -> list[tuple[Any, ...]]:
-    """Return in how many rounds of a sequence each number of draft tokens stood, over all repeats."""
+    """Return in how many rounds of a sequence each number of draft tokens was accepted, over all repeats."""
     rows = []
     for case in comparison.timed:
         counts: dict[int, int] = {}
@@ -433,7 +433,7 @@ MICRO, MACRO = "all, by rounds (micro)", "all, by categories (macro)"
 
 
 def by_category(comparison: Comparison) -> list[tuple[Any, ...]]:
-    """Return tokens per round by the category and the turn of prompts, over all repeats, then the means over all; none without."""
+    """Return tokens per round by the category and the turn of prompts, over all repeats, then the means over all, if any."""
     groups: dict[tuple[str, int], list[int]] = {}
     for index, one in enumerate(comparison.about.get("categories", ())):
         groups.setdefault(("none", 1) if one is None else tuple(one), []).append(index)
@@ -531,7 +531,7 @@ def equality(comparison: Comparison) -> list[tuple[Any, ...]]:
 
 
 def lossless(comparison: Comparison, case: Case) -> bool:
-    """Return whether a case's strategies promise the target's own output."""
+    """Return whether a case's strategies are declared lossless."""
     return all(line["lossless"] for line in comparison.runs(case).values())
 
 

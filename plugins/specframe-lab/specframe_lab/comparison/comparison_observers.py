@@ -12,7 +12,7 @@ from specframe_lab.comparison.oracle import READING
 
 
 class Positions(Observer):
-    """Counts drafted and accepted tokens for every place in the draft, and the drafts whose tokens before it all stood."""
+    """Counts drafted and accepted tokens for every place in the draft, and the drafts whose tokens before it were all accepted."""
 
     drafted = accepted = reached = np.zeros(0, dtype=np.int64)
 
@@ -34,9 +34,9 @@ class Positions(Observer):
 
 
 class Branches(Observer):
-    """Counts, for every depth and branch of trees, the rows whose accepted path reached it, and those where it stood.
+    """Counts, for every depth and branch of trees, the rows whose accepted path reached it, and those where it was accepted.
 
-    Branch r of a depth is the r-th child, from 0, of the node that stood above. A path reaches it where that node has such a child,
+    Branch r of a depth is the r-th child, from 0, of the accepted node above. A path reaches it where that node has such a child,
     within the row's limit.
     """
 
@@ -69,7 +69,7 @@ class Branches(Observer):
                 count[1] += child == node
 
     def lines(self) -> list[list[int]]:
-        """Return depth, branch from 1, rows that reached it and rows where it stood."""
+        """Return depth, branch from 1, rows that reached it and rows where it was accepted."""
         return [[depth, rank + 1, *count] for (depth, rank), count in sorted(self.counts.items())]
 
 

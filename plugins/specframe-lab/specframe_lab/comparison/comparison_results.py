@@ -62,7 +62,7 @@ class Folder:
 
     Args:
         path: the folder, made when it is not there.
-        about: what was asked for: ``settings``, ``environment`` and ``cells`` tell one comparison from another.
+        about: what was asked for: ``settings``, ``environment`` and ``cells`` distinguish comparisons.
         begin: called before a comparison that is not there yet is begun; when it raises, nothing is written.
     """
 

@@ -322,7 +322,7 @@ def rest(comparison: Comparison) -> list[Table]:
             "memory",
             "Tokens per second against memory",
             "tokens/s",
-            "Tokens per second over the most bytes in use: of the target's device where it tells them, else of all caches. A line "
+            "Tokens per second over the most bytes in use: of the target's device where known, else of all caches. A line "
             "goes through a scheme's batch sizes: up is faster, left is smaller.",
             f.MEMORY,
             f.memory(comparison),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 DIGITS, FEWEST = 3, 2
-"""Digits that count of a column's largest number, and of its smallest: three tell apart what repeats of a run tell apart."""
+"""Digits that count of a column's largest number, and of its smallest: three distinguish what repeats of a run distinguish."""
 MORE = 3
 """Decimals that the smallest number may add to those of the largest: beyond that it reads as 0."""
 
@@ -39,7 +39,7 @@ def fractions(value: Any) -> Iterator[float]:
 
 
 def decimals_of(values: Iterable[float]) -> int:
-    """Return the decimals for numbers that are read beside each other."""
+    """Return the decimals for numbers that are read together."""
     sizes = [abs(value) for value in values if value]
     if not sizes:
         return 0

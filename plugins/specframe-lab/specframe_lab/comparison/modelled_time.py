@@ -59,7 +59,7 @@ def modelled_seconds(
 
 
 def run_seconds(cell: Cell, settings: ComparisonSettings, pair: Pair, profile: DeviceProfile, new: int) -> float:
-    """Return the seconds in which all rows of a batch gain so many tokens, and all prompts are read."""
+    """Return the seconds in which all rows of a batch gain ``new`` tokens, and all prompts are read."""
     rows = min(cell["batch_size"], len(settings.prompts))
     prompt = max(1, sum(characters(one) for one in settings.prompts) // CHARACTERS // len(settings.prompts))
     context = prompt + settings.max_new_tokens // 2

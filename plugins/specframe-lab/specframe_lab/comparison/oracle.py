@@ -1,8 +1,8 @@
-"""The oracle bound: how fast a run could have been, had it known beforehand how many draft tokens of each round stand.
+"""The oracle bound: how fast a run could have been, had it known beforehand how many draft tokens of each round are accepted.
 
-After SpecDecode-Bench (arXiv 2601.11580). A row whose next tokens a drafter proposed rightly can be given as many of them as stood,
-and no wrong one: a round then costs what a round of that run took for a row, and for each draft token what one took there. The
-bound of all schemes takes at every token the scheme that comes to the end soonest.
+After SpecDecode-Bench (arXiv 2601.11580). A row whose next tokens a drafter proposed rightly can be given as many of them as were
+accepted, and no wrong one: a round then costs what a round of that run took for a row, and for each draft token what one took
+there. The bound of all schemes takes at every token the scheme that comes to the end soonest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specframe_lab.comparison.comparison_results import Comparison, Line
 from specframe_lab.comparison.schemes import Case
 
 Round = Sequence[int]
-"""Tokens of a continuation before the round, draft tokens of it, and those of them that stood. A round that read prompts has
+"""Tokens of a continuation before the round, its draft tokens, and the accepted ones. A prefill has
 :data:`READING` draft tokens, and last the tokens that the row gained."""
 ORACLE = ("scheme", "batch_size", "tokens_per_second", "bound", "times", "over_plain")
 READING, FREE = -1, -1

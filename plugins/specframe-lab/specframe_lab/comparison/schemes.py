@@ -48,7 +48,7 @@ NAMED = ("align", "verify", "executor")
 """Options of which "auto" is one strategy, whatever else is asked for."""
 
 SETTING = ("target", "device", "dtype", "seed", "bitwise", "load_options", "memory")
-"""Options that a scheme has in common with its plain decoding, besides the batch size."""
+"""Options that a scheme has in common with its plain decoding, apart from the batch size."""
 
 
 @attrs.frozen
@@ -178,7 +178,7 @@ def value_name(option: str, value: Any) -> str:
 
 
 def brief_names(cells: list[Cell], named: Iterable[str]) -> Names:
-    """Return short names: models without their folder, strategies without the settings that do not tell them apart."""
+    """Return short names: models without their folder, strategies without the settings that do not distinguish them."""
     names: Names = {}
     for option in named:
         given = {cell[option] for cell in cells if isinstance(cell.get(option), str)}

@@ -205,11 +205,9 @@ def failures(comparison: Comparison) -> list[str]:
 
 
 def fastest(tables: dict[str, Table]) -> tuple[tuple[Any, ...] | None, bool]:
-    """Return the row of the fastest scheme of those whose output is plain decoding's own, or promises to be, and whether it surely
-    is faster than plain decoding.
-
-    Of those that surely are it is the one with the highest lower bound: the highest median of several noisy ones would often be
-    chance.
+    """Return the row of the fastest scheme whose output is plain decoding's own, or declared so, and whether it surely is faster
+    than plain decoding. Of schemes that surely are it is the one with the highest lower bound: the highest median of several noisy
+    ones would often be chance.
     """
     equal = {row[:2]: row for row in tables["equality"].rows}
     rows = [row for row in tables["speed_up"].rows if row[:2] in equal]
@@ -224,7 +222,7 @@ def headline(tables: dict[str, Table]) -> str:
     """Return which scheme was the fastest, by how much, and how surely."""
     best, sure = fastest(tables)
     if best is None:
-        return "Nothing was measured beside plain decoding that can be compared with it token for token."
+        return "Nothing but plain decoding was measured that can be compared with it token for token."
     scheme, size, median, low, high, repeats = best
     sequences, exact = next(row[2:4] for row in tables["equality"].rows if row[:2] == best[:2])
     if sure or (repeats == 1 and median >= 1):
@@ -242,7 +240,7 @@ def headline(tables: dict[str, Table]) -> str:
 def bounds(low: float, high: float, repeats: int) -> str:
     """Return how sure a ratio is."""
     if repeats == 1:
-        return " (one run, which tells nothing of how sure that is)"
+        return " (one run, which says nothing of how sure that is)"
     return f" ({CONFIDENCE} confidence: {low:.2f} to {high:.2f}, {repeats} repeats)"
 
 

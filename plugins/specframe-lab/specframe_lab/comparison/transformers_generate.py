@@ -1,4 +1,4 @@
-"""Plain decoding by ``generate`` of transformers, beside which schemes are compared where that is asked for."""
+"""Plain decoding by ``generate`` of transformers, with which schemes are compared where that is asked for."""
 
 from __future__ import annotations
 

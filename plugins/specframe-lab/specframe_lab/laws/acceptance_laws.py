@@ -40,7 +40,7 @@ class AcceptanceLaw:
     prompts: int
 
     def law(self, names: Sequence[str], use: Callable[[TableDraft], bool] = lambda draft: True) -> Law | None:
-        """Return the law by some quantities of those drafts that are used, or None if these drafts do not tell it."""
+        """Return the law by some quantities of those drafts that are used, or None if these drafts do not determine it."""
         chosen = [place for place, draft in enumerate(self.drafts) if use(draft)]
         if not chosen:
             return None

@@ -115,7 +115,7 @@ def refitted(law: Law, logs_RN: np.ndarray) -> Law:
 
 
 def predicted(law: Law, batch_size: int) -> float:
-    """Return the draft length that a law gives for a batch size; 0 where it is below a half, which is nearer to no draft."""
+    """Return the draft length that a law gives for a batch size, or 0 if it is below a half, which is nearer to no draft."""
     length = float(np.exp(law.at(batch_size)))
     return length if length >= 0.5 else 0.0
 

@@ -15,7 +15,7 @@ from specframe_lab.prediction.predict import Prediction, acceptance_rate, predic
 from specframe_lab.prediction.profiles import DeviceProfile
 
 LONGEST = 32
-"""Draft lengths that are looked at: the most. Where drafting pays at all, the best is far below it unless nearly all stands."""
+"""The most draft lengths that are looked at. Where drafting pays at all, the best is far below it unless nearly all is accepted."""
 
 
 @attrs.frozen
@@ -28,7 +28,7 @@ class DraftChoice:
     acceptance: float
     """Acceptance length at the draft length of the fit, by the law."""
     draft_length: int
-    """The best; 0: plain decoding is faster than every draft."""
+    """The best, or 0 if plain decoding is faster than every draft."""
     tokens_per_second: float
     speed: float
     """As many times the speed of plain decoding."""
@@ -62,7 +62,7 @@ def choose_drafts(
         context: tokens of a row in the cache.
 
     Raises:
-        OptionError: the drafts do not tell the law by tokens and layers.
+        OptionError: the drafts do not determine the law by tokens and layers.
     """
     law = acceptance.barrier
     if law is None:

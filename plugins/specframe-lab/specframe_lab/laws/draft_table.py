@@ -1,4 +1,4 @@
-"""The table that tells how a family of drafts was trained: tokens and layers of each."""
+"""The table of how a family of drafts was trained: tokens and layers of each."""
 
 from __future__ import annotations
 

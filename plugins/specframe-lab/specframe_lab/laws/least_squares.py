@@ -63,7 +63,7 @@ def design(x_NM: np.ndarray) -> np.ndarray:
 
 
 def fit(names: Sequence[str], x_NM: np.ndarray, y_N: np.ndarray, y_RN: np.ndarray) -> Law | None:
-    """Return the law of least squares, or None if the points do not tell all coefficients.
+    """Return the law of least squares, or None if the points do not determine all coefficients.
 
     Args:
         names: of the quantities.

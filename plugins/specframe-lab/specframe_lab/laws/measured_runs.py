@@ -34,13 +34,13 @@ class MeasuredRun:
     """What drafts and how rows are kept together, apart from draft length and batch size."""
     drafter: str
     draft_length: int
-    """Tokens drafted in a round; 0: plain decoding."""
+    """Tokens drafted in a round, or 0 for plain decoding."""
     batch_size: int
     repeat: int
     steps_P: np.ndarray
     """Rounds with a draft, of each prompt."""
     accepted_P: np.ndarray
-    """Draft tokens that stood, of each prompt."""
+    """Accepted draft tokens of each prompt."""
     speed: float | None
     """Tokens per second, or None if the results have no times."""
 

@@ -1,4 +1,4 @@
-"""Constants of the laws as they were published, to be seen beside fitted ones."""
+"""Constants of the laws as they were published, to be compared with fitted ones."""
 
 from __future__ import annotations
 

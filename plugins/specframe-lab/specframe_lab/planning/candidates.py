@@ -1,4 +1,4 @@
-"""The ways in which a pair can be decoded: the bytes of each, by a dry run, and its tokens per second, modelled or measured."""
+"""The ways in which a pair can be decoded: their bytes, by memory profiling, and tokens per second, modelled or measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNEE = 0.96
 """The share of the greatest speed that the knee keeps: that of SpecMemo (arXiv 2506.01986)."""
 
 Speed = Callable[[int, int], float | None]
-"""Returns the tokens per second of so many rows that draft so many tokens each round, 0: none, or None if it is not known."""
+"""Returns the tokens per second of a number of rows that draft a number of tokens each round, or None if it is not known."""
 
 
 @attrs.frozen
@@ -30,7 +30,7 @@ class Candidate:
 
     batch_size: int
     draft_length: int
-    """The draft length that is asked for; 0: there is no drafter."""
+    """The draft length that is asked for, or 0 without a drafter."""
     total: int
     """Bytes that a run takes at most."""
     kv_bytes: int
@@ -39,7 +39,7 @@ class Candidate:
 
     @classmethod
     def of(cls, step: Fallback, length: int, speed: float) -> Candidate:
-        """Return a step of the ladder with the draft length that asks for it, and its speed."""
+        """Return a fallback configuration with the draft length that asks for it, and its speed."""
         found = step.footprint
         return cls(step.rows, length, found.total, found.kv_bytes, found.parts, speed)
 
@@ -112,7 +112,7 @@ def candidates(
     """Yield a candidate for each batch size and draft length whose speed is known, and for plain decoding at each batch size.
 
     Args:
-        ladder: tells what each takes.
+        ladder: the fallback configurations, with what each takes.
         load: the sequences, whatever their rows.
         batch_sizes: rows decoded together.
         draft_lengths: those that are asked for.

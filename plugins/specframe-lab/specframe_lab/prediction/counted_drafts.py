@@ -28,8 +28,8 @@ third drafts as every later one does."""
 class CountedDrafts:
     """Whatever drafts, counted as it is: heads, parts of the target, trees, several drafters in turn.
 
-    One row is decoded. What each row reads and computes grows with the rows, and weights are read once for all of them. No
-    drafted token stands where there are no numbers, so that one new token a row is fed before the first drafted one.
+    One row is decoded. What each row reads and computes grows with the rows, and weights are read once for all of them. No drafted
+    token is accepted where there are no numbers, so that one new token a row is fed before the first drafted one.
 
     Args:
         recipe: the options of a run, with names of the target and the drafter.
@@ -78,7 +78,7 @@ class CountedDrafts:
 
 
 class Counter(Observer):
-    """Counts the products of drafts, while it is told to."""
+    """Counts the products of drafts, while it is switched on."""
 
     def __init__(self) -> None:
         self.counts = False

@@ -25,7 +25,7 @@ EXPERTS = torch.ops.aten._grouped_mm.default
 
 @attrs.define
 class ModelPart:
-    """The products of all forwards that were fed so many tokens of one row."""
+    """The products of all forwards that were fed one number of tokens of one row."""
 
     weights: int = 0
     weight_bytes: int = 0
@@ -34,10 +34,10 @@ class ModelPart:
     others: int = 0
     """Bytes of keys and values that were read, and of results, which are those of each row."""
     experts: list[tuple[int, torch.Tensor]] = attrs.Factory(list)
-    """The times that tokens of a row have taken an expert, beside the weights of all of them, (E, ...)."""
+    """The times that tokens of a row have taken an expert, with the weights of all of them, (E, ...)."""
 
     def load(self, tokens: int, rows: int) -> Load:
-        """Return what that is of so many rows. Experts are read that one of the tokens takes, as if they chose at random."""
+        """Return the same of ``rows`` rows. Experts are read that one of the tokens takes, as if they chose at random."""
         weights, weight_bytes = float(self.weights), float(self.weight_bytes)
         for times, matrices in self.experts:
             taken = 1 - (1 - 1 / len(matrices)) ** (times * rows)
@@ -58,7 +58,7 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call an operator, piece by piece if it is made of others, and count its products."""
+        """Call an operator, part by part if it is made of others, and count its products."""
         kwargs = kwargs or {}
         if func is ATTENTION and (made := attended(*args, **kwargs)) is not None:
             query, key, value = args[:3]
@@ -88,5 +88,5 @@ class Products(TorchDispatchMode):
         return self.parts.setdefault(self._tokens, ModelPart())
 
     def loads(self, rows: int) -> list[Load]:
-        """Return what was counted, for so many rows."""
+        """Return what was counted, for ``rows`` rows."""
         return [part.load(tokens, rows) for tokens, part in self.parts.items()]

@@ -16,7 +16,7 @@ from specframe_lab.prediction.model_costs import ModelCosts
 from specframe_lab.prediction.profiles import DeviceProfile
 
 COUNTS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-"""The figures of a run that tell how many of its draft tokens were accepted."""
+"""The figures of a run that say how many of its draft tokens were accepted."""
 
 
 @attrs.frozen
@@ -115,14 +115,14 @@ def read_acceptance(given: str) -> float:
 
 
 def count(run: Any, name: str) -> int:
-    """Return a figure of a run; 0 where it has none."""
+    """Return a figure of a run, or 0 if it has none."""
     figures = run.get("figures") if isinstance(run, Mapping) else None
     value = figures.get(name) if isinstance(figures, Mapping) else None
     return value if isinstance(value, int) else 0
 
 
 def acceptance_rate(length: float, gained: float) -> float:
-    """Return the chance of acceptance by which rounds of a draft length gain so many tokens, by bisection."""
+    """Return the chance of acceptance by which rounds of a draft length gain ``gained`` tokens, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -21,12 +21,12 @@ from specframe.value_checks import number, whole
 from specframe_lab.prediction.forward_times import Load
 
 GPU_LAYER = 170e-6
-"""Seconds that a decoder layer of transformers takes on a GPU however little it computes, with its forward recorded as a graph:
+"""Seconds that a decoder layer of transformers takes on a GPU however little it computes, with its forward captured as a graph:
 some sixty kernels of less than three microseconds each. Measured on an H100 (benchmarks/README.md), where rounds of 36 and of 28
-layers agree on it; the same is taken for the others, as such kernels do not wait for memory."""
+layers give the same; it is taken for the others, as such kernels do not wait for memory."""
 
 SMALLEST, LARGEST, LONG_ENOUGH = 1024, 16384, 0.02
-"""Rows of the square matrices that are multiplied: twice as many until a product takes so many seconds, on any device."""
+"""Rows of the square matrices that are multiplied: twice as many until a product takes these seconds, on any device."""
 SIDE, MATRIX_BYTES = 1024, 1 << 28
 """Rows and columns of the matrices that are read, like those of a small model, and their bytes: far more than caches hold."""
 LAYERS, ROUNDS = 6, 16
@@ -55,13 +55,13 @@ class DeviceProfile:
 
     products: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=pairs)
     """Rows of a matrix, with the seconds that their product with a matrix of weights takes for each weight, as they were measured,
-    from few rows to many; none: it is taken from the others."""
+    from few rows to many. Where there are none, other figures give the time."""
 
     def seconds(self, load: Load) -> float:
         """Return the time of a forward.
 
-        It is that of its reads or of its operations, whichever is longer, and its layers' overhead. Where products were measured,
-        it is theirs, and that of what is read beside weights: kernels for few rows reach neither bound on some devices.
+        It is the time of its reads or of its operations, whichever is longer, and its layers' overhead. Where products were
+        measured, it is theirs, and the time of other reads: kernels for few rows reach neither bound on some devices.
         """
         took = max(load.bytes / self.bandwidth, load.operations / self.flops)
         if self.products:
@@ -165,9 +165,9 @@ def products_of_rows(rows: int, matrices: torch.Tensor) -> float:
 
 
 def layer_seconds(device: torch.device, dtype: torch.dtype, per_weight: float) -> float:
-    """Return what a decoder layer takes in a round of plain decoding beside its products with weights.
+    """Return what a decoder layer takes in a round of plain decoding apart from its products with weights.
 
-    The model is larger than caches are: what a layer does beside its products takes longer after weights have passed through these.
+    The model is larger than caches are: apart from its products a layer takes longer after weights have passed through these.
 
     Args:
         device, dtype: where and in what precision it is measured.
@@ -192,7 +192,7 @@ def layer_seconds(device: torch.device, dtype: torch.dtype, per_weight: float) -
 
 
 def decode(pipe: Pipeline, new: int) -> None:
-    """Decode so many tokens after a prompt of one."""
+    """Decode ``new`` tokens after a prompt of one."""
     list(pipe.generate([[1]], new))
 
 

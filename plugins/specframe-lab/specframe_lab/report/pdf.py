@@ -64,7 +64,7 @@ def drawn(comparison: Comparison, tables: dict[str, Table]) -> Iterator[Figure]:
 
 
 def by_category(tables: dict[str, Table]) -> list[str]:
-    """Return the table of tokens per round by category as lines; none where prompts have none."""
+    """Return the table of tokens per round by category as lines, or nothing if prompts have none."""
     names, rows = categories(tables)
     return ["", tables["acceptance_by_category"].title, "", *aligned(names, rows)] if rows else []
 

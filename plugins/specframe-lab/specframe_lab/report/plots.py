@@ -1,4 +1,4 @@
-"""The figures of a comparison, drawn in colours and marks that colour-blind readers can tell apart."""
+"""The figures of a comparison, drawn in colours and marks that colour-blind readers can distinguish."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def by_position(table: Table, look: Looks) -> Figure:
 
 
 def calibration(table: Table, look: Looks) -> Figure:
-    """Draw what stood against what was predicted, all batch sizes together; on the dashed line both are equal."""
+    """Draw what was accepted against what was predicted, all batch sizes together; on the dashed line both are equal."""
     figure, (axes,) = panels(1)
     axes.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=1.2)
     for scheme in dict.fromkeys(row[0] for row in table.rows):
@@ -269,7 +269,7 @@ BRANCHES = 4
 
 
 def by_branch(table: Table, look: Looks) -> Figure:
-    """Draw a bar per depth for every scheme with trees: the shares in which each branch stood, one above the other."""
+    """Draw a bar per depth for every scheme with trees: the shares in which each branch was accepted, one above the other."""
     schemes = list(dict.fromkeys(row[0] for row in table.rows))
     most = min(BRANCHES + 1, max(row[3] for row in table.rows))
     names = [f"branch {branch}" for branch in range(1, BRANCHES + 1)] + [f"branches from {BRANCHES + 1} on"]
@@ -372,7 +372,7 @@ def equality(table: Table, look: Looks) -> Figure:
 
 
 def against_memory(table: Table, look: Looks) -> Figure:
-    """Draw tokens per second over bytes, a line through the batch sizes of each scheme, which stand beside its points."""
+    """Draw tokens per second over bytes, a line through the batch sizes of each scheme, which label its points."""
     figure, (axes,) = panels(1)
     for scheme in dict.fromkeys(row[0] for row in table.rows):
         rows = sorted((row for row in table.rows if row[0] == scheme), key=lambda row: row[1])

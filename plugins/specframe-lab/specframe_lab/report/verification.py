@@ -26,7 +26,7 @@ DIVERGENCE = (
     "kind",
 )
 TOLD = ("target", "drafter", "device")
-"""Options that the facts of a page tell, by the names of what was chosen."""
+"""Options that the facts of a page show, by the names of what was chosen."""
 END = "the end"
 """Text in place of a token where a continuation has ended."""
 
@@ -39,7 +39,7 @@ def named(cell: Cell, options: Sequence[str], barrier: str = ", ") -> str:
 
 
 def differing(outcomes: Iterable[Verification]) -> list[str]:
-    """Return the options that tell combinations apart; the alignment where there is one combination."""
+    """Return the options that distinguish combinations, or the alignment if there is one combination."""
     return varying(outcome.cell for outcome in outcomes) or ["align"]
 
 

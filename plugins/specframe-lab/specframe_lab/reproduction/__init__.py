@@ -1,1 +1,1 @@
-"""Reproductions: measure the tables of a paper with any pair, beside the published figures."""
+"""Reproductions: measure the tables of a paper with any pair, next to the published figures."""

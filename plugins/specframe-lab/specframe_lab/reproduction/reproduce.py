@@ -4,7 +4,7 @@ A reproduction has parts, each a question with its own settings: ``match`` (is t
 (how fast, and where does the time go?), ``uniform`` and ``random`` (how often does EXSPEC's scheduler find rows of equal
 length, when prompts have one length and when they have many?), ``bursty`` (how long does a sequence take when prompts
 arrive in bursts, in passes of the target?) and, where prompts are to arrive over time, ``arrivals`` (the same in seconds).
-All lines are kept in one folder, as those of a comparison are.
+All lines are kept in one folder, as with a comparison.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def run_part(part: PaperPart, kept: Folder, loaded: LoadedModels, progress: Prog
 
 
 def about(parts: list[PaperPart], command: str) -> dict[str, Any]:
-    """Return everything that tells one reproduction from another, and where it was run."""
+    """Return everything that distinguishes reproductions, and where it was run."""
     planned = [case for part in parts for case in part.cases]
     return {
         "command": command,

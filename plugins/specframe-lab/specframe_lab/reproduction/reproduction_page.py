@@ -1,4 +1,4 @@
-"""The page of a reproduction: the paper's tables, ours beside them, and figures."""
+"""The page of a reproduction: the paper's tables, ours next to them, and figures."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ BOTH_GROUPS = (
 
 
 class BenchService(Wrapper):
-    """An executor around another one: its engines are told requests by a client.
+    """An executor around another one: its engines receive requests from a client.
 
     Args:
         executor: opens the engines.
@@ -78,7 +78,7 @@ class Client:
             bisect.insort(self._held, request, key=lambda one: one.arrival)
 
     def make_room(self, tokens: int) -> None:
-        """Have room in the caches for sequences of so many tokens."""
+        """Have room in the caches for sequences of ``tokens`` tokens."""
         self._engine.make_room(tokens)
 
     def abort(self, key: Key) -> Sequence | None:

@@ -23,5 +23,5 @@ class PassClock(HandClock, Observer):
         self._seconds = seconds
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
-        """Let the time of a pass go by."""
+        """Let the time of a pass elapse."""
         self.now += self._seconds.get(model, 0.0)

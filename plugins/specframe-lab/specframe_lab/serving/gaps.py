@@ -11,7 +11,7 @@ from specframe.errors import OptionError
 from specframe.value_checks import number
 
 LEAST_RATE = 1e-6
-"""Fewest requests per second, one in eleven days: a clock that has run for much longer cannot tell milliseconds."""
+"""Fewest requests per second, one in eleven days: a clock that has run for much longer cannot resolve milliseconds."""
 LEAST_BURSTINESS = 0.01
 """Smallest burstiness: of gaps drawn with less, all but a few are 0 in double precision."""
 

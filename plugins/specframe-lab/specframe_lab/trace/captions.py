@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from specframe_lab.trace.frames import CUT, EMPTY, PADDING, REJECTED, Frame, Lane, SchemeTrace
 
 OVERWRITTEN, MASKED, DROPPED, DROPPED_LATER, LEFT = "overwritten", "masked", "dropped", "dropped later", "left"
-"""What becomes of a token that does not stand: another is written over it; it stays in its slot, hidden; its slot is
+"""What becomes of a rejected token: another is written over it; it stays in its slot, hidden; its slot is
 cut off, at once or when its row next takes part; its row is done, and nobody minds it."""
 
 ENDS = {
@@ -72,7 +72,7 @@ class Captions:
         return sentence("; ".join(told))
 
     def _changes(self, lanes: list[Lane]) -> list[str]:
-        """Tell where the alignment or a row's end changed the rule's result."""
+        """Say where the alignment or a row's end changed the rule's result."""
         told = []
         scores = [(name(lane), lane.score) for lane in lanes if lane.score]
         if cut := [who for who, score in scores if score.committed < score.by_rule]:
@@ -123,7 +123,7 @@ class Captions:
         return told if index + 1 < len(self._scheme.frames) else [*told, "The run is over."]
 
     def _fate(self, fates: dict[int, Counter[str]], fate: str, word: str) -> list[str]:
-        """Tell which rows' slots come to one end."""
+        """Say which rows' slots come to one end."""
         counts = {prompt: counter[fate] for prompt, counter in fates.items() if counter[fate]}
         total = sum(counts.values())
         if not total:

@@ -7,9 +7,9 @@ import attrs
 from specframe_lab.trace.slot_book import Cell
 
 KEPT, INPUT, ACCEPTED, REJECTED, CUT, STALE, PADDING, EMPTY = "kiarcspe"
-"""Content of a slot: a token cached before; a token fed as input; a draft token that stands; one that was rejected; one
-that was not rejected and yet does not stand; one forgotten before and still there; nothing, with more tokens of the row
-after it; nothing, past the row's last token."""
+"""Content of a slot: a token cached before; a token fed as input; a draft token that was committed; one that was rejected; one that
+was not rejected and yet not committed; one forgotten before and still there; nothing, with more tokens of the row after it;
+nothing, past the row's last token."""
 
 
 @attrs.frozen
@@ -24,9 +24,9 @@ class Node:
     slot: int
     """Its slot during the pass."""
     place: int | None
-    """Place on the accepted path, from 0, or None if the node did not stand."""
+    """Place on the accepted path, from 0, or None if the node was not committed."""
     moved: int | None
-    """Slot that it was moved to, or None if it stayed, or did not stand."""
+    """Slot that it was moved to, or None if it stayed, or was not committed."""
 
 
 @attrs.frozen
@@ -37,9 +37,9 @@ class Score:
     """Number of the row's tokens before the pass."""
     drafted: int
     by_rule: int
-    """Draft tokens that the acceptance rule let stand."""
+    """Draft tokens that the acceptance rule accepted."""
     committed: int
-    """Draft tokens that the alignment let stand of those."""
+    """Those of them that the alignment committed."""
     accepted: int
     """Committed draft tokens, up to the row's stop or limit."""
     tokens: list[int]
@@ -56,9 +56,9 @@ class Score:
     blind: int
     """Slots with a token that some query of the same row should see and does not."""
     tree: list[Node] = attrs.Factory(list)
-    """The nodes of a draft that is a tree; none for a chain."""
+    """The nodes of a draft that is a tree, or nothing for a chain."""
     path: list[int] = attrs.Factory(list)
-    """The nodes of the path that the acceptance rule let stand."""
+    """The nodes of the path that the acceptance rule accepted."""
     sees: list[list[int]] | None = None
     """The slots that each fed token sees, where a tree was fed."""
 
@@ -69,7 +69,7 @@ class Lane:
 
     prompt: int
     row: int | None
-    """The sequence's row in the batch; None while the sequence is not in the batch."""
+    """The sequence's row in the batch, or None while the sequence is not in the batch."""
     slots: list[int]
     """The number of the cell in each slot."""
     marks: str
@@ -116,7 +116,7 @@ class SchemeTrace:
     outputs: list[list[int]]
     finish: list[str]
     reference: list[list[int]] | None
-    """The target's own greedy continuation of each prompt; None where tokens are drawn at random."""
+    """The target's own greedy continuation of each prompt, or None if tokens are drawn at random."""
     windows: list[int]
     """Sliding windows of the target's layers that have a window. The masks shown are those of layers without a window."""
     tree: str = ""

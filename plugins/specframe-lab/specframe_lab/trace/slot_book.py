@@ -30,7 +30,7 @@ class Cell:
     round: int
     token: int = NOTHING
     node: int = NOTHING
-    """Node of the draft in a tree that has not been judged yet."""
+    """Node of the draft in a tree that has not been verified yet."""
     left: bool = False
     """Whether it is what was left behind when the token was moved to another slot."""
 
@@ -48,9 +48,9 @@ class SlotBook(CallListener):
         self.slots: dict[int, list[int]] = {}
         """The number of the cell in each slot, of every live sequence that has something cached."""
         self.paths: dict[int, set[int]] = {}
-        """The nodes that stand of the tree fed last."""
+        """The committed nodes of the tree fed last."""
         self.cached: dict[int, int] = {}
-        """Tokens cached that stand: a cell beyond them was forgotten."""
+        """Committed tokens that are cached: a cell beyond them was forgotten."""
         self.rows: dict[int, int] = {}
         self._latest: dict[tuple[int, int], int] = {}
         self._sequences: dict[int, Sequence] = {}
@@ -139,13 +139,13 @@ class SlotBook(CallListener):
         return len(self.cells) - 1
 
     def _shifted(self, prompt: int, offset: int) -> None:
-        """Count a row that is shifted by so many slots."""
+        """Count a row that is shifted by ``offset`` slots."""
         if offset:
             self.shifted += self._standing(prompt)
             self.offsets[prompt] = self.offsets.get(prompt, 0) + offset
 
     def settled(self, batch: Batch, kept: Kept) -> None:
-        """Forget all tokens but those that stand."""
+        """Forget all tokens but the kept ones."""
         counts, path_BT = kept.host(batch), kept.path_BT
         for sequence, count in zip(batch.sequences, counts.tolist(), strict=True):
             prompt = sequence.request.index
@@ -157,7 +157,7 @@ class SlotBook(CallListener):
                 self.paths[sequence.request.index] = set(path[: max(0, int(count - length))])
 
     def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
-        """Tell of a forward pass."""
+        """Report a forward pass."""
         self._fed(self, batch, block, placement)
 
     def write(self, batch: Batch, block: Block, placement: Placement, round_number: int) -> None:

@@ -150,7 +150,7 @@ class Totals:
         self._passes = {"padding": 0, "stale": 0, "empty": 0, "places": 0}
 
     def after(self, frame: Frame) -> Json:
-        """Return the counters after one more frame: what moved so far, and what the pass's rows hold beside tokens.
+        """Return the counters after one more frame: what moved so far, and what else than tokens the pass's rows hold.
 
         ``padding``, ``stale`` and ``empty`` are of this frame; ``padding_so_far`` and the like of all passes up to it.
         """

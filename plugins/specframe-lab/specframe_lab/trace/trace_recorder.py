@@ -1,7 +1,7 @@
 """Record a run round by round: which token sits in which slot of the target's cache, and what moves.
 
 :func:`record` decodes prompts and returns a :class:`specframe_lab.trace.frames.SchemeTrace`, plain data. The recorder is an
-observer, and it listens to a tap around the alignment (:mod:`specframe_testing.instrumentation.instrumented`).
+observer, and it instruments the alignment (:mod:`specframe_testing.instrumentation.instrumented`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Trace(Observer, CallListener):
         """Accepted nodes by their depth, from 1, and their rank among the children of their parent, from 0."""
 
     def around(self, alignment: Alignment) -> TappedAlignment:
-        """Return the alignment with a tap around it."""
+        """Return the alignment with instrumentation."""
         return TappedAlignment(alignment, self)
 
     def opening(self, rows: int) -> SlotBook:
@@ -122,7 +122,7 @@ class Trace(Observer, CallListener):
             self._chances = chances_BTV[rows_B1, draft.above_BN + 1, draft.tokens_BN].tolist()
 
     def committed(self, batch: Batch, order: list[Sequence], by_rule: Acceptance, stands: Transfer) -> None:
-        """Note the part of the draft that the acceptance rule let stand."""
+        """Note the part of the draft that the acceptance rule accepted."""
         self._by_rule = by_rule.accepted_B.cpu().numpy(), by_rule.tokens_BT.cpu().numpy()
 
     def round(self, report: RoundReport) -> None:
@@ -355,7 +355,7 @@ def slot_bytes(cached: CachedModel) -> int:
 
 
 def references(pipe: Pipeline, requests: list[Request]) -> list[list[int]] | None:
-    """Return the target's own greedy continuation of each request; None where tokens are drawn at random."""
+    """Return the target's own greedy continuation of each request, or None if tokens are drawn at random."""
     if not all(request.plan.greedy for request in requests):
         return None
     return [

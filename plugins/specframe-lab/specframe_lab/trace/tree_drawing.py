@@ -43,7 +43,7 @@ def limits(drafter: Drafter, most: Budget) -> str:
 
 
 def by_branch(branches: Mapping[tuple[int, int], int]) -> str:
-    """Return how many nodes stood by depth and rank, as a clause."""
+    """Return how many nodes were accepted by depth and rank, as a clause."""
     return "; ".join(
         f"depth {deep}: "
         + ", ".join(f"{count} of rank {rank + 1}" for (depth, rank), count in branches.items() if depth == deep)
