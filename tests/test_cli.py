@@ -234,7 +234,7 @@ def test_models_remove(folder: Path) -> None:
     """A name of one's own is taken back; one that a plugin offers, and one that nobody does, are refused."""
     invoke("models", "add", "mine", str(folder))
     removed = invoke("models", "remove", "mine")
-    assert (removed.exit_code, removed.stdout) == (0, f"mine no longer stands for {folder}\n")
+    assert (removed.exit_code, removed.stdout) == (0, f"mine is no longer an alias of {folder}\n")
     assert "mine" not in invoke("models", "list").stdout
     for name, said in (
         ("mine", "unknown alias of your own 'mine'"),

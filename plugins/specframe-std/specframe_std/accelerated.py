@@ -76,7 +76,7 @@ class Accelerated:
 
     @property
     def report(self) -> RunReport | None:
-        """The figures of the latest call; None if nothing was drafted in it."""
+        """The figures of the latest call, or None if nothing was drafted in it."""
         return self._drafted.report
 
     def remove(self) -> None:

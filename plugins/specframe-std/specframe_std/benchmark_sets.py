@@ -180,7 +180,7 @@ def json_rows(given: str, lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
 
 
 def hub_rows(given: str, found: BenchmarkSet, config: str | None, stream: bool) -> Iterable[Row]:
-    """Return the rows of the published set; of one outside of the hub its file is fetched, and its digest tells a wrong one."""
+    """Return the rows of the published set; of one outside of the hub its file is fetched, and its digest is compared."""
     if "://" in found.place:
         with urllib.request.urlopen(found.place, timeout=PATIENCE) as answer:
             text = decode_text(answer.read())

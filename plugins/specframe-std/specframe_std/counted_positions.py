@@ -1,10 +1,10 @@
-"""The parts of models that count the positions of their tokens themselves, and what they are told in a forward.
+"""The parts of models that count the positions of their tokens themselves, and what they receive in a forward.
 
 transformers' models take ``position_ids``, but for a few. BART and its kind, Whisper and RoFormer count from the length of the
 cache, as Llama 4 does for the temperature of its queries, and Inkling for the scale of its scores. BLOOM, MPT and Falcon add
 ALiBi's bias by the slot of a key, Inkling a learned one by the distance of slots, and GPT-Neo masks slots by itself. In rows of
-unequal length, and in trees, neither length nor slot tells the place of a token. What such a model calls is found by its parameters
-and attributes, and is given the positions of the tokens and the orders of the slots.
+unequal length, and in trees, neither length nor slot is the index of a token. What such a model calls is found by its parameters
+and attributes, and is given the positions of the tokens and the indices of the slots.
 
 Tensor names carry their shape: B rows, T tokens fed per row, S slots, H heads, D size of a head or of an embedding.
 """
@@ -76,12 +76,12 @@ class OwnPositions:
 
     @property
     def in_layers(self) -> bool:
-        """Whether layers have such a part: what is compiled of them would keep what it was told at first."""
+        """Whether layers have such a part: what is compiled of them would keep what it received at first."""
         return bool(self._rotated or self._tempered or self._biased or self._masked or self._related)
 
     @property
     def counts_padding(self) -> bool:
-        """Whether its output depends on padding before a row's tokens, as the model is without what it is told."""
+        """Whether its output depends on padding before a row's tokens, as the model is without these inputs."""
         return bool(self._embeddings or self._tempered or self._scaled)
 
     @property
@@ -95,12 +95,12 @@ class OwnPositions:
         return bool(self._alibi or self._biased)
 
     def told(self, positions_BT: torch.Tensor, key_index_BS: torch.Tensor, orders: int) -> PositionInputs:
-        """Return what a forward is told.
+        """Return what a forward receives.
 
         Args:
-            positions_BT: of the tokens as the model has them, (1, N) where it has those of all rows in one.
-            key_index_BS: the order of the token in each slot, (B, S) or (1, S); negative where a slot holds none.
-            orders: these are below this number.
+            positions_BT: of the tokens as the model has them, (1, N) where it has all rows in one.
+            key_index_BS: the index of the token in each slot, (B, S) or (1, S), negative where a slot holds none.
+            orders: indices are below this number.
         """
         forwards, functions = dict[Any, Function](), dict[tuple[Any, str], Function]()
         for one in self._embeddings:
@@ -152,9 +152,9 @@ def has_no_parts(module: torch.nn.Module) -> bool:
 
 
 def embed(usual: Function, positions_BT: torch.Tensor, given: Any, *_: Any, flat: bool, **__: Any) -> torch.Tensor:
-    """Return the embeddings of positions, (B, T, D); those of all rows after each other, (B * T, D), if they are to be ``flat``.
+    """Return the embeddings of positions, (B, T, D), or (B * T, D) if they are to be ``flat``.
 
-    ``usual`` is the forward of a module that embeds positions of one row for all. ``given`` tells it the number of tokens.
+    ``usual`` is the forward of a module that embeds positions of one row for all. It takes the number of tokens from ``given``.
     """
     made = usual(given, position_ids=positions_BT.flatten())
     return made.reshape(-1, made.shape[-1]) if flat else made.reshape(*positions_BT.shape, -1)
@@ -177,14 +177,14 @@ def rotate(
 
 
 def temper(usual: Function, attention: Any, positions_BT: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Return queries, (B, T, H * D), at the temperature of their positions; that of the length which the cache tells is 1."""
+    """Return queries, (B, T, H * D), at the temperature of their positions; at the length that the cache reports it is 1."""
     steps_BT = torch.floor((positions_BT.float() + 1.0) / attention.floor_scale)
     queries = usual(hidden)
     return (queries * (torch.log1p(steps_BT) * attention.attn_scale + 1.0)[..., None]).to(queries.dtype)
 
 
 def log_scale(config: Any, positions_BT: torch.Tensor) -> torch.Tensor:
-    """Return the scale of scores of tokens at these positions, (B, T); that of the length which the cache tells is 1."""
+    """Return the scale of scores of tokens at these positions, (B, T); at the length that the cache reports it is 1."""
     counted_BT = (positions_BT + 1).float() / config.log_scaling_n_floor
     return 1.0 + config.log_scaling_alpha * torch.log(counted_BT.clamp(min=1.0))
 
@@ -207,7 +207,7 @@ def distance_bias(
 
     Args:
         usual: returns that of queries (B, T, ...) for keys, by the positions of both.
-        bias: the module, whose bias is 0 but for so many distances from 0 on as its ``rel_extent`` says.
+        bias: the module, whose bias is 0 but for the first ``rel_extent`` distances.
         distance_BTS: of each query's token from that of each slot.
         scale_BT: of the scores, or None if they have none.
         relative_states: of the queries, (B, T, H, ...).

@@ -19,7 +19,7 @@ class GeneratedStopStrings(StoppingCriteria):
     """Criterion that ends a row at the token that completes a stop string in the row's generated text.
 
     Prompts are not searched: with the stop string of two newlines a prompt that ends with one does not end at the first newline, as
-    it does with ``StopStringCriteria`` of transformers. Each row is judged by its own ids, with drafts and without.
+    it does with ``StopStringCriteria`` of transformers. Each row ends by its own ids, with drafts and without.
 
     Args:
         tokenizer: the target's tokenizer.

@@ -35,7 +35,7 @@ FILES = "gguf"
 """A quantisation that is no option of a model, but the format of a file of its own."""
 
 PRESET = {"bitsandbytes-4bit": {"load_in_4bit": True}, "bitsandbytes-8bit": {"load_in_8bit": True}}
-"""What two names of one config's class stand for."""
+"""What two names of one config's class mean."""
 
 
 def keywords(given: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def listed_text(kind: str, value: Any) -> Any:
 
 
 def configs() -> dict[str, Callable[..., Any]]:
-    """Return the makers of quantisation configs by name: those that transformers knows or was told of, and those of torchao."""
+    """Return the makers of quantisation configs by name: transformers' own, registered ones, and torchao's."""
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     known = {method.replace("_", "-"): made for method, made in AUTO_QUANTIZATION_CONFIG_MAPPING.items()}

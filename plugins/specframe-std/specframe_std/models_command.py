@@ -45,4 +45,4 @@ def remove(alias: str) -> None:
     """Remove one of your own names; the model itself is not deleted."""
     from specframe_std.model_names import remove_alias
 
-    click.echo(f"{alias} no longer stands for {remove_alias(alias)}")
+    click.echo(f"{alias} is no longer an alias of {remove_alias(alias)}")

@@ -64,7 +64,7 @@ def gumbel(seed: int, sequences: torch.Tensor, positions: torch.Tensor, stream: 
 
 
 def uniform_of(bits: torch.Tensor) -> torch.Tensor:
-    """Return the float64 number in (0, 1) that int64 bits stand for.
+    """Return the float64 number in (0, 1) of int64 bits.
 
     52 of them are used: with a half added they fill the 53 digits of the format, so no number is rounded to 1.
     """
@@ -72,10 +72,10 @@ def uniform_of(bits: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel_of(bits: torch.Tensor) -> torch.Tensor:
-    """Return the float32 Gumbel noise that int64 bits stand for, finite for all of them.
+    """Return the float32 Gumbel noise of int64 bits, finite for all of them.
 
-    32 of them are used: near 0 the format tells that many apart, and the noise is large there. Near 1 it tells 24 apart, and the
-    last 128 of the 2**32 numbers are rounded to 1, whose noise would be minus infinity: they take the number before it.
+    32 of them are used: near 0 the format distinguishes that many, and the noise is large there. Near 1 it distinguishes 24, and
+    the last 128 of the 2**32 numbers are rounded to 1, whose noise would be minus infinity: they take the number before it.
     """
     negative = ((_shifted(bits, 32).float() + 0.5) * -(2.0**-32)).clamp(min=-_BELOW_ONE)
     return -(-torch.log1p(negative)).log()

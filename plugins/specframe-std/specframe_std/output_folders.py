@@ -1,4 +1,4 @@
-"""What commands write beside results: pages with a mark, in folders that one process writes at a time."""
+"""What commands write in addition to results: pages with a mark, in folders that one process writes at a time."""
 
 from __future__ import annotations
 

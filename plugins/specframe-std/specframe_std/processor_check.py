@@ -1,4 +1,4 @@
-"""Trial of a user's processors and criteria on the prompt: can each be called for one row and one position at a time?"""
+"""Compatibility check of processors and criteria on the prompt: can each be called for one row and one position at a time?"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROW_BY_ROW = frozenset(
 """Classes, most of them of transformers, that depend only on each row's ids. A subclass may depend on more, so that it is tried."""
 
 SHARED = (types.FunctionType, type, torch.nn.Module, PreTrainedTokenizerBase)
-"""Types shared with the trial copy of an object, not copied: calls do not change them, and models are large."""
+"""Types shared with the checked copy of an object, not copied: calls do not change them, and models are large."""
 
 PLAIN = (type(None), str, bytes, int, float, dict, list, tuple, set, frozenset)
 """Types that are always written: to ask each entry of a long list how it is written would take longer than all else."""
@@ -78,7 +78,7 @@ def shown_scores(ids_BS: torch.Tensor, vocabulary: int) -> Callable[[Any, torch.
 def warn_of_unfit(
     asked: Iterable[Sampling], prompt_ids: Rows[int], vocabulary: int, device: torch.device | str
 ) -> None:
-    """Warn of each given processor or criterion that has to be called once per token. The trial uses one prompt."""
+    """Warn of each given processor or criterion that has to be called once per token. The check uses one prompt."""
     distinct = {id(one): one for one in asked}.values()
     processors = {id(one): one for sampling in distinct for one in sampling.processors}.values()
     criteria = {id(one): one for sampling in distinct for one in sampling.criteria}.values()
@@ -120,7 +120,7 @@ def fault(
     vocabulary: int,
     by_rows: bool = False,
 ) -> str | None:
-    """Return why an object cannot be called for one row and one position at a time; None if no reason shows.
+    """Return why an object cannot be called for one row and one position at a time, or None if no reason shows.
 
     A copy is called with two prefixes, the prompt and the prompt with one token more: with all rows, with each row alone, and with
     all rows again. Its answers for a prefix have to be the same each time, and so has what it holds after both. With ``by_rows``
@@ -155,7 +155,7 @@ def longer(ids_BS: torch.Tensor, vocabulary: int) -> torch.Tensor:
 class State(pickle.Pickler):
     """What an object holds, as bytes: two states are equal where their bytes are, and a copy is made of them.
 
-    Functions, classes, models and what cannot be written (locks, files, foreign objects) stand for themselves: a copy shares them.
+    Functions, classes, models and what cannot be written (locks, files, foreign objects) are kept as they are: a copy shares them.
     """
 
     def __init__(self, held: Any) -> None:
@@ -165,7 +165,7 @@ class State(pickle.Pickler):
         self.written = self._buffer.getvalue()
 
     def persistent_id(self, part: Any) -> int | None:
-        """Return the number by which a part is shared; None for a part that is written."""
+        """Return the number by which a part is shared, or None for a part that is written."""
         if isinstance(part, PLAIN) or not (isinstance(part, SHARED) or unwritable(part)):
             return None
         self._shared[id(part)] = part
@@ -193,7 +193,7 @@ def vars_of(one: Any) -> dict[str, Any]:
 
 
 def copy_of(one: Any) -> Any:
-    """Return a copy of an object for trial calls."""
+    """Return a copy of an object for the check's calls."""
     twin = copy.copy(one)
     vars_of(twin).update(State(vars_of(one)).copy())
     return twin

@@ -1,4 +1,4 @@
-"""Block verification (Sun et al. 2024): decide on the whole draft jointly."""
+"""Block verification (Sun et al. 2024): decide on the whole draft at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specframe_std.noise import Stream, uniform
 
 
 class BlockVerification(Rejection):
-    """Accepts the longest prefix that a joint test passes: lossless, and never fewer tokens on average than rejection.
+    """Accepts the longest prefix that a test of the whole draft passes: lossless, and never fewer tokens on average than rejection.
 
     With p_0 = 1 and p_i = min(1, p_{i-1} * P(x_i) / Q(x_i)), prefix i passes with probability h_i = S_i / (S_i + 1 - p_i), where
     S_i = sum over x of max(0, p_i P(x | x_1..x_i) - Q(x | x_1..x_i)); the whole draft with h_K = p_K. Where Q is no distribution (a

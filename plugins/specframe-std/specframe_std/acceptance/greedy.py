@@ -31,7 +31,7 @@ class Greedy:
         return likeliest(logits_BFV, count)
 
     def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
-        """Return the longest agreeing path and the target's choice after it.
+        """Return the longest path of the target's choices and its choice after it.
 
         The acceptance result's tokens are the target's choices. An accepted draft token equals the target's choice.
         """

@@ -21,8 +21,8 @@ class Rejection:
     """Accepts a draft token with probability min(1, p/q) and resamples the first rejected from the residual max(0, p - q).
 
     In a tree the children of a node are tried in turn, each against what the ones before it left of p, and the first that is
-    accepted is gone on from. Where the draft has no distribution (a logit is nan or infinity), and where it has padding, a row is
-    judged as if nothing had been drafted there.
+    accepted is gone on from. Where the draft has no distribution (a logit is nan or infinity), and where it has padding, a row's
+    result is as if nothing had been drafted there.
 
     Options:
         siblings: how the children of a node are drawn: "distinct", without replacement; "independent", with replacement; "likely":
@@ -160,7 +160,7 @@ def meant(draft: Draft) -> torch.Tensor | None:
 
 
 def no_padding(draft: Draft, stands_BN: torch.Tensor) -> torch.Tensor:
-    """Return whether nodes stand, (B, N), but for padding, which does not.
+    """Return whether nodes are accepted, (B, N), without padding.
 
     For rules that accept other tokens than the target's own: were padding cut afterwards, the next token would be padding.
     """
@@ -169,7 +169,7 @@ def no_padding(draft: Draft, stands_BN: torch.Tensor) -> torch.Tensor:
 
 
 def ratios(draft: Draft, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
-    """Return P(x) / Q(x) of each token of a chain, (B, K); 0 for padding, and where Q(x) is 0 or Q is no distribution."""
+    """Return P(x) / Q(x) of each token of a chain, (B, K), or 0 for padding, and where Q(x) is 0 or Q is no distribution."""
     q_BK, meant_BK = likelihoods(draft_BKV, draft), meant(draft)
     drawn_BK = q_BK > 0  # nan is not
     if meant_BK is not None:
@@ -178,7 +178,7 @@ def ratios(draft: Draft, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> t
 
 
 def without_elders(draft: Draft, drawn_BNV: torch.Tensor) -> torch.Tensor:
-    """Return distributions in which the tokens of a node's earlier siblings have no probability; 0 where nothing is left."""
+    """Return distributions in which the tokens of a node's earlier siblings have no probability, all 0 where nothing is left."""
     tokens_BNN = draft.tokens_BN[:, None].expand(-1, draft.nodes, -1)
     gone_BNV = torch.zeros_like(drawn_BNV).scatter_add_(2, tokens_BNN, elders(draft).to(drawn_BNV.dtype))
     left_BNV = drawn_BNV.masked_fill(gone_BNV > 0, 0)

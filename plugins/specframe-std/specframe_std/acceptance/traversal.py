@@ -94,7 +94,7 @@ class Sweep:
             self._weights_BP.scatter_(1, own_BK[:, here], weight_B1)
 
     def _reject(self, node_B: torch.Tensor, rejected_B: torch.Tensor) -> None:
-        """Take what nodes stood for from what is left at their parents."""
+        """Take the nodes' share from what is left at their parents."""
         place_B = self._parents_BN[self._rows_B, node_B] + 1
         left_BV, weight_B = self._left_BPV[self._rows_B, place_B], self._weights_BP[self._rows_B, place_B]
         less_BV = (weight_B[:, None] * left_BV - self._draft_BNV[self._rows_B, node_B]).clamp(min=0)

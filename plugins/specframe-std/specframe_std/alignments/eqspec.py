@@ -53,7 +53,7 @@ class LeftPadded:
         self._cached = np.zeros(rows, dtype=np.int64)
 
     def commit(self, batch: Batch, kept: Kept) -> None:
-        """Drop all tokens but those that stand; the cache is moved later, but for the nodes of a path."""
+        """Drop all tokens but the kept ones; the cache is moved later, but for the nodes of a path."""
         padding, cached = self._rows(batch)
         if kept.path_BT is not None:
             first_B1 = batch.lengths_B[:, None] + on_device(padding, kept.path_BT.device)[:, None]

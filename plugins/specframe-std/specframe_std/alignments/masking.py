@@ -63,7 +63,7 @@ class MaskedColumns:
         self._rows(batch)
 
     def commit(self, batch: Batch, kept: Kept) -> None:
-        """Mask the columns of all tokens but those that stand."""
+        """Mask the columns of all tokens but the kept ones."""
         index_BS, _ = self._rows(batch)
         index_BS.masked_fill_(index_BS >= kept.device(batch)[:, None], -1)
 

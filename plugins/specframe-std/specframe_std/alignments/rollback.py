@@ -10,8 +10,8 @@ from specframe_std.alignments.eqspec import EqSpec
 class Rollback(EqSpec):
     """Cuts every row to the fewest accepted tokens of the batch, so that nothing becomes ragged: correct, wasteful.
 
-    Each row gains as many tokens as the row that gains fewest. Where more of a draft was accepted than stands, the
-    row's last token is the next accepted one, and what came after it is drafted again.
+    Each row gains as many tokens as the row that gains fewest. Where more of a draft was accepted than is committed, the row's last
+    token is the next accepted one, and what came after it is drafted again.
     """
 
     offers = frozenset({"lossless", "tree", "share"})

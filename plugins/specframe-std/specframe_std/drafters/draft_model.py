@@ -43,7 +43,7 @@ class ModelDrafter:
     Options:
         tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the draft model's probabilities.
         branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists, as
-            Medusa's medusa_choices; without it the most promising nodes are taken.
+            Medusa's medusa_choices; without it the nodes with the highest probabilities are taken.
         nodes: nodes of the tree; without it 16, or those of branch.
         top: nodes that each level of a dynamic tree runs, and children of each; all levels together
             have room for as many as the tree has nodes. Without it as many as have room, up to 10.
@@ -106,7 +106,7 @@ class ModelDrafter:
         """The sequences of whose prompts something was not read."""
 
     def observe(self, outcome: Outcome) -> None:
-        """Read the prefill chunk that the target has read, and keep a tree's accepted path; lengths tell all else."""
+        """Read the prefill chunk that the target has read, and keep a tree's accepted path; all else follows from lengths."""
         if outcome.transfer is None:
             if (batch := self._speculating.batch(outcome.batch)) and not self._waits(batch):
                 self._cache.read(batch)
@@ -126,7 +126,7 @@ class ModelDrafter:
         budget = budget if batch is whole else budget.of(places(whole))
         self._row_map.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
-        # what was rejected is no part of it; where the host has not known lengths, all may have stood but for the last draft token
+        # what was rejected is no part of it; where the host has not known lengths, all but the last draft token may be accepted
         bounded = self._bounded or isinstance(batch, Bounded)
         if not (batch.prefill or batch.starts):
             self._bounded = isinstance(batch, Bounded)
@@ -151,7 +151,7 @@ class ModelDrafter:
         width = max(2, int(missed_B.max()))
         if width > SHORT_GAP:
             self._cache.commit(batch, Kept(-width))
-            own = missed_B if self._cache.layout.static else None  # cells of other layouts stand in one rectangle
+            own = missed_B if self._cache.layout.static else None  # cells of other layouts are in one rectangle
             self._cache.read(attrs.evolve(batch, uncached=width, uncached_rows=own), left=2)
             width = 2
         self._cache.commit(batch, Kept(-width))
@@ -160,12 +160,12 @@ class ModelDrafter:
         )
         self._drafting_B = own_B > 0
         draft = self.draft(batch, budget, width)
-        # a row that is to draft nothing may be given another drafter's tokens, which stand where its own draft is cached
+        # a row that is to draft nothing may be given another drafter's tokens, which are where its own draft is cached
         cached[:] = batch.lengths + (np.maximum(own_B - 1, 0) if self._trees.chain else 0)
         return draft if batch is whole else spread(draft, whole)
 
     def _waits(self, batch: Batch) -> bool:
-        """Return whether these prompts are not read now: nothing was drafted for a while, or a piece was not read before."""
+        """Return whether these prompts are not read now: nothing was drafted for a while, or a chunk was not read before."""
         late = self._may_wait and self._idle >= IDLE
         if not self._begun and any(sequence.forks for sequence in batch.sequences):
             late = False  # each sample would read the prompt by itself

@@ -17,7 +17,7 @@ from specframe_std.partial.model_copies import with_module
 from specframe_std.partial.part_runner import PartRunner
 
 DEFAULT_SHARE = 4
-"""The first of so many parts of the layers draft by default: LayerSkip's authors exit after layer 8 of 32."""
+"""The first of this many parts of the layers drafts by default: LayerSkip's authors exit after layer 8 of 32."""
 
 
 class EarlyExit(SelfDrafter):

@@ -29,13 +29,13 @@ CATCH_UP = 0.05
 class First:
     """Proposes, for each row and round, the draft of the first of several drafters that is sure enough.
 
-    A drafter that looks rows up is sure where at least ``match`` of the row's last tokens were found; every other drafter is
-    always sure, and so is the last one. Rows of one batch may have drafts of different drafters. All of them are told every
-    outcome, and those that keep a cache catch up when they draft again.
+    A drafter that looks rows up is sure where at least ``match`` of the row's last tokens were found; every other drafter is always
+    sure, and so is the last one. Rows of one batch may have drafts of different drafters. All of them receive every outcome, and
+    drafters with a cache catch up when they draft again.
 
     A draft that was looked up is there for nothing, and steps of a draft model take time from all rows. With ``weigh``, a drafter
-    that takes steps drafts where its tokens are expected to be worth them beside what was found; elsewhere the rows have what was
-    found for them, sure or not (:mod:`specframe_std.drafters.worth`).
+    that takes steps drafts where its tokens are expected to be worth them in addition to what was found; elsewhere the rows have
+    what was found for them, sure or not (:mod:`specframe_std.drafters.worth`).
 
     Options:
         of: the drafters, separated by "|", each with its options; models and heads may be named as for --drafter.
@@ -119,7 +119,7 @@ class First:
         return self._merged(batch, budget, chosen)
 
     def _weighed(self, number: int, own: Budget, left_B: np.ndarray, found_B: np.ndarray) -> Budget:
-        """Return as much of a drafter's budget as is worth its steps beside so many tokens that were found for each row.
+        """Return as much of a drafter's budget as is worth its steps in addition to the tokens that were found for each row.
 
         A drafter that looks rows up takes no steps.
         """
@@ -142,7 +142,7 @@ class First:
         return cast(MatchingDrafter, part).matches() >= self._match
 
     def observe(self, outcome: Outcome) -> None:
-        """Tell all drafters, and learn what their drafts gain."""
+        """Report to all drafters, and learn what their drafts gain."""
         if outcome.transfer is not None:
             goes_on_B = np.array([not sequence.finished for sequence in outcome.batch.sequences])
             self._worth.stood(outcome.transfer.host.accepted, goes_on_B)
@@ -150,7 +150,7 @@ class First:
             part.observe(outcome)
 
     def _merged(self, batch: Batch, budget: Budget, chosen: list[tuple[np.ndarray, Draft]]) -> Draft:
-        """Return one draft of the rows' own ones: chains are trees beside trees, and what a row has not is padding."""
+        """Return one draft of the rows' own ones: chains are trees where others are, and what a row has not is padding."""
         nodes, device = max(draft.nodes for _, draft in chosen), batch.tokens_BS.device
         trees = any(draft.parents_BN is not None for _, draft in chosen)
         most_B = np.zeros(len(batch), dtype=np.int64)
@@ -204,7 +204,7 @@ def only(budget: Budget, rows_B: np.ndarray, trees: bool) -> Budget:
 
 
 def shallower(budget: Budget, depth: int) -> Budget:
-    """Return a budget no deeper than so many levels, with as many nodes for each."""
+    """Return a budget no deeper than ``depth``, with as many nodes for each level."""
     if depth >= budget.depth:
         return budget
     nodes = max(depth, budget.nodes * depth // budget.depth)

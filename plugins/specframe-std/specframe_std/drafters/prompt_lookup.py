@@ -21,7 +21,7 @@ from specframe_std.trees.tree_options import Trees
 NO_TOKEN = -1
 """In place of the tokens before a row's first."""
 MOST_COMPARED = 64
-"""Every place of every row is compared with so many tokens at once: memory grows with it."""
+"""Tokens with which every place of every row is compared at once: memory grows with it."""
 MOST_MATCHES = 8
 """Matches of a row that become one tree: more are rarely better than these, and each is compared with all others."""
 

@@ -47,8 +47,8 @@ def places(batch: Batch) -> list[int]:
 def spread(draft: Draft, batch: Batch) -> Draft:
     """Return the draft of the rows that draft as one for all rows of a batch; the others hold a copy of a row, as padding.
 
-    The copy was drawn by the logits beside it, without the randomness of the row that holds it, so a rule that depends on logits
-    judges it rightly.
+    The copy has the logits that it was drawn by, without the randomness of the row that holds it, so a rule that depends on logits
+    is right for it.
     """
     rows = places(batch)
     sources = [rows.index(row) if row in rows else 0 for row in range(len(batch))]

@@ -22,7 +22,7 @@ MOST_BYTES = 4
 
 @attrs.frozen(eq=False)
 class Codec:
-    """A tokenizer, and the special tokens that stand for no text."""
+    """A tokenizer, and the special tokens that have no text."""
 
     tokenizer: Any
     silent: frozenset[int]
@@ -58,8 +58,7 @@ class Codec:
 def codecs(target: Any, draft: Any) -> tuple[Codec, Codec]:
     """Return the codecs of two tokenizers.
 
-    A special token that both know stands for itself in the text between them; others, and those that begin a text, are
-    left out of it.
+    A special token that both know is written as such in the text between them; others, and those that begin a text, are left out.
     """
     specials = [special_tokens(tokenizer) for tokenizer in (target, draft)]
     shared = specials[0].keys() & specials[1].keys() - {str(target.bos_token), str(draft.bos_token)}
@@ -75,7 +74,7 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
 
 @attrs.define(eq=False)
 class Transcript:
-    """The text of a row's own tokens, told in whole characters."""
+    """The text of a row's own tokens, in whole characters."""
 
     codec: Codec
     count: int = 0
@@ -86,7 +85,7 @@ class Transcript:
 
     @property
     def held(self) -> list[int]:
-        """The last tokens, whose text is not told yet: they begin a character."""
+        """The last tokens, whose text is not complete yet: they begin a character."""
         return self._recent[self._told :]
 
     def read(self, ids: list[int]) -> str:
@@ -106,7 +105,7 @@ class Transcript:
         return ""
 
     def tokens(self, added: str) -> list[int]:
-        """Return the tokens that follow the row's own where the text goes on with ``added``; none where it cannot.
+        """Return the tokens that follow the row's own where the text goes on with ``added``, or nothing if it cannot.
 
         Where the row's last tokens would be others with that text after them, it is encoded by itself, after a line's end.
         """

@@ -1,8 +1,8 @@
-"""Whether a drafter's steps are worth their time beside the tokens that others have found.
+"""Whether a drafter's steps are worth their time in addition to the tokens that others have found.
 
 A round in which rows gain *G* tokens takes *C* plain rounds. A drafter that adds *g* tokens and *c* plain rounds is worth it where
 (*G* + *g*) / (*C* + *c*) is more than *G* / *C*. What a step and a token cost follows from the models' shapes, and what tokens gain
-from those that stood in rounds before. So the choice is made before any token of the draft is drawn, and the output stays the
+from those accepted in rounds before. So the choice is made before any token of the draft is drawn, and the output stays the
 target's (docs/budgets.md).
 
 Arrays end with their shape: B rows.
@@ -18,7 +18,7 @@ from specframe.model.run import Run
 from specframe_std.policies.round_seconds import Prior
 
 RATE = 0.6
-"""Probability that a draft token stands, given that those before it do, before anything is measured."""
+"""Probability that a draft token is accepted, given that those before it are, before anything is measured."""
 BELIEF = 5
 """Tokens that have to be tested before what was measured counts as much as :data:`RATE`."""
 WINDOW = 512
@@ -28,27 +28,27 @@ WINDOW = 512
 class Worth:
     """What drafts of several sources gain and cost in a round.
 
-    A source is whatever its drafts are known by: each has a probability of its own that a token stands.
+    A source is whatever its drafts are known by: each has an acceptance probability of its own.
     """
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, tuple[float, float]] = {}
-        """Tokens of each source that were tested, and those that stood."""
+        """Tested and accepted tokens of each source."""
         self._prior = Prior()
         self.begin(1)
 
     def start(self, run: Run) -> None:
-        """Take what the models' shapes tell of costs."""
+        """Take the costs that follow from the models' shapes."""
         self._prior = Prior.of(run)
 
     def begin(self, rows: int) -> None:
-        """Begin a round of so many rows, without drafts."""
+        """Begin a round of ``rows`` rows, without drafts."""
         self._drafted: list[tuple[Hashable, np.ndarray]] = []
         self._gained, self._cost = float(rows), 1.0
         self._token = self._prior.token(rows) / rows
 
     def add(self, source: Hashable, counts_B: np.ndarray) -> None:
-        """Take in drafts of so many tokens for each row."""
+        """Take in drafts of ``counts_B`` tokens."""
         self._drafted.append((source, counts_B))
         self._gained += self._gain(source, counts_B)
         self._cost += self._token * float(counts_B.sum())
@@ -71,12 +71,12 @@ class Worth:
         )
 
     def _with_steps(self, source: Hashable, counts_B: np.ndarray, steps: int) -> float:
-        """Return the tokens gained for each plain round's time with drafts of so many tokens for each row."""
+        """Return the tokens gained for each plain round's time with drafts of ``counts_B`` tokens."""
         cost = self._prior.step * steps + self._token * float(counts_B.sum())
         return (self._gained + self._gain(source, counts_B)) / (self._cost + cost)
 
     def stood(self, accepted_B: np.ndarray, goes_on_B: np.ndarray) -> None:
-        """Learn how many tokens of the round's drafts stood; of rows that have ended nothing is learnt."""
+        """Learn how many tokens of the round's drafts were accepted; of rows that have ended nothing is learnt."""
         for source, counts_B in self._drafted:
             stood_B = np.minimum(accepted_B, counts_B)[goes_on_B]
             tested = float((stood_B + (stood_B < counts_B[goes_on_B])).sum())
@@ -85,7 +85,7 @@ class Worth:
         self._drafted = []
 
     def _gain(self, source: Hashable, counts_B: np.ndarray) -> float:
-        """Return the tokens that drafts gain, expected: the sum over places of the probability that all up to there stand."""
+        """Return the expected gain of drafts: the sum over places of the probability that all up to there are accepted."""
         tested, stood = self._seen.get(source, (0.0, 0.0))
         rate = (stood + BELIEF * RATE) / (tested + BELIEF)
         places = np.arange(1, int(counts_B.max(initial=0)) + 1)

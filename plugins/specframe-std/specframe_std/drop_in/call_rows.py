@@ -43,7 +43,7 @@ def requests_of(pipe: Pipeline, call: Call, steps: StepCriteria | None) -> list[
     Args:
         pipe: the pipeline.
         call: the call.
-        steps: the call's criteria, if they have to be called once per step; None if they are called for each row by itself.
+        steps: the call's criteria, if they have to be called once per step, or None if they are called for each row by itself.
     """
     width, device, prompts = call.input_ids.shape[1], pipe.target_model.device, call.prompts
     stops: set[int] = set()

@@ -1,4 +1,4 @@
-"""Outputs of ``generate`` besides the tokens."""
+"""Outputs of ``generate`` in addition to the tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StepOutputs(Observer):
         return kind in self._kinds
 
     def at(self, kind: str, step: int, ended: Collection[int]) -> torch.Tensor:
-        """Return the values of all rows at a step, (B, V); 0 for rows that have ended."""
+        """Return the values of all rows at a step, (B, V), 0 for rows that have ended."""
         rows = [self._kept[kind][row] for row in sorted(self._kept[kind])]
         blank_1V = torch.zeros_like(rows[0][0])
         return concatenate([blank_1V if row in ended else values[step] for row, values in enumerate(rows)])

@@ -35,7 +35,7 @@ def streamer_of_generate() -> BaseStreamer | None:
 
 
 def sink_of(given: BaseStreamer | list[BaseStreamer] | None, call: Call) -> Sink | None:
-    """Return the sink of the streamers given to ``assisted`` or ``generate``; None without streamers.
+    """Return the sink of the streamers given to ``assisted`` or ``generate``, or None without streamers.
 
     Raises:
         OptionError: both got a streamer, or the number of streamers is not the number of rows.

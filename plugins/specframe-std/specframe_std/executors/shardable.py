@@ -8,7 +8,7 @@ from specframe.errors import ModelError
 from specframe.models.layer_configs import layer_configs
 
 KEYS = ("k_proj", "qkv_proj", "query_key_value")
-"""Modules whose outputs hold attention keys, alone or beside queries and values."""
+"""Modules whose outputs hold attention keys, alone or with queries and values."""
 
 HEADS = ("num_key_value_heads", "num_attention_heads")
 """Numbers of heads in a configuration."""

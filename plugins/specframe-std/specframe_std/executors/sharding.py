@@ -9,7 +9,7 @@ from specframe.errors import ModelError
 
 
 def configuration(ranks: int) -> Any:
-    """Return transformers' description of a model that is split over so many ranks."""
+    """Return transformers' description of a model that is split over ``ranks`` ranks."""
     from transformers.distributed import DistributedConfig
 
     return DistributedConfig(tp_size=ranks)

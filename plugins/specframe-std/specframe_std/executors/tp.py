@@ -28,7 +28,7 @@ DRAFTS = ("replicated", "sharded")
 """What becomes of the draft model, the default first."""
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells each process that it starts."""
+"""What torchrun passes to each process that it starts."""
 
 TIMEOUT = 600.0
 """Seconds: weights on a slow disk may take one rank minutes longer than another."""
@@ -116,7 +116,7 @@ class TensorParallel:
         return self._ranks.barrier()
 
     def end(self, status: int, told: str = "") -> int:
-        """Return the exit status of rank 0, which it tells the others."""
+        """Return the exit status of rank 0, which it broadcasts."""
         return self._ranks.end(status, told)
 
 

@@ -49,7 +49,7 @@ class Ranks:
         self._inside = self._over = self._stood = False
         self._retries = self._sum = 0
         if self.rank:
-            warnings.filterwarnings("ignore", category=SpecframeWarning)  # rank 0 tells them
+            warnings.filterwarnings("ignore", category=SpecframeWarning)  # rank 0 shows them
             disable_progress_bar()
         atexit.register(self._leave, "its program has ended")
 
@@ -99,7 +99,7 @@ class Ranks:
             )
 
     def _part(self, error: Exception) -> Never:
-        """Tell the other ranks why this one did not come to the end of a block, and raise what all of them raise."""
+        """Report to the other ranks why this one did not come to the end of a block, and raise what all of them raise."""
         memory = isinstance(error, RuntimeError) and out_of_memory(error)
         retried = memory and not self._stood
         mine = {"rank": self.rank, "kind": MEMORY if retried else FAULT, "told": sentence(error)}
@@ -114,7 +114,7 @@ class Ranks:
             self._go_on()
         if first["kind"] == MEMORY:
             raise error if retried else torch.OutOfMemoryError(first["told"]) from None
-        if first["told"] == sentence(error) and not memory:  # one rank cannot go on alone after a round that stands
+        if first["told"] == sentence(error) and not memory:  # one rank cannot go on alone after a committed round
             raise error
         own = first["kind"] == LEFT and first["rank"] == self.rank
         raise RankError(first["told"] if own else f"rank {first['rank']}: {first['told']}") from error
@@ -151,7 +151,7 @@ class Ranks:
         self._over = True
 
     def _leave(self, told: str) -> None:
-        """Tell ranks that are in a block that this one will come to none any more."""
+        """Report to ranks that are in a block that this one will come to none any more."""
         with contextlib.suppress(RuntimeError):  # the store has gone with rank 0
             if not self._over:
                 self._first({"rank": self.rank, "kind": LEFT, "told": told})

@@ -120,12 +120,12 @@ class BlockAllocator:
 
 
 def contents(ids: list[int], block: int, after: bytes = b"") -> Iterator[bytes]:
-    """Return the key of each complete block of tokens: it tells the block's tokens and all before them.
+    """Return the key of each complete block of tokens: it identifies the block's tokens and all before them.
 
     Args:
         ids: the tokens, from the start of a block on.
         block: tokens of a block.
-        after: the key of the block before; empty for a row's first tokens.
+        after: the key of the block before, empty for a row's first tokens.
     """
     tokens = np.array(ids, dtype=np.int64)
     for first in range(0, len(ids) - block + 1, block):

@@ -1,7 +1,7 @@
-"""States that are kept of rows for others that begin alike: those after some of a prompt's blocks, by all tokens before.
+"""States that are kept of rows for others that begin alike: the states after some of a prompt's blocks, by all tokens before.
 
 A state cannot be cut back. A row that begins after n tokens of another needs the state after exactly n tokens, so some are computed
-while a prompt is read: what its layers have noted of a piece is taken in up to each of these places. No piece ends there.
+while a prompt is read: what its layers have noted of a prefill chunk is taken in up to each of these places. No chunk ends there.
 
 Tensor names carry their shape: N rows of which a state is kept, T tokens of a block, P tokens between two places.
 """
@@ -31,11 +31,11 @@ class PrefixReading:
     """A sequence whose prompt is read, and the states of it that are kept."""
 
     keys: list[bytes]
-    """What tells the tokens up to the end of each complete block of its prompt."""
+    """What identifies the tokens up to the end of each complete block of its prompt."""
     marks: list[int]
     """The blocks after which its state is kept."""
     begins: int = 0
-    """The blocks after which its row is to begin; 0: with its first token, or it has begun."""
+    """The blocks after which its row is to begin, or 0 for its first token, or if it has begun."""
 
 
 @attrs.frozen(eq=False)
@@ -73,7 +73,7 @@ class KeptStates(RowStates):
         most: copies that are kept.
         block: tokens of a block.
         stride: tokens before the first copy.
-        keys: returns what tells the tokens up to the end of each complete block.
+        keys: returns what identifies the tokens up to the end of each complete block.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class KeptStates(RowStates):
         self._steps: list[StateStep] = []
 
     def widen(self, rows: int) -> None:
-        """Serve a run of so many rows; copies stay."""
+        """Serve a run of ``rows`` rows; copies stay."""
         if rows != len(self._count):
             self._furnish(rows)
 
     def begin_after(self, sequence: Sequence, tokens: int) -> int:
-        """Return after how many of its first tokens, at most so many, a sequence can begin; its row begins there."""
+        """Return after how many of its first ``tokens`` tokens a sequence can begin; its row begins there."""
         for ended in [one for one in self._reading if one.gone]:
             del self._reading[ended]
         if sequence.parent is not None:
@@ -123,12 +123,12 @@ class KeptStates(RowStates):
         return max((end for end, key in enumerate(keys, 1) if key in self._number), default=0)
 
     def keep_after(self, sequence: Sequence, blocks: int) -> None:
-        """Keep a copy after so many blocks of a sequence whose prompt is read: another waits to begin there."""
+        """Keep a copy after ``blocks`` blocks of a sequence whose prompt is read: another waits to begin there."""
         if reading := self._reading.get(sequence):
             reading.marks = sorted({*reading.marks, blocks})
 
     def _marks(self, tokens: int, cached: int) -> list[int]:
-        """Return the blocks of so many tokens after which copies are taken; others have so many first blocks as well."""
+        """Return the blocks of ``tokens`` tokens after which copies are taken; others have the ``cached`` first blocks as well."""
         complete, after = tokens // self._block, math.ceil(self._stride / self._block)
         doubled = (after << times for times in range(complete.bit_length()))
         return sorted({mark for mark in (*doubled, cached, complete) if 0 < mark <= complete})
@@ -201,7 +201,7 @@ class KeptStates(RowStates):
         super()._note(fed, layer, before, inputs, after)
 
     def commit(self, batch: Batch, kept: Kept) -> None:
-        """Take in the tokens that stand, and keep the copies that were taken of them."""
+        """Take in the kept tokens, and keep the copies that were taken of them."""
         whole = bool(self._fed) and self._fed[0].inputs.keys() == self._layers.keys()
         super().commit(batch, kept)
         if whole:

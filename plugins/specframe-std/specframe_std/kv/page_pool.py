@@ -1,4 +1,4 @@
-"""Rows in one piece each, after each other in one pool: a row has as many slots as it uses, and some to grow into."""
+"""Contiguous rows, after each other in one pool: a row has as many slots as it uses, and some to grow into."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SPARE = 32
 """Slots that a row gets beyond those it needs, at least: some rounds' tokens, so that not every round lays rows out anew."""
 
 SHARE = 8
-"""One more slot to grow into for so many that a row needs: a long row costs more to copy."""
+"""Slots that a row needs for each one more to grow into: a long row costs more to copy."""
 
 
 LOOSE = 16
-"""One slot of the pool for so many that rows have is there beyond them: a pool that fits exactly would be copied for every row that
-grows. A pool with twice as many beyond is made smaller."""
+"""Slots that rows have for each one more of the pool: a pool that fits exactly would be copied for every row that grows. A pool
+with twice as many beyond is made smaller."""
 
 
 class PagePool(Quantisable):
-    """Gives each row a piece of one pool, as long as its sequence is, which grows with it and is free when it ends.
+    """Gives each row contiguous slots of one pool, which grow with its sequence and are free when it ends.
 
     Options:
         dtype: of the target's keys and values: "model", the model's own; "int8" or "fp8", with one scale for each token and head.
@@ -46,7 +46,7 @@ class PagePool(Quantisable):
 
 @attrs.define(eq=False)
 class PoolPart(PooledRow):
-    """A row in one piece of the pool: ``size`` slots from ``start`` on."""
+    """A row in the pool: ``size`` slots from ``start`` on."""
 
     start: int = 1
     size: int = 0
@@ -58,7 +58,7 @@ class PoolPart(PooledRow):
 
 
 class PoolStore(SharedPoolStore):
-    """Pieces of a pool. Where a row finds no room to grow, all rows are laid out anew, without gaps and with room for each."""
+    """Rows of a pool. Where a row finds no room to grow, all rows are placed anew, without gaps and with room for each."""
 
     _rows: dict[int, PoolPart]  # type: ignore[assignment]
 
@@ -85,7 +85,7 @@ class PoolStore(SharedPoolStore):
             self._lay_out(needed)
 
     def _extend(self, row: PooledRow, needed: int) -> bool:
-        """Give a row more slots where it is, or a new one a piece that is free; return whether there are any."""
+        """Give a row more slots where it is, or a new one free slots; return whether there are any."""
         assert isinstance(row, PoolPart)
         wanted = roomy(needed)
         if row.size:
@@ -108,7 +108,7 @@ class PoolStore(SharedPoolStore):
         return sorted((row for row in self._rows.values() if row.size), key=lambda row: row.start)
 
     def _lay_out(self, needed: dict[int, int]) -> None:
-        """Lay all rows out anew, with room to grow for those that need so many slots.
+        """Place all rows anew, with room to grow for those that need more slots.
 
         What may lack memory comes before any row moves, so a row never loses what it holds.
         """
@@ -157,5 +157,5 @@ class PoolStore(SharedPoolStore):
 
 
 def roomy(slots: int) -> int:
-    """Return the slots of a row that needs so many."""
+    """Return the slots of a row that needs ``slots`` of them."""
     return slots + max(SPARE, slots // SHARE)

@@ -27,7 +27,7 @@ from specframe_std.kv.quantised import EXACT, Quantisable
 from specframe_std.kv.slot_tables import FILLER
 
 GROWTH = 8
-"""A pool that is too small gets one more block for so many that it has: each growth copies it, layer by layer. One that has twice
+"""Blocks of a pool that is too small for each one more that it gets: each growth copies it, layer by layer. One that has twice
 as many at its end without a user is made smaller."""
 
 LEAST = 128
@@ -170,11 +170,11 @@ class PagedStore(SharedPoolStore):
             self.host.sweep()  # who has begun needs no copy, and who was aborted none either
 
     def most_bytes(self, rows: int, capacity: int) -> tuple[int, int]:
-        """Return the bytes of all blocks, and of what the pool takes while it grows to so many."""
+        """Return the bytes of all blocks, and of what the pool takes while it grows to them."""
         return self.memory.sizes(1 + self._how.most(rows, capacity, self.memory.slot_bytes) * self.block)
 
     def widen(self, rows: int, capacity: int) -> None:
-        """Serve a run of so many rows and slots per row."""
+        """Serve a run of ``rows`` rows of ``capacity`` slots."""
         super().widen(rows, capacity)
         self.blocks.most = max(self.blocks.most, self._how.most(rows, capacity, self.memory.slot_bytes))
 
@@ -217,7 +217,7 @@ class PagedStore(SharedPoolStore):
         return found[: next((place for place in places if self.blocks.users(found[place])), len(found))]
 
     def _bring_back(self, row: PageTable, known: int) -> int:
-        """Bring back what a row's sequence had here before, beyond so many first slots; return how many it has then."""
+        """Bring back what a row's sequence had here before, beyond its first ``known`` slots; return how many it has then."""
         held = self.host.count(row.sequence) if self.host else 0
         if self.host is None or held <= known:
             return known
@@ -273,7 +273,7 @@ class PagedStore(SharedPoolStore):
             row.blocks[place], self._table_BS = copied, None
 
     def _append(self, row: PageTable, slots: int) -> None:
-        """Give a row blocks for so many slots."""
+        """Give a row blocks for ``slots`` slots."""
         while len(row.blocks) * self.block < slots:
             row.blocks.append(self._take())
             self._fresh.append(self._slots_of(row.blocks[-1:]))
@@ -294,7 +294,7 @@ class PagedStore(SharedPoolStore):
         return blocks.take()
 
     def _room_for(self, blocks: int) -> bool:
-        """Have memory for so many blocks, and for some more where the device has it; return whether there is."""
+        """Have memory for ``blocks`` blocks, and for some more where the device has it; return whether there is."""
         if self.memory.count >= 1 + blocks * self.block:
             return True
         for count in (min(blocks + self._more(blocks), self.blocks.most), blocks):
@@ -308,7 +308,7 @@ class PagedStore(SharedPoolStore):
         return False
 
     def _slots_of(self, blocks: list[int]) -> np.ndarray:
-        """Return the slots of blocks, those of each after those of the one before."""
+        """Return the slots of blocks, one block after the other."""
         slots: np.ndarray = (np.array(blocks)[:, None] * self.block - self.block + 1 + np.arange(self.block)).ravel()
         return slots
 
@@ -337,7 +337,7 @@ class PagedStore(SharedPoolStore):
             self.memory.resize(1 + (made + more) * self.block)
 
     def _more(self, blocks: int) -> int:
-        """Return how many blocks a pool of so many has beyond them."""
+        """Return how many blocks a pool of ``blocks`` has beyond them."""
         return max(blocks // GROWTH, LEAST // self.block)
 
     def _ids(self, sequence: Sequence) -> list[int]:
@@ -347,7 +347,7 @@ class PagedStore(SharedPoolStore):
     def _contents(self, ids: list[int], known: Collection[bytes] = ()) -> list[bytes]:
         """Return the keys of the blocks that a row's tokens fill, but for those of its first ones, which are known.
 
-        What a slot holds depends on the tokens up to ``ahead`` after its own one, so a block's key tells these.
+        What a slot holds depends on the tokens up to ``ahead`` after its own one, so a block's key includes these.
         """
         after = [*known][-1] if known else b"".join(token.to_bytes(8, "little") for token in ids[: self.ahead])
         return [*contents(ids[self.ahead + len(known) * self.block :], self.block, after)]

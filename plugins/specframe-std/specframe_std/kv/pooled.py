@@ -51,11 +51,11 @@ class SharedPoolStore(ABC):
         self._fresh: list[np.ndarray] = []
         """Slots that rows were given since slots were last cleared."""
         self._coming = np.zeros(0, dtype=np.int64)
-        """What stands in the batch's rows once the forward under way has written its last layer."""
+        """The batch's own cached tokens once the forward under way has written its last layer."""
         self._shape = (0, 0)
         """Rows and slots attended to."""
         self._in_one: slice | None = None
-        """The pool's slots attended to, if they are in one piece."""
+        """The pool's slots attended to, if they are contiguous."""
         self._places: dict[torch.device, torch.Tensor] = {}
         self._attended: dict[torch.device, torch.Tensor] = {}
 
@@ -82,7 +82,7 @@ class SharedPoolStore(ABC):
 
     @abstractmethod
     def _numbers(self, rows: list[PooledRow]) -> np.ndarray:
-        """Return what tells where rows are, whole numbers (B, N)."""
+        """Return where rows are, as whole numbers (B, N)."""
 
     @abstractmethod
     def _table(self, rows: list[PooledRow], numbers_BN: torch.Tensor) -> torch.Tensor:
@@ -107,12 +107,12 @@ class SharedPoolStore(ABC):
     # ---- what every store does ------------------------------------------------------------------------------------
 
     def widen(self, rows: int, capacity: int) -> None:
-        """Serve a run of so many rows and slots per row."""
+        """Serve a run of ``rows`` rows of ``capacity`` slots."""
         self.rows, self.capacity = rows, capacity
         self._batch, self._own, self._table_BS = [], [], None
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
-        """Make room for a sequence that begins with so many tokens; return how many of them are cached, None without room."""
+        """Make room for a sequence that begins with ``tokens`` tokens; return how many are cached, or None without room."""
         return self._taken_in(sequence, tokens, waits=True)
 
     def _taken_in(self, sequence: Sequence, tokens: int, waits: bool) -> int | None:
@@ -265,7 +265,7 @@ class SharedPoolStore(ABC):
 
 
 def spread(counts: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for groups of so many members, each member's group, and its place there."""
+    """Return, for groups of ``counts`` members, each member's group, and its place there."""
     sizes = np.fromiter(counts, dtype=np.int64)
     groups = np.repeat(np.arange(len(sizes)), sizes)
     return groups, np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -93,11 +93,11 @@ class QuantisedStore:
         self.packed.release(sequence)
 
     def widen(self, rows: int, capacity: int) -> None:
-        """Serve a run of so many rows and slots per row, where rows share memory."""
+        """Serve a run of ``rows`` rows of ``capacity`` slots, where rows share memory."""
         cast(PooledStore, self.packed).widen(rows, capacity)
 
     def most_bytes(self, rows: int, capacity: int) -> tuple[int, int]:
-        """Return the most bytes of codes and scales, and of what is taken beside them, where rows share memory."""
+        """Return the most bytes of codes and scales, and of what else is taken, where rows share memory."""
         return cast(BoundedStore, self.packed).most_bytes(rows, capacity)
 
     @property

@@ -1,13 +1,13 @@
 """Keys and values in 8 bits: each number of a token's head has 8 bits, and the head has one scale.
 
-What a token's keys become depends on these keys alone, neither on the batch nor on the tokens beside them. So a rejected token
+What a token's keys become depends on these keys alone, neither on the batch nor on other tokens. So a rejected token
 leaves no trace in others, and what a token's own forward reads of it is what later forwards read.
 
 A scale has the range of float32 in 16 bits (bfloat16). Codes are computed with the scale that is stored, so its few digits cost
 none of the codes': it differs from the exact one by a part in 512 at most, and the largest number still has the largest code. In a
 head of 128 numbers codes and scale take 130 bytes, where bfloat16 takes 256.
 
-Tensor names carry their shape: B rows, H heads, T tokens, S slots, D size of a head, P bytes of a packed head.
+Tensor names carry their shape: B rows, H heads, T tokens, S slots, D size of a head, P bytes of a quantised head.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Quantiser:
 
     @staticmethod
     def packed_size(size: int) -> int:
-        """Return the bytes of a head of so many numbers: an even number of them, and none where it has no numbers."""
+        """Return the bytes of a head of ``size`` numbers: an even number of them, and none where it has no numbers."""
         return size + size % 2 + SCALE_BYTES if size else 0
 
     def packed_shape(self, shape: KVShape) -> KVShape:

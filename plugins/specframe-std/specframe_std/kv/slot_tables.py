@@ -49,13 +49,13 @@ class Slots:
         return sum(part.nbytes for part in self._parts)
 
     def sizes(self, count: int) -> tuple[int, int]:
-        """Return the bytes of so many slots of all layers, and of what :meth:`copy` takes for all of them."""
+        """Return the bytes of ``count`` slots of all layers, and of what :meth:`copy` takes for all of them."""
         parts = [(count * part[0].nbytes, (part.device, part.dtype, part.shape[1:])) for part in self._parts]
         return sum(nbytes for nbytes, _ in parts), sum({kind: nbytes for nbytes, kind in parts}.values())
 
     @torch.inference_mode(False)
     def resize(self, count: int) -> None:
-        """Have so many slots. The first ones keep what they hold, new ones hold zeros.
+        """Have ``count`` slots. The first ones keep what they hold, new ones hold zeros.
 
         Layers follow one by one, so no more than one tensor is there twice. Where memory runs out in between, layers before have
         more slots than those after, which does no harm: the next call brings all to its number.

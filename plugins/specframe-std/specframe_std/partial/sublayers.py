@@ -113,7 +113,7 @@ class Removable:
 
 
 def text_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Return the layers of a model's language model, the first of which is layer 0; none, where they are not kept in one list."""
+    """Return the layers of a model's language model, the first of which is layer 0, or nothing if they are not in one list."""
     known, stated = set(decoder_layers(model)), getattr(model.config.get_text_config(), "num_hidden_layers", None)
     modules = cast(torch.nn.Module, model.get_decoder()).modules()  # not those that read images
     lists = [[*one] for one in modules if isinstance(one, torch.nn.ModuleList) and len(one) == stated]

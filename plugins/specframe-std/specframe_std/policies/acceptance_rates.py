@@ -1,6 +1,6 @@
-"""The probability that draft tokens stand: of each place over all rows, and of each row by itself.
+"""The probability that draft tokens are accepted: of each place over all rows, and of each row by itself.
 
-A place of a tree is a level: one of its nodes stands there, or none does.
+A place of a tree is a level: one of its nodes is accepted there, or none is.
 
 Tensor names carry their shape: B rows, K places of a draft.
 """
@@ -31,21 +31,20 @@ FADES_31 = np.array([[0.5 ** (1 / ROW_WINDOW)]] * 2 + [[0.5 ** (2 / ROW_WINDOW)]
 ROW_BELIEF = 6.0, 30.0, 60.0
 """Draft tokens of a row that have to be seen before they count as much as all rows together: at least, before anything is known of
 how much rows differ, and at most. Of prompts of one kind it is 23 to 37 (library source, SpecBench), of files that are copied
-beside other ones 12."""
+together with other ones 12."""
 EXCESS = 0.25
-"""How much rows are assumed to differ beyond chance before any are seen: as much as one row with 40 draft tokens tells."""
+"""How much rows are assumed to differ beyond chance before any are seen: as much as one row with 40 draft tokens shows."""
 ENDED_WINDOW = 64
-"""Rows that have ended after which what they told of how much rows differ counts half."""
+"""Rows that have ended after which their evidence of how much rows differ counts half."""
 SUREST = 0.99
 """The highest probability of one token: no row is certain."""
 
 
 class RowCounts:
-    """Three counts of each sequence, by places of its drafts: those that were reached, that stood, and the reached ones by the
-    squares of their weights.
+    """Three counts of each sequence, by places of its drafts: reached, accepted, and reached by the squares of their weights.
 
-    A place is reached where all before it stood. The third is for chance: a weighted sum varies by the squares of the weights.
-    Sequences that have ended are forgotten, those that nobody holds any more, too.
+    A place is reached where all before it were accepted. The third is for chance: a weighted sum varies by the squares of the
+    weights. Sequences that have ended are forgotten, those that nobody holds any more, too.
     """
 
     def __init__(self, places: int) -> None:
@@ -102,7 +101,7 @@ class AcceptanceRates:
         self._all_2K = np.zeros((2, self._maximum))
         self._rows = RowCounts(self._maximum)
         self._differ_2 = np.zeros(2)
-        """How much the rows that have ended differ, as :func:`differences` tells it."""
+        """How much the rows that have ended differ, by :func:`differences`."""
         self._noted: list[list[Noted]] = []
         """Rounds in a row of the same sequences, of which none has ended before the last of them."""
         self._rates_K: np.ndarray | None = None
@@ -143,7 +142,7 @@ class AcceptanceRates:
         self._noted.clear()
 
     def _seen(self, rounds: list[Noted]) -> np.ndarray:
-        """Return for each row the places that were reached, that stood, and the former again, in N rounds of the same rows.
+        """Return for each row the reached places, the accepted ones, and the reached ones again, in N rounds of the same rows.
 
         Where a row ended, the tokens after its end say nothing.
 
@@ -161,10 +160,10 @@ class AcceptanceRates:
         return np.arange(self._maximum) < np.stack([reached_NB, stood_NB, reached_NB], axis=-1)[..., None]
 
     def rates(self, hope: float = 0.0) -> np.ndarray:
-        """Return the probability of each place to stand in any row, given that those before it do, (K,).
+        """Return the probability of each place to be accepted in any row, given that those before it are, (K,).
 
         Args:
-            hope: standard deviations by which each is taken to be higher than estimated.
+            hope: standard deviations by which each estimate is raised.
         """
         self._count()
         rates_K = self._rates()
@@ -173,7 +172,7 @@ class AcceptanceRates:
         return np.minimum(rates_K + hope * np.sqrt(rates_K * (1 - rates_K) / (self._all_2K[0] + BELIEF)), 1.0)
 
     def _rates(self) -> np.ndarray:
-        """Return the same without hope, of what is counted."""
+        """Return the same of what is counted, as estimated."""
         if self._rates_K is None:
             reached_K, accepted_K = self._all_2K
             usual = (accepted_K.sum() + BELIEF * RATE) / (reached_K.sum() + BELIEF)
@@ -181,10 +180,10 @@ class AcceptanceRates:
         return self._rates_K
 
     def rates_of(self, sequences: list[Sequence]) -> np.ndarray:
-        """Return the probability of each place of each row to stand, given that those before it do, (B, K).
+        """Return the probability of each place of each row to be accepted, given that those before it are, (B, K).
 
-        A row's is that of all rows, moved by how much better or worse its own drafts stood, and by what was seen of the place: the
-        more, the more rows differ beyond chance (empirical Bayes: Efron and Morris 1973).
+        A row's is that of all rows, moved by how much more or less its own drafts were accepted, and by what was seen of the place:
+        the more, the more rows differ beyond chance (empirical Bayes: Efron and Morris 1973).
         """
         rates_K = np.minimum(self.rates(), SUREST)
         rows = self._rows.rows(sequences)  # first: it may make room
@@ -200,7 +199,7 @@ class AcceptanceRates:
     def _belief(self, counts_B3K: np.ndarray, rates_K: np.ndarray) -> float:
         """Return the draft tokens of a row that count as much as all rows together, by how much rows differ.
 
-        Rows that have ended tell it as well as those of the batch: of one row alone a few tokens that stood or not would.
+        Rows that have ended count as well as those of the batch: else a few tokens of one row would decide.
         """
         least, assumed, most = ROW_BELIEF
         chance, excess = (self._differ_2 + differences(counts_B3K, rates_K).sum(1)).tolist()
@@ -208,16 +207,16 @@ class AcceptanceRates:
 
 
 def differences(counts_R3K: np.ndarray, rates_K: np.ndarray) -> np.ndarray:
-    """Return two numbers of each row that tell how much rows differ, (2, R).
+    """Return two numbers of each row that measure how much rows differ, (2, R).
 
-    The first over the second, each summed over rows, is the number of tokens that count as much as all rows together. The
-    first is the variance by chance of the tokens that stand, *np*(1 - *p*) where each of *n* stands with the probability *p*. The
-    second is the square of the tokens that stood beyond those expected, less that variance, for each token (moments of the
-    beta-binomial distribution: Kleinman 1973).
+    The first over the second, each summed over rows, is the number of tokens that count as much as all rows together. The first is
+    the variance by chance of the accepted tokens, *np*(1 - *p*) where each of *n* is accepted with the probability *p*. The second
+    is the square of the accepted tokens beyond those expected, less that variance, for each token (moments of the beta-binomial
+    distribution: Kleinman 1973).
 
     Args:
         counts_R3K: of each row, as :class:`RowCounts` has them.
-        rates_K: the probability of each place to stand.
+        rates_K: the acceptance probability of each place.
     """
     reached_RK, accepted_RK, squares_RK = counts_R3K.swapaxes(0, 1)
     reached_R, varies_K = reached_RK.sum(1), rates_K * (1 - rates_K)
@@ -227,10 +226,10 @@ def differences(counts_R3K: np.ndarray, rates_K: np.ndarray) -> np.ndarray:
 
 
 def survival(rates_BK: np.ndarray, room_B: np.ndarray) -> np.ndarray:
-    """Return the probability that a token and all before it stand, (B, K); 0 beyond what a row has room for.
+    """Return the probability that a token and all before it are accepted, (B, K), 0 beyond what a row has room for.
 
     Args:
-        rates_BK: of each token, given that those before it stand.
+        rates_BK: of each token, given that those before it are accepted.
         room_B: tokens that each row can still gain by its draft.
     """
     stands_BK = rates_BK.cumprod(1)

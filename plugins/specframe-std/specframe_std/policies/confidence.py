@@ -1,4 +1,4 @@
-"""The drafter's confidence: how likely a token is to stand by the distribution that it will be drawn from, calibrated online.
+"""The drafter's confidence: how likely a token is accepted by the distribution that it will be drawn from, calibrated online.
 
 Tensor names carry their shape: B rows, K places of a draft, F features, V vocabulary.
 """
@@ -13,11 +13,11 @@ from specframe.contracts.reports import Progress
 from specframe.contracts.round import Batch
 
 SURE = 12.0
-"""The greatest logit taken of a probability: beyond it float32 tells probabilities near 1 apart no more."""
+"""The greatest logit taken of a probability: beyond it float32 distinguishes probabilities near 1 no more."""
 PRIOR = np.array([0.0, 1.0, 0.0])
 """Weights of 1, the likeliest token's logit and the entropy, before anything is measured: that token's own probability."""
 PRIOR_OF_BOTH = np.array([0.0, 0.5, 0.0, 0.5])
-"""The same with the logit of what stood of the row before beside them: halfway between both estimates."""
+"""The same with the logit of the row's earlier acceptance as well: halfway between both estimates."""
 TRUST = np.array([2.0, 8.0, 8.0, 8.0])
 """Draft tokens whose evidence each weight of the prior counts as."""
 WINDOW = 2000
@@ -25,7 +25,7 @@ WINDOW = 2000
 TOGETHER = 8
 """Rounds whose tokens are fitted at once: a fit takes as long as that of one round alone."""
 BINS = 10
-"""Bins of predicted probabilities, for the comparison with what stood."""
+"""Bins of predicted probabilities, for the comparison with what was accepted."""
 
 
 @attrs.frozen(eq=False)
@@ -35,12 +35,12 @@ class Evidence:
     features_BKF: np.ndarray
     """The features of each token's distribution."""
     tested_BK: np.ndarray
-    """Whether the token was tested, since all before it stood."""
+    """Whether the token was tested, since all before it were accepted."""
     stood_BK: np.ndarray
-    """Whether it stood."""
+    """Whether it was accepted."""
 
     def widened(self, places: int) -> Evidence:
-        """Return the evidence with so many places; those that there were not were not tested."""
+        """Return the evidence with ``places`` places; further ones were not tested."""
         more = ((0, 0), (0, places - self.tested_BK.shape[1]))
         parts = np.pad(self.tested_BK, more), np.pad(self.stood_BK, more)
         return Evidence(np.pad(self.features_BKF, (*more, (0, 0))), *parts)
@@ -60,7 +60,7 @@ class Calibration:
         self._seen_KFF = np.zeros((places, len(prior), len(prior)))
         self._waiting = list[Evidence]()
         self.predicted, self.stood, self.count = np.zeros(BINS), np.zeros(BINS), np.zeros(BINS)
-        """By bins of the predicted probability: the sum of it, the tokens that stood, and all tokens that were tested."""
+        """By bins of the predicted probability: the sum of it, the accepted tokens, and the tested ones."""
 
     def add(self, evidence: Evidence | None) -> None:
         """Take in a round; the curves are fitted anew after every :data:`TOGETHER` of them."""
@@ -72,7 +72,7 @@ class Calibration:
             self._waiting.clear()
 
     def bins(self) -> np.ndarray:
-        """Return (bins, 3): the sum of predicted probabilities, the tokens that stood, and those that were tested."""
+        """Return (bins, 3): the sum of predicted probabilities, the accepted tokens, and the tested ones."""
         return np.stack([self.predicted, self.stood, self.count], axis=1)
 
     def _fit(self, features_BKF: np.ndarray, tested_BK: np.ndarray, stood_BK: np.ndarray) -> None:
@@ -109,7 +109,7 @@ def distribution_features(logits_BV: torch.Tensor) -> np.ndarray:
 
 @attrs.define(eq=False)
 class ConfidenceStop:
-    """Ends a row's draft where the calibrated probability that its next token stands, with all before it, becomes too small.
+    """Ends a row's draft where the calibrated probability that its next token and all before it are accepted becomes too small.
 
     One is made for each round. It looks at the distribution of a token before the token is drawn.
     """
@@ -117,11 +117,11 @@ class ConfidenceStop:
     weights_KF: np.ndarray
     """Of the calibration."""
     least: float
-    """The least probability that a token stands, with all before it, for its row to draft it."""
+    """The least probability that a token and all before it are accepted for its row to draft it."""
     rows: dict[tuple[int, int], int]
     """The row of each request in the batch, by its key."""
     own_BK: np.ndarray | None = None
-    """The logits of what stood of each row before, (B, K), a feature, or None if it is none."""
+    """The logits of each row's acceptance before, (B, K), a feature, or None if it is none."""
     together: float = 0.0
     """The least sum of these probabilities over the rows that go on for the draft to have another step."""
     _drafting: list[int] = attrs.Factory(list)

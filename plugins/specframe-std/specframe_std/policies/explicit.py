@@ -1,4 +1,4 @@
-"""Drafts as long as those of the same row stood lately (EQ-SD: the explicit estimate of quality)."""
+"""Drafts as long as those of the same row were accepted lately (EQ-SD: the explicit estimate of quality)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from specframe_std.policies.levels import Levels
 class Explicit:
     """Drafts for each row as many tokens as are likely to be accepted, by its own acceptance in the rounds before.
 
-    What was seen of a row fades, and counts beside what was seen of all rows. Every row drafts one token at least, so that it is
-    seen when its drafts become better. Of a tree each row drafts as many levels, with their nodes.
+    What was seen of a row fades, and counts together with what was seen of all rows. Every row drafts one token at least, so that
+    it is seen when its drafts become better. Of a tree each row drafts as many levels, with their nodes.
 
     Options:
         maximum: the longest draft, from 1 to 64; the deepest tree.
@@ -44,5 +44,5 @@ class Explicit:
         return self._levels.budget((stands_BK >= self._least).sum(1).clip(min=1))
 
     def observe(self, report: RoundReport) -> None:
-        """Note which tokens of each row stood."""
+        """Note which tokens of each row were accepted."""
         self._acceptance.add(report)

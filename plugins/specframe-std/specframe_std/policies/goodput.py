@@ -35,35 +35,35 @@ Where tokens are dear, as in large batches, it is the longest from which the mod
 tokens per second of the best one."""
 DOUBTED = 0.95
 """Share of plain decoding's tokens per second: where the shapes let even the best draft be expected to reach less, only that one is
-tried. It is short in a large batch, whose many rows tell acceptance soon. One token says little of what deeper drafts cost: where
-plain decoding and drafts are expected to be alike, runs lose up to 4 percent by so short a trial if drafts pay, and first runs win
+tried. It is short in a large batch, whose many rows show acceptance soon. One token says little of what deeper drafts cost: where
+plain decoding and drafts are expected to be alike, runs lose up to 4 percent by so short a test if drafts pay, and first runs win
 one percent if they do not."""
 UNREAD = 8
 """Rounds without a draft after which a draft model reads prompts no more, as at the start of a run
 (:mod:`specframe_std.drafters.draft_model`)."""
 READ = 0.6
-"""Seconds of a token that a draft model reads with hundreds of others, as a share of those that its shapes tell by the seconds of
-a token of a draft, which the target computes with few others. Two draft models on a CPU have 0.5 and 0.64."""
+"""Seconds of a token that a draft model reads with hundreds of others, as a share of the seconds by its shapes and those of a token
+of a draft, which the target computes with few others. Two draft models on a CPU have 0.5 and 0.64."""
 EVIDENCE = 4
 """Rows that the first draft length is tried on beyond :data:`TRIAL` rounds: the acceptance of two or three rows says little."""
 NEW_SHAPES = 4
 """Rounds at most for which a choice is kept longer because their shapes were new to the device, and which are not timed: each
-forward of a round is slow twice there, once as it is and once while it is recorded."""
+forward of a round is slow twice there, once as it is and once while it is captured."""
 TRIAL = 2
 """Rounds for which drafts are kept after a plain round: the first is not timed, since the drafter has to catch up."""
 DWELL = 8
 """Rounds for which a batch size keeps its depth, at most. Each row's part of it is chosen in every round."""
 EAGER = 4
-"""A depth is kept for one round more after every so many rounds, up to :data:`DWELL`: early estimates change fast."""
+"""Rounds after which a depth is kept for one round more, up to :data:`DWELL`: early estimates change fast."""
 QUIET, QUIETEST = 12, 64
-"""Rounds for which a choice to draft nothing is kept: at most so many at first, later half as many as nothing was drafted, and at
-most so many. Nothing is learnt of drafts meanwhile, only the hope that goes into a choice grows, and a choice takes a sixth of a
-small model's round. Three quarters in place of the half find a change of costs too late."""
+"""Rounds for which a choice to draft nothing is kept: at most ``QUIET`` at first, later half as many as nothing was drafted, and at
+most ``QUIETEST``. Nothing is learnt of drafts meanwhile, only the optimism of a choice grows, and a choice takes a sixth of a small
+model's round. Three quarters in place of the half find a change of costs too late."""
 TIMED = 4
-"""Where nothing is drafted, rounds of a choice that are timed once :data:`RECENT` have been: the last so many for which it is kept.
-Their median tells as much, and reading the clock takes half of the policy's time there."""
+"""Where nothing is drafted, rounds of a choice that are timed once :data:`RECENT` have been: the last ones for which it is kept.
+Their median says as much, and reading the clock takes half of the policy's time there."""
 MARGIN = 0.02
-"""Share by which another depth has to promise more than the one in use: a change of shapes costs a little time."""
+"""Share by which another depth's throughput estimate has to be higher: a change of shapes costs a little time."""
 LOOK, LOOKS = 1e-4, 500
 """Seconds to look at the distribution of a place, and the looks that a step of the draft has to be worth for drafts to be ended by
 them. Most looks end nothing, and a draft that ends early says nothing of its later places: on pairs whose steps take 2 and 20 ms
@@ -89,15 +89,15 @@ class DepthChoice:
 class Goodput:
     """Drafts for each row as many tokens as give most tokens per second over the batch; none where plain decoding is faster.
 
-    The tokens of all rows are ranked by the probability that they stand, by what stood of all rows and of each. For every depth so
-    many of them are taken as pay for the time that they cost, and the depth is chosen with the most expected tokens per second
+    The tokens of all rows are ranked by their acceptance probability, by what was accepted of all rows and of each. For every depth
+    those of them are taken that pay for the time that they cost, and the depth is chosen with the most expected tokens per second
     (:mod:`specframe_std.policies.acceptance_rates`, :mod:`specframe_std.policies.round_seconds`). A row none of whose tokens is
     taken drafts nothing. All of this is decided before any of these tokens is drawn, so that the output's distribution stays the
-    target's. An uncertain depth is taken to be a little faster than estimated (the principle of upper confidence bounds: Lai
-    and Robbins 1985). The estimates stay for the pipeline's next run.
+    target's. An uncertain depth is taken to be a little faster than estimated (the principle of upper confidence bounds: Lai and
+    Robbins 1985). The estimates stay for the pipeline's next run.
 
-    With ``confidence``, a row's draft ends before the plan says where the drafter is less sure than that pays for: what stood of
-    the row and the drafter's distribution are one estimate then (:mod:`specframe_std.policies.confidence`).
+    With ``confidence``, a row's draft ends before the plan says where the drafter is less sure than that pays for: the row's
+    acceptance and the drafter's distribution are one estimate then (:mod:`specframe_std.policies.confidence`).
 
     Of trees the tokens are levels, with as many nodes each as the drafter's own tree has.
 
@@ -115,12 +115,12 @@ class Goodput:
             raise OptionError(f"confidence: expected 'on' or 'off', got {literal(confidence)}")
         self._confident = confidence == "on"
         self.clock: Callable[[], float] | None = None
-        """Tells the time, in seconds, or None for the one that :func:`clock_of` returns for the run's device."""
+        """Returns the time, in seconds, or None for the one that :func:`clock_of` returns for the run's device."""
         self._clock: Callable[[], float] = time.perf_counter
         self._stop: ConfidenceStop | None = None
         self._started: float | None = None
         self._under_way: list[list[Sequence]] = []
-        """The rows of rounds whose budgets were asked for and that were not told yet: of two, where the next is begun before."""
+        """The rows of rounds with a budget and no report yet: of two, where the next is begun before."""
         self._new_shapes: Callable[[], int] = lambda: 0
         self._known_shapes = 0
         self._leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
@@ -143,11 +143,11 @@ class Goodput:
         self._prior = Prior()
 
     def calibrated(self) -> np.ndarray:
-        """Return by bins what the calibration predicted, and what stood."""
+        """Return by bins what the calibration predicted, and what was accepted."""
         return self.calibration.bins()
 
     def start(self, run: Run) -> None:
-        """Take what the models' shapes tell of a round's cost."""
+        """Take a round's cost by the models' shapes."""
         if (models := (run.runner.module, run.draft_model)) != self._models:  # their weights are counted once
             self._models, self._prior = models, Prior.of(run)
         self._seconds.prepare(self._prior)
@@ -281,7 +281,7 @@ class Goodput:
         return int(depths_C[promise_C >= worth * promise_C.max()][-1])
 
     def _beside(self, batch: Batch) -> float:
-        """Return the seconds that drafts take beside their own rounds, for each token to come."""
+        """Return the seconds that drafts take outside of their own rounds, for each token to come."""
         prompts_B = np.array([len(sequence.request.prompt_ids) for sequence in batch.sequences])
         new = float((batch.limits - prompts_B).mean())
         left = (batch.limits - batch.lengths).tolist()
@@ -292,7 +292,7 @@ class Goodput:
         """Return the seconds in which a draft model reads, for each token to come.
 
         To draft again it reads the tokens of the rounds since it drafted, and the prompts of rows that came :data:`UNREAD` rounds
-        later. While it drafts it reads the prompts of sequences that wait. The shapes tell the seconds of a token as a share of the
+        later. While it drafts it reads the prompts of sequences that wait. The shapes give the seconds of a token as a share of the
         target's, which are measured.
 
         Args:
@@ -310,9 +310,9 @@ class Goodput:
         return tokens * READ * prior.read / prior.each * self._curves[len(batch)].token / len(batch)
 
     def _promise(self, plans: DepthPlans, hope: float, mixed: float = 0.0) -> np.ndarray:
-        """Return the tokens per second of each plan, (C,), if it is faster than estimated by so many standard deviations.
+        """Return the tokens per second of each plan, (C,), if it is faster than estimated by ``hope`` standard deviations.
 
-        ``mixed``: the seconds that drafts take beside their rounds, for each token gained.
+        ``mixed`` is the seconds that drafts take outside of their rounds, for each token gained.
         """
         sure_K, hoped_K = self._acceptance.rates().cumprod(), self._acceptance.rates(hope).cumprod()
         more_C = np.concatenate([[1.0], (1 + hoped_K.cumsum()) / (1 + sure_K.cumsum())])
@@ -320,7 +320,7 @@ class Goodput:
         return plans.gains_C * more_C / (seconds_C + mixed * plans.gains_C * (plans.depths_C > 0))
 
     def _usual(self, rows: int) -> int:
-        """Return the depth in use for so many rows, or for the nearest number of rows."""
+        """Return the depth in use for ``rows`` rows, or for the nearest number of rows."""
         return self._choices[min(self._choices, key=lambda size: abs(np.log(size / rows)))].depth
 
 
@@ -333,7 +333,7 @@ class DepthPlans:
 
     levels: Levels
     stands_BK: np.ndarray
-    """The probability of each row's tokens to stand."""
+    """The acceptance probability of each row's tokens."""
     least_C: np.ndarray
     """The least probability of a plan's tokens; it has all that are as likely and within its depth."""
     tokens_C: np.ndarray
@@ -341,16 +341,16 @@ class DepthPlans:
     gains_C: np.ndarray
     """Tokens that all rows gain, expected."""
     curve: Curve
-    """Tells the seconds of rounds."""
+    """Returns the seconds of rounds."""
 
     @classmethod
     def best(cls, stands_BK: np.ndarray, curve: Curve, fits_C: np.ndarray, levels: Levels) -> DepthPlans:
         """Return the plans with the most expected tokens per second.
 
         Args:
-            stands_BK: the probability of each row's tokens to stand.
-            curve: tells the seconds of rounds.
-            fits_C: the most tokens, of so many rows that draft up to a depth, with which padding is left out.
+            stands_BK: the acceptance probability of each row's tokens.
+            curve: returns the seconds of rounds.
+            fits_C: the most tokens of rows that draft up to a depth with which padding is left out.
             levels: of the drafts.
         """
         rows, places = stands_BK.shape
@@ -394,7 +394,7 @@ class DepthPlans:
     def least(self, depth: int) -> tuple[float, float]:
         """Return the probability from which on a token of a plan pays for its seconds, and the sum of those of a step that pays.
 
-        Where padding is computed anyway a token costs nothing beside those of other rows, and a step as much as one of all rows.
+        Where padding is computed anyway a token costs nothing, and a step as much as one of all rows.
         """
         rate = float(self.gains_C[depth]) / float(self.seconds_C[depth])
         if self.uneven(depth):

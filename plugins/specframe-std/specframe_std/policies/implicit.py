@@ -35,7 +35,7 @@ class Implicit:
         self._stop: ConfidenceStop | None = None
 
     def calibrated(self) -> np.ndarray:
-        """Return by bins what the calibration predicted, and what stood."""
+        """Return by bins what the calibration predicted, and what was accepted."""
         return self.calibration.bins()
 
     def start(self, run: Run) -> None:
@@ -48,7 +48,7 @@ class Implicit:
         return Budget(self.maximum.depth, stopping=self._stop)
 
     def observe(self, report: RoundReport) -> None:
-        """Compare the confidence with what stood."""
+        """Compare the confidence with what was accepted."""
         if self._stop is not None:
             self.calibration.add(self._stop.evidence(report))
             self._stop = None

@@ -1,4 +1,4 @@
-"""The levels of drafts that are chains or trees, and the nodes of so many levels.
+"""The levels of drafts that are chains or trees, and their nodes.
 
 Tensor names carry their shape: B rows.
 """
@@ -13,7 +13,7 @@ from specframe.contracts.drafts import Budget
 
 @attrs.frozen
 class Levels:
-    """Drafts of up to so many levels: a chain has one node in each, a tree more.
+    """Drafts by their levels: a chain has one node in each, a tree more.
 
     A tree of fewer levels has as many fewer nodes, so that what a level costs does not depend on how many there are.
     """
@@ -34,12 +34,12 @@ class Levels:
         return self.most.nodes / self.most.depth
 
     def of(self, nodes_B: np.ndarray) -> np.ndarray:
-        """Return the levels of drafts with so many nodes, (B,)."""
+        """Return the levels of drafts with ``nodes_B`` nodes, (B,)."""
         nodes_B = np.minimum(nodes_B, self.most.nodes)
         return nodes_B if self.most.nodes == self.most.depth else np.searchsorted(self.nodes_D, nodes_B)
 
     def budget(self, depths_B: np.ndarray) -> Budget:
-        """Return the budget of rows whose drafts have so many levels, (B,)."""
+        """Return the budget of rows whose drafts have ``depths_B`` levels."""
         deepest = int(depths_B.max())
         if self.most.nodes == self.most.depth:
             return Budget(deepest, depths_B=depths_B)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 BELIEF = 30
-"""Rounds after which half of what they tell is believed: before, the pace is taken to be steady. 10 and 100 are alike in simulated
+"""Rounds after which half of what they show is believed: before, the pace is taken to be steady. 10 and 100 are alike in simulated
 queues. Were a deviation of 0.1 assumed first, first runs on shared cores would win 0.4 percent, and drafts that jump in cost would
 be found late on all machines."""
 APART = 8

@@ -15,10 +15,10 @@ batches of 8 rows draft too seldom."""
 EMPTY = 0.25
 """Share of rows that are empty before prompts are read for them: that ``wait``. One row alone is filled at once."""
 UNLIKE, CHANCE = 0.05, 0.13
-"""How far apart rows that draft come to end, in rounds of plain decoding: the standard deviation by how well the drafts of each row
-stand, as a share of its tokens, and the variance by chance, for each of its tokens. Draft tokens of library source stand with a
-probability of 0.74, which varies from row to row as if 28 tokens had been seen of each: drafts of one token give 0.034 and 0.06.
-Rows that end apart also begin apart, so that the deviations are taken to be half as large again."""
+"""How far apart rows that draft come to end, in rounds of plain decoding: the standard deviation by the acceptance of each row's
+drafts, as a share of its tokens, and the variance by chance, for each of its tokens. Draft tokens of library source are accepted
+with a probability of 0.74, which varies from row to row as if 28 tokens had been seen of each: drafts of one token give 0.034 and
+0.06. Rows that end apart also begin apart, so that the deviations are taken to be half as large again."""
 DRAFTED = 0.7
 """Seconds in which rows that draft gain a token without the time that each row takes, as a share of those of plain decoding: of
 drafts of one token that are as above, with a step that takes a quarter of a plain round."""
@@ -58,7 +58,7 @@ def refills(left: list[int], waiting: int) -> float:
 def later_end(left: list[int], waiting: int, new: float) -> float:
     """Return the passes of a run's last rounds, which have ever fewer rows.
 
-    The last row ends later than the mean row, by as many standard deviations as the greatest of so many normal numbers is expected
+    The last row ends later than the mean row, by as many standard deviations as the greatest of as many normal numbers is expected
     to be (Blom 1958).
     """
     rows, mean = len(left), sum(left) / len(left)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NOISE = 0.13
 """Standard deviation of one round's seconds, as a share of them: of rounds of 40 to 130 ms on a CPU 0.04 to 0.06 where nothing else
-runs, and more beside other programs. Where it is taken to be too large, a step in the costs of depths is found late."""
+runs, and more together with other programs. Where it is taken to be too large, a step in the costs of depths is found late."""
 OTHER_SIZE = 0.06
 """Standard deviation of a linear model's error at another batch size, as a share of the seconds there."""
 OWN = 0.05
@@ -50,7 +50,7 @@ known. It is rather too high: a draft that is cheaper than assumed is lengthened
 
 @attrs.frozen
 class Speed:
-    """Rough speeds of a kind of device: they tell shares of a round from shapes, not seconds."""
+    """Rough speeds of a kind of device: they give shares of a round by shapes, not seconds."""
 
     bandwidth: float
     """Bytes of weights read per second."""
@@ -67,18 +67,18 @@ step of a draft with 28 layers took 0.47 of a plain round of a target with 36 th
 
 @attrs.frozen
 class Prior:
-    """What the models' shapes tell of a round's cost, before any round is timed."""
+    """A round's cost by the models' shapes, before any round is timed."""
 
     step: float = TOKEN
     """Seconds of one step of a draft, as a share of a plain round's."""
     each: float | None = None
     """Seconds of each token that the target computes, as a share of its pass over the weights, or None if nothing is known."""
     read: float = 0.0
-    """Seconds of each token that a draft model reads to catch up, as a share of that pass; 0 where there is no draft model."""
+    """Seconds of each token that a draft model reads to catch up, as a share of that pass, or 0 without a draft model."""
 
     @classmethod
     def of(cls, run: Run) -> Prior:
-        """Return what the shapes of a run's models tell."""
+        """Return the costs by the shapes of a run's models."""
         speed = CPU if run.runner.device.type == "cpu" else ACCELERATOR
         target = pass_seconds(run.runner.module, speed)
         each = weights(run.runner.module)[0] * 2 / speed.operations / target
@@ -92,7 +92,7 @@ class Prior:
         return TOKEN if self.each is None else rows * self.each / (1 + rows * self.each)
 
     def weight_pass(self, rows: int) -> float:
-        """Return the seconds of the target's pass over its weights, as a share of a plain round of so many rows."""
+        """Return the seconds of the target's pass over its weights, as a share of a plain round of ``rows`` rows."""
         return 1 / (1 + rows * (self.each or 0.0))
 
 
@@ -213,8 +213,8 @@ class RoundSeconds:
     The model is linear in the depth, in the tokens of the drafts that the target computes, in whether there is a draft, in the
     batch size, and in the product of batch size and tokens. Each depth of the batch size asked about may depart from the line by
     a little. Relative errors count. Batch sizes near the one asked about weigh most. No median is taken to be surer than the pace
-    of the machine (:mod:`specframe_std.policies.pace`). Before anything is measured the models' shapes tell what a step and a
-    token cost beside a plain round. The first round of each pair is left out: it may allocate, compile or capture.
+    of the machine (:mod:`specframe_std.policies.pace`). Before anything is measured the models' shapes give what a step and a token
+    cost in plain rounds. The first round of each pair is left out: it may allocate, compile or capture.
 
     Args:
         levels: of the drafts.
@@ -223,13 +223,13 @@ class RoundSeconds:
     def __init__(self, levels: Levels) -> None:
         self._levels, self._maximum = levels, levels.most.depth
         self.prior = Prior()
-        """What the models' shapes tell."""
+        """The costs by the models' shapes."""
         self._measured: dict[tuple[int, int], Measured] = {}
         self._pace = Pace()
         self._rounds = 0
 
     def prepare(self, prior: Prior) -> None:
-        """Take what the models' shapes tell."""
+        """Take the costs by the models' shapes."""
         self.prior = prior
 
     def add(self, rows: int, depth: int, tokens: int, seconds: float, typical: bool = True) -> None:
@@ -254,7 +254,7 @@ class RoundSeconds:
         self._rounds += 1
 
     def surprises(self, rows: int, depth: int, seconds: float) -> bool:
-        """Return whether the first seconds of a pair are :data:`SURPRISE` times those expected: another round has to tell."""
+        """Return whether the first seconds of a pair are :data:`SURPRISE` times those expected: another round has to decide."""
         known = self._measured.get((rows, depth))
         if known is None or known.seconds:
             return False
@@ -266,7 +266,7 @@ class RoundSeconds:
         return max((depth for _, depth in self._measured), default=0)
 
     def curve(self, rows: int) -> Curve:
-        """Return the seconds of rounds of so many rows; before anything was measured the unit is arbitrary."""
+        """Return the seconds of rounds of ``rows`` rows; before anything was measured the unit is arbitrary."""
         timed = {pair: one for pair, one in self._measured.items() if one.seconds}
         step, token = self.prior.step, self.prior.token(rows)
         guesses = [1 + step * depth + token * nodes for depth, nodes in enumerate(self._levels.nodes_D.tolist())]
@@ -297,7 +297,7 @@ class RoundSeconds:
         return Curve(plain * found_F[:-2], plain**2 * covariance_FF[:-2, :-2], 0.3 * least)
 
     def _chance(self, one: Measured, ratio: float) -> float:
-        """Return the variance of a median for a batch size of which it has so many times the rows, as a share of it, by chance."""
+        """Return the variance by chance of a median for a batch size, as a share of it; it has ``ratio`` times the rows."""
         near = min(ratio, 1 / ratio) ** 2
         faded = 0.5 ** min((self._rounds - one.last) / HALF, LONG_AGO)
         return NOISE**2 / (len(one.seconds) * faded * near) + self._pace.variance
@@ -314,7 +314,7 @@ class RoundSeconds:
     def _learn_pace(self, timed: dict[tuple[int, int], Measured]) -> None:
         """Learn of the machine's pace by the rounds since it was asked last: all at once, as a round finds caches full of models.
 
-        What more tokens take is left out, as the models' shapes tell it.
+        What more tokens take is left out, by the models' shapes.
         """
         for (rows, depth), one in timed.items():
             if one.fresh and len(one.seconds) > APART:

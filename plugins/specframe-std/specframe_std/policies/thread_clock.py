@@ -1,4 +1,4 @@
-"""Clocks for the seconds of rounds. That of a thread stands still while another program has its core."""
+"""Clocks for the seconds of rounds. A thread's clock stops while another program has its core."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def reading() -> ClockReading:
 class ThreadClock:
     """Counts the seconds of a thread, without those for which it could have computed and another program had its core.
 
-    Seconds for which the thread waits count. The system does not tell how long a thread waited, but how often. So all seconds
+    Seconds for which the thread waits count. The system does not report how long a thread waited, but how often. So all seconds
     count between two readings with a wait in between.
 
     Args:

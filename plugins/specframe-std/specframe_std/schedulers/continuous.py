@@ -9,17 +9,17 @@ from specframe.value_checks import number, whole
 from specframe_std.schedulers.refill import Refill
 
 PLACES = 4096
-"""Rows times tokens of a piece beside them: as many places as models read of prompts in one forward."""
+"""Rows times tokens of their mixed batch's prefill chunk: as many as models read of prompts in one forward."""
 
 
 class Continuous:
     """Replaces finished rows by the prompts that wait, except when that would pass over live rows twice.
 
-    Where more prompts wait than rows are free, so many rows are filled at once that reading their prompts together saves more than
-    the rows lose that stay empty for it (:class:`Refill`).
+    Where more prompts wait than rows are free, as many rows are filled at once as save more by one prefill than the rows lose that
+    stay empty for it (:class:`Refill`).
 
-    A prompt longer than a piece is read in chunks, a round of the others between two of them, so that nobody waits for long. With
-    ``mixed=on`` all of a prompt but its last token is read in the rounds of the others, a piece in each.
+    A prompt longer than ``piece`` is read in chunks, a round of the others between two of them, so that nobody waits for long. With
+    ``mixed=on`` all of a prompt but its last token is read in the rounds of the others, a chunk in each.
 
     Options:
         piece: tokens of a prompt read between two rounds, or in one of them, at least 1; there fewer, where rows are many.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 FADES = 1 / 16
-"""Share of what was seen of rows that end which each round forgets: the last ten rounds or so tell how fast they end now."""
+"""Share of what was seen of rows that end which each round forgets: the last ten rounds or so show how fast they end now."""
 
 
 class Refill:
-    """Tells when free rows are worth a forward that reads new prompts.
+    """Decides when free rows are worth a forward that reads new prompts.
 
     A forward for one prompt costs almost what one for several does, as far as it reads the model's weights; a row that stays
     empty costs its share of each round. Let *f* be the first cost, in rounds of a full batch of *B* rows, and let *r* rows end per
@@ -17,7 +17,7 @@ class Refill:
     than a forward.
 
     Args:
-        cost: *f*, in rounds; 0: rows are filled at once.
+        cost: *f*, in rounds; with 0 rows are filled at once.
         batch_size: *B*.
     """
 
@@ -34,7 +34,7 @@ class Refill:
         self._live = live
 
     def due(self, free: int, waiting: int) -> bool:
-        """Return whether so many free rows are filled now: as many as are worth it, or enough for all prompts that wait."""
+        """Return whether ``free`` rows are filled now: as many as are worth it, or enough for all prompts that wait."""
         least = 2 * self._cost * self._ended / self._rounds if self._rounds else 0.0
         if free < waiting and free * (free + 1) < least and self._empty < self._cost:
             self._empty += free

@@ -45,7 +45,7 @@ class DeltaRule(MixerKind):
     ) -> tuple[torch.Tensor, Inputs, torch.Tensor | Callable[[], torch.Tensor]]:
         """Return the outputs, keys, what they add and the decays of each token, and the states after the last one.
 
-        Of a long chain the values and strengths are noted in place of what they add, which the mixer's own scan does not tell.
+        Of a long chain the values and strengths are noted in place of what they add, which the mixer's own scan does not give.
         """
         units = unit if use_qk_l2norm_in_kernel else torch.Tensor.float
         beta = beta * state.real_BT[..., None]  # padding adds nothing
@@ -78,7 +78,7 @@ class DeltaRule(MixerKind):
     def after(
         self, layer: Any, scan: int, before: torch.Tensor, inputs: Inputs, stands_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Return the states after the tokens that stand: others add nothing, and do not decay them."""
+        """Return the states after the kept tokens: others add nothing, and do not decay them."""
         keys_BHTK, added_BHTV, decay_BHTD, *beta = by_token(inputs)
         if not beta:
             return state_after(keys_BHTK, added_BHTV, decay_BHTD, before, stands_BT)

@@ -17,7 +17,7 @@ from specframe_std.states import mixers, windows
 
 @attrs.frozen(eq=False)
 class Paths:
-    """Stands in for a module's cache: each token is a row for itself, and has the inputs on its path, (B * T, C, W)."""
+    """A stand-in for a module's cache: each token is a row for itself, and has the inputs on its path, (B * T, C, W)."""
 
     inputs: torch.Tensor
 

@@ -58,7 +58,7 @@ class Mamba1(MixerKind):
     def after(
         self, layer: Any, scan: int, before: torch.Tensor, inputs: Inputs, stands_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Return the states after the tokens that stand: others take no time."""
+        """Return the states after the kept tokens: others take no time."""
         hidden_states, dt, keys = inputs
         return scanned(hidden_states, dt * stands_BT[..., None], keys, decay_of(layer, scan), before)[-1]
 

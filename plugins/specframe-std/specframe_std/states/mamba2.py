@@ -72,7 +72,7 @@ class Mamba2(MixerKind):
     def after(
         self, layer: Any, scan: int, before: torch.Tensor, inputs: Inputs, stands_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Return the states after the tokens that stand: others add nothing, and do not decay them."""
+        """Return the states after the kept tokens: others add nothing, and do not decay them."""
         keys, added, decay = (by_head(one.float(), inputs[1].shape[2]) for one in inputs)
         return state_after(added, keys, decay, before, stands_BT)
 

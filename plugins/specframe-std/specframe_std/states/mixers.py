@@ -38,7 +38,7 @@ CACHES = ("cache_params", "past_key_values")
 class MixerCall:
     """One call of a mixer: the window and the scan that it is given, and what they take in.
 
-    It stands in for the mixer's cache, too.
+    It is a stand-in for the mixer's cache, too.
 
     Args:
         kind: of the layer's state.
@@ -156,7 +156,7 @@ class MixerKind:
     scan: ClassVar[str]
     """The function by which mixers of the kind scan several tokens."""
     exact: ClassVar[bool] = False
-    """Whether a token has the same bits whatever is fed beside it."""
+    """Whether a token has the same bits whatever else is fed."""
 
     def by_token(self) -> StateKind:
         """Return the kind with tokens that are taken in one after the other."""
@@ -203,7 +203,7 @@ class MixerKind:
     def after(
         self, layer: Any, scan: int, before: torch.Tensor, inputs: Inputs, stands_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Return the states of a mixer's scan of this number after the tokens that stand."""
+        """Return the states of a mixer's scan of this number after the kept tokens."""
         raise NotImplementedError
 
     def steps(self, layer: Any, state: LayerState, *given: Any, **named: Any) -> RecurrenceSteps:
@@ -258,7 +258,7 @@ class Stepped(MixerKind):
     def after(
         self, layer: Any, scan: int, before: torch.Tensor, inputs: Inputs, stands_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Return the states after the tokens that stand."""
+        """Return the states after the kept tokens."""
         return last(one_by_one(self._kind.take(layer, scan), before, inputs, stands_BT), before)
 
 

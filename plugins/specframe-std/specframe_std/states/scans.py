@@ -26,7 +26,7 @@ def summed(decay_BHTD: torch.Tensor, sees_BTT: torch.Tensor | None) -> torch.Ten
 
 
 def between(decay_BHTD: torch.Tensor, sees_B1TT: torch.Tensor) -> torch.Tensor:
-    """Return the decay from each token's ancestors (last but one axis) to the token, (B, H, T, T, D); 0 from all others."""
+    """Return the decay from each token's ancestors (last but one axis) to the token, (B, H, T, T, D), 0 from all others."""
     differences = decay_BHTD[:, :, :, None] - decay_BHTD[:, :, None]
     return differences.masked_fill(~sees_B1TT[..., None], -torch.inf).exp()
 
@@ -56,8 +56,8 @@ def linear_scan(
         decay_BHTD: logarithms of the decays, at most 0: one per head (D is 1), or one per entry of the key (D is K).
         state_BHKV: the states before the block.
         sees_BTT: which places see which, (1 or B, T, T), for a tree, or None for a chain.
-        beta_BHT1: the strength of the delta rule, which adds what a value differs by from what the state has for its key; None:
-            values are added as they are.
+        beta_BHT1: the strength of the delta rule, which adds what a value differs by from what the state has for its key, or None
+            to add values as they are.
     """
     total_BHTD = summed(decay_BHTD, sees_BTT)
     seen_B1TT = (lower(key_BHTK.shape[2], key_BHTK.device) if sees_BTT is None else sees_BTT)[:, None]
@@ -101,7 +101,7 @@ def state_after(
 
 
 def by_head(vectors_BTHK: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return the vectors of each of so many heads, (B, H, T, K): several may share one of fewer."""
+    """Return the vectors of each of ``heads`` heads, (B, H, T, K): several may share one of fewer."""
     vectors_BHTK = vectors_BTHK.transpose(1, 2)
     shared = heads // vectors_BHTK.shape[1]
     return vectors_BHTK if shared == 1 else vectors_BHTK.repeat_interleave(shared, 1)

@@ -1,7 +1,7 @@
 """Compressed convolutional attention (arXiv 2510.04476), as Zaya has it: queries and keys are convolved, and values come late.
 
-Its layers attend as well. What a row keeps of them beside keys and values is the window of the convolutions, and the hidden state
-of its last token, of which half of the next token's value is made.
+Its layers attend as well. What a row keeps of them in addition to keys and values is the window of the convolutions, and the hidden
+state of its last token, of which half of the next token's value is made.
 
 Tensor names carry their shape: B rows, T tokens, C channels of the convolutions, W places of their window, D entries of a hidden
 state.
@@ -21,7 +21,7 @@ from specframe_std.states import mixers, windows
 class CompressedConvolution:
     """The convolved queries and keys, and delayed values, of Zaya.
 
-    The window of its projections is not told to a cache token by token, so all of them is here.
+    The window of its projections is not passed to a cache token by token, so all of them is here.
     """
 
     offers = frozenset({"bitwise"})

@@ -16,7 +16,7 @@ from specframe_std.trees.growth import Children, Choose
 def by_rule(rule: Any, batch: Batch) -> Choose:
     """Return the choice of an acceptance rule for a batch.
 
-    A rule that judges trees has ``siblings``. Rows without a temperature get the likeliest tokens, whose probability is 1, whatever
+    A rule for trees has ``siblings``. Rows without a temperature get the likeliest tokens, whose probability is 1, whatever
     the rule: its noise would only make them worse.
     """
     logits, samples = "logits" in rule.needs, "samples" in rule.offers

@@ -31,7 +31,7 @@ class Frontier:
     depth: int
     """Their depth; 1: children of the row's last token."""
     above_BF: torch.Tensor
-    """For each node of this level, its parent's index in the frontier before; 0 at depth 1; (B, F) or (1, F)."""
+    """For each node of this level, its parent's index in the frontier before, 0 at depth 1, (B, F) or (1, F)."""
 
 
 Run = Callable[[Frontier], torch.Tensor]
@@ -58,7 +58,7 @@ class Grown:
 
     draft: Draft
     fed_BN: torch.Tensor
-    """The place of each node among the tokens fed after the row's last; 0 for a node that was not fed, which has no children."""
+    """The place of each node among the tokens fed after the row's last, or 0 for a node that was not fed, which has no children."""
 
 
 def static(shape: Shape, budget: Budget, logits_B1V: torch.Tensor, run: Run, choose: Choose) -> Grown:
@@ -101,11 +101,11 @@ def is_uneven(budget: Budget) -> bool:
 
 
 def best_first(grown: Grown, worth_BN: torch.Tensor, budget: Budget) -> Grown:
-    """Put the nodes first that each row's own budget has: its most promising ones that are not too deep, in their order.
+    """Put the nodes first that each row's own budget has: the likeliest ones that are not too deep, in their order.
 
     Args:
         grown: a tree with nodes in the order of their depth.
-        worth_BN: how promising they are, a node no more than its parent; (B, N), or (1, N) where all rows are alike.
+        worth_BN: how likely they are accepted, a node no more than its parent; (B, N), or (1, N) where all rows are alike.
         budget: an :func:`is_uneven` one.
     """
     draft = grown.draft

@@ -19,7 +19,7 @@ def walk(draft: Draft, choice: Callable[[int, torch.Tensor], torch.Tensor]) -> A
 
     Args:
         draft: a tree.
-        choice: returns the target's choice, (B, 1), after so many accepted tokens, at the places (B, 1).
+        choice: returns the target's choice, (B, 1), after a number of accepted tokens, at the places (B, 1).
     """
     above_BN = draft.above_BN
     place_B1 = torch.zeros_like(draft.tokens_BN[:, :1])
@@ -38,7 +38,7 @@ def walk(draft: Draft, choice: Callable[[int, torch.Tensor], torch.Tensor]) -> A
 
 
 def deepest(draft: Draft, stands_BN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of nodes of the longest path on which every node stands, (B,), and its nodes, (B, K).
+    """Return the number of nodes of the longest path of accepted nodes, (B,), and its nodes, (B, K).
 
     Among paths of one length the one whose last node comes first. The first nodes mean something, as many as there are.
     """
@@ -64,7 +64,7 @@ def depths(draft: Draft) -> torch.Tensor:
 
 
 def ancestors(draft: Draft) -> torch.Tensor:
-    """Return the nodes on the path to each node, from the first down to itself, (B, N, K); 0 after them."""
+    """Return the nodes on the path to each node, from the first down to itself, (B, N, K), 0 after them."""
     upward_BNK = upward(draft)
     last_BN1 = (upward_BNK > 0).sum(2, keepdim=True) - 1
     steps_BNK = last_BN1 - torch.arange(draft.depth, device=last_BN1.device)
@@ -73,7 +73,7 @@ def ancestors(draft: Draft) -> torch.Tensor:
 
 
 def place_after(path_BK: torch.Tensor, accepted_B: torch.Tensor) -> torch.Tensor:
-    """Return the place after so many nodes of a path, (B,)."""
+    """Return the place after ``accepted_B`` nodes of a path, (B,)."""
     return F.pad(path_BK + 1, (1, 0)).gather(1, accepted_B[:, None])[:, 0]
 
 

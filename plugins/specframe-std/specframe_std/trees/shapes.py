@@ -29,7 +29,7 @@ FIRST, DECAY = 0.65, 1.8
 models and heads. Only the order of nodes by the product along their path is used, to choose which nodes a tree has."""
 
 MOST_NODES = 1024
-"""The largest tree: what its nodes see of each other is a square of so many rows and columns per row."""
+"""The largest tree: what its nodes see of each other is a square of this many rows and columns per row."""
 
 
 @attrs.frozen
@@ -113,7 +113,7 @@ class Shape:
         return tuple(made)
 
     def cut(self, depth: int, nodes: int | None = None) -> Shape:
-        """Return the tree without what lies deeper than ``depth``, and with the most promising ``nodes`` nodes of the rest."""
+        """Return the tree without what lies deeper than ``depth``, and with the likeliest ``nodes`` nodes of the rest."""
         return _cut(self, depth, self.nodes if nodes is None else nodes)
 
     @classmethod
@@ -135,7 +135,7 @@ class Shape:
 
     @classmethod
     def usual(cls, depth: int, nodes: int) -> Shape:
-        """Return the ``nodes`` most promising nodes down to a depth, by :data:`FIRST` and :data:`DECAY`."""
+        """Return the ``nodes`` likeliest nodes down to a depth, by :data:`FIRST` and :data:`DECAY`."""
         return _usual(depth, nodes)
 
     @classmethod
@@ -169,7 +169,7 @@ class Tables:
 
     parents_1N: torch.Tensor
     promise_1N: torch.Tensor
-    """The chance that each node stands, as far as its ranks tell."""
+    """The chance that each node is accepted, by its ranks."""
     fed_1N: torch.Tensor
     """Each node's place among the nodes that have children; for another, 0."""
     fed_parents_1M: torch.Tensor
@@ -219,7 +219,7 @@ def elder(node: Ranks) -> Ranks:
 
 
 def promise(node: Ranks) -> float:
-    """Return the chance that a node stands, as far as its ranks tell."""
+    """Return the chance that a node is accepted, by its ranks."""
     chance = 1.0
     for rank in node:
         chance *= FIRST / (rank + 1) ** DECAY

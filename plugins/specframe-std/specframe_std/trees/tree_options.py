@@ -30,8 +30,8 @@ class Trees:
 
     Args:
         tree: "chain"; "static": a fixed shape; "dynamic": the shape follows the drafter's probabilities in every round.
-        branch: the static tree, see :meth:`Shape.read`, or None for the most promising nodes.
-        nodes: nodes of the tree, or None: those of ``branch``, or 16.
+        branch: the static tree, see :meth:`Shape.read`, or None for the likeliest nodes.
+        nodes: nodes of the tree, or None for those of ``branch``, or 16.
         top: nodes that each level of a dynamic tree runs, and children of each, or None for as many as its nodes have room for, up
             to 10.
         depth: depth where no draft length is given.
@@ -70,7 +70,7 @@ class Trees:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The words that the drafter's ``needs`` take in: what trees of this kind ask of verifier, rule, alignment and store."""
+        """The capabilities for the drafter's ``needs``: what trees of this kind ask of verifier, rule, alignment and store."""
         if self.chain:
             return frozenset()
         return frozenset({"tree", "move", "prunable"} if self.kind == "dynamic" else {"tree", "move"})

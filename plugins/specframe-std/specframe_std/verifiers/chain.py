@@ -21,7 +21,7 @@ class ChainVerifier:
         self._target = run.target
 
     def score(self, batch: Batch, draft: Draft) -> Scores:
-        """Return the target's scores, logits (B, N + 1, V); reads prompts, or a piece of them, when the batch says so."""
+        """Return the target's scores, logits (B, N + 1, V); prefills prompts, or a chunk of them, when the batch says so."""
         if batch.prefill:
             return self._target.read(batch)
         ids_BT = batch.last_tokens(1)

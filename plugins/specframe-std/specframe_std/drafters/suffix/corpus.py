@@ -61,7 +61,7 @@ def worth(budgets: list[int], most: int, least: int) -> tuple[int, int]:
 
 
 def order(budgets: list[int], nodes: int, depth: int, first: int, last: int) -> list[tuple[int, int, list[int]]]:
-    """Return budgets, the greatest first, and levels, each with the match lengths that have so many, the longest first."""
+    """Return budgets, the greatest first, and levels, each with the match lengths that have them, the longest first."""
 
     def asked(match: int) -> tuple[int, int]:
         return min(budgets[match], nodes), min(depth, len(budgets) - match)
@@ -253,8 +253,8 @@ class Corpus:
     def walk(self, context: array[int], match: int) -> Point | None:
         """Return the place of the last ``match`` tokens, or None if they do not occur.
 
-        Edges are told by their first tokens alone. All tokens are compared at the end, with those of one occurrence (PATRICIA,
-        Morrison 1968).
+        Edges are distinguished by their first tokens alone. All tokens are compared at the end, with those of one occurrence
+        (PATRICIA, Morrison 1968).
         """
         node, ends = self._root, len(context)
         first = at = ends - match
@@ -337,7 +337,7 @@ class Corpus:
         return parted
 
     def _edge(self, child: Child, above: int) -> int:
-        """Return the tokens of an edge that has so many above it."""
+        """Return the tokens of an edge with ``above`` tokens above it."""
         if isinstance(child, Branch):
             return child.length
         most, first = self._reach.depth - above, child - self._base

@@ -56,7 +56,7 @@ class Own:
     def look_up(self, tokens_RS: np.ndarray, lengths_R: np.ndarray, most: list[Most]) -> list[Speculation]:
         """Return what may follow each of some texts, whose tokens, of 64 bits, and numbers of tokens are given.
 
-        Drafts that responses tell as a whole, for certain, come first. A row's own text tells none: its end is an occurrence that
+        Drafts that responses have as a whole, for certain, come first. A row's own text has none: its end is an occurrence that
         nothing follows.
         """
         if not len(self._corpus):

@@ -44,7 +44,7 @@ class Occurrences:
         return np.searchsorted(self.rows_C, np.arange(len(self.layout.ends_R) + 1))
 
     def counts(self, lengths: int) -> np.ndarray:
-        """Return how many places match in at least so many tokens, for match lengths from 0 to ``lengths`` - 1, (R, M)."""
+        """Return how many places match in at least each number of tokens from 0 to ``lengths`` - 1, (R, M)."""
         rows = len(self.layout.ends_R)
         exact_RM = np.bincount(self.rows_C * lengths + self.matches_C, minlength=rows * lengths).reshape(rows, lengths)
         counts_RM: np.ndarray = exact_RM[:, ::-1].cumsum(1)[:, ::-1]

@@ -4,7 +4,7 @@ A node of the tree of suffixes is the set of its occurrences. All that is asked 
 occurrences are the places whose token is the row's last, each with the number of tokens that match up to it. So nothing is kept
 from round to round: rows may change places, and sequences may come and go.
 
-Arrays end with their shape: R rows, S places of a row, C occurrences of all rows, M match lengths, T trials.
+Arrays end with their shape: R rows, S places of a row, C occurrences of all rows, M match lengths, T tried matches.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OwnText:
         matches_R = hopes_RM.argmax(1)
         rows_T = np.flatnonzero(hopes_RM[np.arange(len(most)), matches_R])
         matches_T = matches_R[rows_T]
-        for _ in range(2):  # the match that promises most, then all that promise more than it gave
+        for _ in range(2):  # the match with the best estimate, then all whose estimate is more than it gave
             if not len(rows_T):
                 break
             for row, found in zip(
@@ -94,7 +94,7 @@ class OwnText:
         budgets_RM: np.ndarray,
         levels_RM: np.ndarray,
     ) -> list[Speculation]:
-        """Return what is speculated after match lengths of rows, one for each trial."""
+        """Return what is speculated after match lengths of rows, one for each tried match."""
         budgets_T, levels_T = budgets_RM[rows_T, matches_T], levels_RM[rows_T, matches_T]
         trials = Trials.of(all_C, rows_T, matches_T)
         if not self._reach.tree:

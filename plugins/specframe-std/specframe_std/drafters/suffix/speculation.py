@@ -18,7 +18,7 @@ import numpy as np
 Node = TypeVar("Node")
 
 SINGLE = struct.Struct("f")
-"""A number of 32 bits: packed and unpacked in a third of the time that one of numpy's takes."""
+"""A number of 32 bits: written and read in a third of the time that one of numpy's takes."""
 
 SLACK = 1 + 1e-5
 """Factor of what a score may be at most: scores are sums in 32 bits."""
@@ -40,7 +40,7 @@ class Reach:
     """Whether several continuations are speculated."""
 
     def table(self) -> np.ndarray:
-        """Return the most tokens after each match length from 0 to ``depth`` - 1, (depth,); none after a match of 0."""
+        """Return the most tokens after each match length from 0 to ``depth`` - 1, (depth,), 0 after a match of 0."""
         lengths = np.arange(self.depth)
         # the sum in 64 bits of a product in 32 bits, and a millionth so that 0.1 * 30 is 3
         scaled = lengths.astype(np.float32) * np.float32(self.factor) + np.float32(self.offset)
@@ -68,9 +68,9 @@ class Speculation:
     """The place of each one's parent among them; -1: the row's last token."""
     probabilities: list[float] = attrs.Factory(list)
     score: float = 0.0
-    """The sum of the probabilities: how many tokens are hoped to stand."""
+    """The sum of the probabilities: how many tokens are expected to be accepted."""
     match: int = 0
-    """Number of the row's last tokens that were found before; 0: nothing was found."""
+    """Number of the row's last tokens that were found before, or 0 if nothing was found."""
 
     def add(self, token: int, parent: int, probability: float) -> int:
         """Take a token and return its place."""

@@ -20,7 +20,7 @@ from specframe_std.drafters.suffix.speculation import Most, Reach, Speculation
 from specframe_std.trees.tree_options import Trees
 
 DEEPEST = 256
-"""Tokens of the deepest tree of suffixes: each response costs a walk of so many tokens for each of its own."""
+"""Tokens of the deepest tree of suffixes: each response costs a walk of this many tokens for each of its own."""
 
 NOTHING = Speculation()
 """For rows that draft nothing."""
@@ -104,7 +104,7 @@ class SuffixDrafter:
         return drafted(self._found, batch, budget.nodes, min(budget.depth, budget.nodes))
 
     def matches(self) -> np.ndarray:
-        """Return how many of each row's last tokens were found where the latest draft was, (B,); 0: nothing was."""
+        """Return how many of each row's last tokens were found where the latest draft was, (B,), 0 where nothing was."""
         return np.array([one.match for one in self._found])
 
     def _find(self, batch: Batch, budget: Budget) -> list[Speculation]:

@@ -3,7 +3,7 @@
 Most texts have been followed by the same tokens each time. These are walked along in one go; the others, whose occurrences part,
 one by one.
 
-Arrays end with their shape: T trials, each a match of a row; E occurrences of all trials; K steps.
+Arrays end with their shape: T tried matches of rows; E occurrences of all of them; K steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Trials:
         return cls(all_C.layout, trials_E, all_C.found_C[which_E], all_C.follow_C[which_E], counts_T)
 
     def windows(self, most_T: np.ndarray) -> list[list[list[int]]]:
-        """Return up to ``most_T`` tokens after each occurrence that anything follows, for each trial."""
+        """Return up to ``most_T`` tokens after each occurrence that anything follows, for each tried match."""
         found: list[list[list[int]]] = [[] for _ in self.counts_T]
         lengths_E = np.minimum(self.follow_E, most_T[self.trials_E])
         tokens_EK = self.layout.stretches(self.found_E + 1, int(lengths_E.max(initial=0)))

@@ -40,7 +40,7 @@ class Assignment:
     """The requests it has, by ticket."""
     ready: bool = False
     stages: dict[str, float] = attrs.Factory(dict)
-    """The seconds of its stages, as far as observers have been told."""
+    """The seconds of its stages, as far as observers have received them."""
     peak_kv_bytes: int = 0
     state_bytes: int = 0
 
@@ -52,14 +52,14 @@ class Assignment:
 
 @attrs.frozen
 class Untold:
-    """What observers are told of a worker's round before they are told of its report."""
+    """What observers receive of a worker's round before its report."""
 
     forwards: list[tuple[str, int, int]]
     """The model, the rows and the tokens of each forward."""
     fed: list[tuple[str, int, int]]
     """The model, the real tokens and the tokens computed in these forwards."""
     spent: dict[str, float]
-    """Seconds of each stage since it was told of last."""
+    """Seconds of each stage since it was reported last."""
 
 
 class DispatchingEngine:
@@ -71,8 +71,8 @@ class DispatchingEngine:
     Args:
         recipe: the options of the run.
         parts: the parts of this process.
-        observers: told of every round and forward, before those that plugins install. What they see of a round has no logits.
-        clock: tells when requests arrive.
+        observers: receive every round and forward, before those that plugins install. What they see of a round has no logits.
+        clock: says when requests arrive.
         processes: the workers.
     """
 
@@ -89,9 +89,9 @@ class DispatchingEngine:
         self._tickets, self._numbers = itertools.count(), itertools.count(1)
         self._room = 0
         self._late: BaseException | None = None
-        """The error of an observer that was told of the latest round, which the next step raises."""
+        """The error of an observer that received the latest round, which the next step raises."""
         self._untold: Untold | None = None
-        """What observers have not been told of a worker's round."""
+        """What observers have not received of a worker's round."""
         rows = parts.composition.scheduler.rows(recipe.batch_size)
         self._window = rows + (rows + 1) // 2
         try:
@@ -130,7 +130,7 @@ class DispatchingEngine:
         self._room = max(self._room, tokens)
 
     def abort(self, key: tuple[int, int]) -> Sequence | None:
-        """End a request that has not finished, and return its sequence with the tokens that were told of."""
+        """End a request that has not finished, and return its sequence with the reported tokens."""
         if (ticket := self._keys.get(key)) is None:
             return None
         job = self._jobs[ticket]
@@ -180,7 +180,7 @@ class DispatchingEngine:
             self._processes.open(self._workers[-1].process, self._recipe, self._parts)
 
     def _tell(self, report: RoundReport | None) -> None:
-        """Tell the observers of the round of a worker, if one has come, and of its report."""
+        """Report to the observers the round of a worker, if one has come, and its report."""
         told, self._untold = self._untold, None
         if told is not None:
             for forward in told.forwards:
@@ -199,7 +199,7 @@ class DispatchingEngine:
             self._processes.release()
 
     def _listen(self, patience: float | None) -> RoundReport | None:
-        """Wait for a message, so many seconds at most, and return the report that comes of it."""
+        """Wait for a message, ``patience`` seconds at most, and return the report that comes of it."""
         try:
             heard = self._processes.listen(patience)
         except BaseException:  # a message may have been read in part
@@ -257,7 +257,7 @@ class DispatchingEngine:
         return (worker, self._queue.take()) if worker else None
 
     def _handled(self, worker: Assignment, message: Any) -> RoundReport | None:
-        """Return the report of what a worker tells, if it is one."""
+        """Return the report of what a worker sends, if it is one."""
         match message:
             case None:
                 return self._replaced(worker)
@@ -300,7 +300,7 @@ class DispatchingEngine:
         return report_of_failure(job, next(self._numbers), error)
 
     def _ended_by_error(self, worker: Assignment, told: m.Failed) -> RoundReport | None:
-        """End the request that a round's error is laid to; of several, each is decoded again, by itself."""
+        """End the request that a round's error is assigned to; of several, each is decoded again, by itself."""
         jobs = [worker.jobs.pop(ticket) for ticket in told.tickets if ticket in worker.jobs]
         if jobs and len(told.tickets) == 1:
             return self._failed(jobs[0], told.error)

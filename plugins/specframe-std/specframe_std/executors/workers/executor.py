@@ -28,7 +28,7 @@ from specframe_std.executors.workers.processes import WorkerProcesses
 AUTO = "auto"
 """The number of workers that is left open."""
 BESIDE_MODELS = 2**30
-"""Bytes that a worker takes beside its models: Python with torch and transformers takes 0.5 GB, and caches take the rest."""
+"""Bytes that a worker takes apart from its models: Python with torch and transformers takes 0.5 GB, and caches take the rest."""
 SHARE = 0.8
 """Share of the memory available that workers may take: other programs need some, and what a forward computes is not foreseen."""
 

@@ -20,7 +20,7 @@ class Job:
     ticket: int
     sequence: Sequence
     told: list[int] = attrs.Factory(list)
-    """The generated tokens that a report has told of."""
+    """The generated tokens that were in a report."""
     had: int = 0
     """Generated tokens that have come from the worker that has it now. One that is decoded again brings old ones first."""
     deaths: int = 0
@@ -34,7 +34,7 @@ class Job:
         return self.sequence.request
 
     def take(self, tokens: list[int]) -> list[int]:
-        """Take the tokens of a worker's round, and return those that no report has told of."""
+        """Take the tokens of a worker's round, and return those that were in no report."""
         known = max(0, len(self.told) - self.had)
         self.had += len(tokens)
         self.told += tokens[known:]
@@ -92,7 +92,7 @@ class JobQueue:
 def report_of(told: Round, jobs: dict[int, Job], number: int) -> RoundReport | None:
     """Return the report of a worker's round, as far as it is new.
 
-    Rows of requests that are gone are left out, and so are tokens that were told of before a request was decoded again.
+    Rows of requests that are gone are left out, and so are tokens that were reported before a request was decoded again.
 
     Args:
         told: the round.

@@ -1,4 +1,4 @@
-"""What this process and its workers tell each other, and how a request goes from one to the other.
+"""What this process and its workers send each other, and how a request goes from one to the other.
 
 Messages are pickled. Arrays have one entry per row.
 """
@@ -72,7 +72,7 @@ class Ended:
     metrics: SequenceMetrics
     logprobs: Logprobs | None
     error: str | None = None
-    """Why it could not be decoded, where more is known than its reason tells."""
+    """Why it could not be decoded, where more is known than its reason says."""
 
 
 @attrs.frozen(eq=False)
@@ -147,7 +147,7 @@ class Broken:
 
 
 def packed_recipe(recipe: Recipe) -> bytes:
-    """Return a recipe for a worker, without observers, which are told in this process.
+    """Return a recipe for a worker, without observers, which are called in this process.
 
     Raises:
         OptionError: an option cannot be pickled.
@@ -179,7 +179,7 @@ class _Packer(pickle.Pickler):
         self._tokenizer = tokenizer
 
     def persistent_id(self, one: Any) -> Any:
-        """Return what stands for an object, or None for the object itself."""
+        """Return the placeholder of an object, or None for the object itself."""
         if one is self._tokenizer and one is not None:
             return "tokenizer", None
         return ("tensor", pickle.dumps(one.detach().cpu())) if isinstance(one, torch.Tensor) else None
@@ -193,7 +193,7 @@ class _Unpacker(pickle.Unpickler):
         self._tokenizer, self._device = tokenizer, device
 
     def persistent_load(self, stand_in: Any) -> Any:
-        """Return the object that something stands for."""
+        """Return the object of a placeholder."""
         kind, values = stand_in
         return self._tokenizer if kind == "tokenizer" else pickle.loads(values).to(self._device)
 

@@ -43,7 +43,7 @@ class WorkerProcess:
     starts: int = 1
     """Processes that were begun in its place since one last had its models."""
     recipe: int = 0
-    """Number of the recipe whose parts it has; 0: none yet."""
+    """Number of the recipe whose parts it has, or 0 for none yet."""
 
     def send(self, message: Any) -> None:
         """Send a message; one to a worker that has died is lost, and its death is noticed when it is listened to."""
@@ -78,7 +78,7 @@ class WorkerProcesses:
         self._count, self._first = count, 1 if as_needed else count
         self.processes: list[WorkerProcess] = []
         self.run = 0
-        """Number of the run that the workers are at; 0: none."""
+        """Number of the run that the workers are at, or 0 for none."""
         self._runs = self._recipes = 0
         self._parts: weakref.ref[Parts] | None = None
         self._sent: list[ModelState] = []

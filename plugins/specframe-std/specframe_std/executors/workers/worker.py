@@ -1,4 +1,4 @@
-"""A worker process: an engine, told by messages what to decode."""
+"""A worker process: an engine that decodes what messages ask for."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(pipe: Connection, number: int, count: int) -> None:
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    with warnings.catch_warnings(action="ignore"):  # which plugins are skipped the other process has told
+    with warnings.catch_warnings(action="ignore"):  # the other process has shown which plugins are skipped
         registry()
     Worker(pipe, number).run()
 
@@ -72,7 +72,7 @@ class ForwardCounts(PaddingCounts):
 
 
 class Worker:
-    """Carries out messages, and tells of every round."""
+    """Carries out messages, and reports every round."""
 
     offers = frozenset[str]()
 
@@ -184,7 +184,7 @@ class Worker:
         del self._tickets[id(self._requests.pop(ticket))]
 
     def _step(self, engine: LocalEngine) -> None:
-        """Decode a round and tell of it; an error that is not specframe's own is laid to the requests."""
+        """Decode a round and report it; an error that is not specframe's own is assigned to the requests."""
         try:
             progress = engine.step()
         except SpecframeError as error:
