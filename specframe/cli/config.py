@@ -76,7 +76,7 @@ def option_value(place: str, value: Any, option: click.Option) -> Any:
 
 
 def type_name(value: Any) -> str:
-    """Return the type of a TOML value in words; true and false as themselves."""
+    """Return the type of a TOML value in words, or true and false as they are."""
     if isinstance(value, bool):
         return str(value).lower()
     return {str: "a text", int: "a number", float: "a number"}.get(type(value), f"a {type(value).__name__}")

@@ -218,7 +218,7 @@ class KVStore(Protocol):
 
     @property
     def first(self) -> int:
-        """The batch's first row among all rows; 0 in stores without fixed rows."""
+        """The batch's first row among all rows, or 0 in stores without fixed rows."""
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Make ``sequences`` the rows of the forwards to come, in this order."""

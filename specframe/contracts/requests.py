@@ -100,12 +100,12 @@ class SequenceMetrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted draft tokens per round, the bonus token included; 0 before the first round."""
+        """1 + accepted draft tokens per round, the bonus token included, or 0 before the first round."""
         return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted over proposed draft tokens; 0 when none were proposed."""
+        """Accepted over proposed draft tokens, or 0 if none were proposed."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 

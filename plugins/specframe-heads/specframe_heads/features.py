@@ -79,7 +79,7 @@ class Features:
         layers: the hidden states to take, as transformers numbers them.
         fuse: makes what is kept, or None for the states concatenated.
         ahead: 1 where the head needs the token after a feature's own to consume it, so that the last feature of a prompt has to
-            wait; 0 where it does not.
+            wait, or 0.
         past: whether features of all tokens are needed, or False if the head keeps what it makes of them as long as the target
             keeps its keys.
     """

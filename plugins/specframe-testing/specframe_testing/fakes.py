@@ -59,10 +59,10 @@ class FakeConfig(PreTrainedConfig):
 class FakeModel(PreTrainedModel, GenerationMixin):
     """A language model without weights, whose next token is a hash of every (token, position) pair it attends to.
 
-    The pairs are read through the KV cache, from keys and values alike, and summed in whole numbers. One key too many,
-    too few or twice, a wrong position, a stale slot or a key beside another's value changes the output; the order of
-    slots, rows and padding does not. Two fakes of one seed agree, but for one context in ``slip_every`` in which the
-    one that slips answers something else.
+    The pairs are read through the KV cache, from keys and values alike, and summed in whole numbers. One key too many, too few or
+    twice, a wrong position, a stale slot or a key with another's value changes the output; the order of slots, rows and padding
+    does not. Two fakes of one seed choose the same, but for one context in ``slip_every`` in which the one that slips answers
+    something else.
     """
 
     config_class = FakeConfig
@@ -179,7 +179,7 @@ def fake_target(vocabulary: int = 61, seed: int = 0, context: int = 256, eos: in
 
 
 def fake_draft(target: FakeModel, slip_every: int = 3) -> FakeModel:
-    """Return a fake draft that agrees with ``target`` but for one context in ``slip_every``; 1: it never agrees."""
+    """Return a fake draft that chooses as ``target`` does but for one context in ``slip_every``, with 1 never."""
     config = target.config
     return FakeModel(
         FakeConfig(config.vocab_size, config.max_position_embeddings, config.seed, slip_every, config.eos_token_id)
@@ -196,7 +196,7 @@ def fake_tokenizer(vocabulary: int = 61, eos: int = 0) -> PreTrainedTokenizerBas
 
 
 def spelled_tokenizer(width: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer without merges, whose 61 tokens have so many characters each."""
+    """Return a tokenizer without merges, whose 61 tokens have ``width`` characters each."""
     tokens = Tokenizer(BPE(vocab={chr(0x4E00 + token) * width: token for token in range(61)}, merges=[]))
     tokens.decoder = Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokens)

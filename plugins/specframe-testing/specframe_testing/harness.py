@@ -114,7 +114,7 @@ class Continuation:
         """Return the first ``count`` tokens, fewer where the model's context ends."""
         try:
             self._tokens += itertools.islice(self._more, max(0, count - len(self._tokens)))
-        except BaseException:  # a generator that an error has left would tell that the context has ended
+        except BaseException:  # a generator that an error has left would report that the context has ended
             self._tokens, self._more = [], self._again()
             raise
         return self._tokens[:count]
@@ -284,6 +284,6 @@ def open_run(
 
 
 def open_pool(asked: Sequence[Request], rows: int | None = None, beyond: int = 16, context: int = 2**20) -> Pool:
-    """Return a pool of requests with ``rows`` rows, one for each request unless told otherwise."""
+    """Return a pool of requests with ``rows`` rows, by default one for each request."""
     capacity = beyond + max(len(request.prompt_ids) + request.max_new_tokens for request in asked)
     return Pool(asked, rows or len(asked), capacity, context, device())

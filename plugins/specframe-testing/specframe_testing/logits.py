@@ -16,7 +16,7 @@ Logits = dict[tuple[int, int], torch.Tensor]
 
 
 class KeptLogits:
-    """An acceptance rule that keeps the logits of every token that stands, and otherwise is the rule it is given.
+    """An acceptance rule that keeps the logits of every accepted token, and otherwise is the rule it is given.
 
     Args:
         rule: the rule, by name or as an object.
@@ -30,7 +30,7 @@ class KeptLogits:
         return getattr(self._rule, name)
 
     def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
-        """Judge a draft, and keep the logits of the accepted tokens and of the bonus token."""
+        """Apply the rule, and keep the logits of the accepted tokens and of the bonus token."""
         acceptance: Acceptance = self._rule.accept(batch, draft, scores)
         logits_BTV = along_path(acceptance, scores.logits_BTV)
         for row, (sequence, accepted) in enumerate(zip(batch.sequences, acceptance.accepted_B.tolist(), strict=True)):

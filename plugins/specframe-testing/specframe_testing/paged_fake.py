@@ -135,7 +135,7 @@ class PagedFakeStore:
             self._past.append(row)
 
     def _forget(self, needed: int, like: FakeRow | None) -> None:
-        """Give up what is left of released sequences, but for one, until so many pages are free."""
+        """Give up what is left of released sequences, but for one, until ``needed`` pages are free."""
         for row in [one for one in self._past if one is not like]:
             if sum(not users for users in self._users) >= needed:
                 return

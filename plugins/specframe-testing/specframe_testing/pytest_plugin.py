@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, and tell the suites their device."""
+    """Register the markers, and set the suites' device."""
     suite_device.NAME = config.getoption("specframe_device")
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
@@ -54,7 +54,7 @@ def tiny_target() -> FakeModel:
 
 @pytest.fixture(scope="session")
 def tiny_draft(tiny_target: FakeModel) -> FakeModel:
-    """Return a fake draft model that agrees with ``tiny_target`` in two contexts of three."""
+    """Return a fake draft model that chooses as ``tiny_target`` does in two contexts of three."""
     from specframe_testing.fakes import fake_draft
 
     return fake_draft(tiny_target)

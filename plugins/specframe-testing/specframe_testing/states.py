@@ -22,7 +22,7 @@ NAME, DISTRIBUTION = "fake-hash", "specframe's test kit"
 
 
 class RunningHash(torch.nn.Module):
-    """A layer whose state is a hash of all tokens in their order, beside their number."""
+    """A layer whose state is a hash of all tokens in their order, and their number."""
 
     def forward(self, ids_BT: torch.Tensor, cache: Cache | None) -> torch.Tensor:
         """Return the hash after each token, (B, T); the state is an attribute of the model's own cache."""
@@ -55,7 +55,7 @@ def taken(states_B2: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
 
 
 class FakeHash:
-    """The kind of state of :class:`RunningHash`: of whole numbers, which have the same bits whatever they are computed beside."""
+    """The kind of state of :class:`RunningHash`: of whole numbers, which have the same bits whatever else is computed."""
 
     offers = frozenset({"bitwise"})
 
@@ -161,7 +161,7 @@ def fake_state_target(vocabulary: int = 61, seed: int = 0, context: int = 256, e
 
 
 def fake_state_draft(target: FakeStateModel, slip_every: int = 3) -> FakeStateModel:
-    """Return a fake draft with a state that agrees with ``target`` but for one context in ``slip_every``."""
+    """Return a fake draft with a state that chooses as ``target`` does but for one context in ``slip_every``."""
     config = target.config
     made = FakeStateConfig(
         vocab_size=config.vocab_size,

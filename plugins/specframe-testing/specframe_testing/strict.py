@@ -61,7 +61,7 @@ class UndeclaredError(AssertionError):
 
 
 class Strict:
-    """Stands for an object. Objects that its members are given, or return, are stood for as their annotations say.
+    """A stand-in for an object. Objects that its members are given, or return, have stand-ins as their annotations say.
 
     Args:
         inner: the object.
@@ -111,7 +111,7 @@ class Strict:
         self._used.add((declaring(self._protocol, name).__name__, name))
 
     def _standing(self, value: Any, annotation: Any) -> Any:
-        """Return what stands for a value of an annotation; lists, models of torch and values of no protocol as they are."""
+        """Return the stand-in for a value of an annotation; lists, models of torch and values of no protocol as they are."""
         if typing.get_origin(annotation) is Mapping:
             return {key: self._standing(one, typing.get_args(annotation)[1]) for key, one in value.items()}
         protocol = protocol_in(annotation)
@@ -121,7 +121,7 @@ class Strict:
 
 
 def strict(given: Any, protocol: type, used: set[tuple[str, str]] | None = None) -> Any:
-    """Return what stands for an object of a protocol; see :class:`Strict`."""
+    """Return the stand-in for an object of a protocol; see :class:`Strict`."""
     larger = (one for word, one in MORE.get(protocol, {}).items() if word in given.offers)
     return Strict(given, joined(*larger) or protocol, set() if used is None else used)
 
@@ -138,7 +138,7 @@ def strictly(use: Composition, used: set[tuple[str, str]]) -> Composition:
 
 @functools.cache
 def joined(*protocols: type) -> type | None:
-    """Return the one of several protocols, or one that extends them all; None where there is none."""
+    """Return the one of several protocols, or one that extends them all, or None."""
     return (
         type(" and ".join(one.__name__ for one in protocols), protocols, {})
         if len(protocols) > 1

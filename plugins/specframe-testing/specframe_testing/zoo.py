@@ -122,7 +122,7 @@ def build(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
 
 
 def good_draft(model: PreTrainedModel, seed: int = 0, noise: float = 0.01) -> PreTrainedModel:
-    """Return a copy of ``model`` with noise on its weights: it often agrees with the original, not always."""
+    """Return a copy of ``model`` with noise on its weights: it often chooses as the original does, not always."""
     draft = copy.deepcopy(model)
     noise_of = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -151,7 +151,7 @@ def eos_prompts(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def save_pair(folder: Path, **options: Any) -> list[str]:
-    """Save a target, a draft model that often agrees with it, and a tokenizer; return the options that name both models.
+    """Save a target, a draft model that often chooses the same, and a tokenizer; return the options that name both models.
 
     ``options`` replace those of the models' configuration.
     """
@@ -163,7 +163,7 @@ def save_pair(folder: Path, **options: Any) -> list[str]:
 
 
 def bad_draft(seed: int = 1) -> PreTrainedModel:
-    """Return an unrelated model of one layer with the zoo's vocabulary: it hardly ever agrees with anything."""
+    """Return an unrelated model of one layer with the zoo's vocabulary: its drafts are hardly ever accepted."""
     return build("qwen3", seed, num_hidden_layers=1, tie_word_embeddings=False)
 
 

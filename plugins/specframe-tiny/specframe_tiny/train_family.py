@@ -6,7 +6,7 @@
 draft but for their layers, and start from the target's embeddings. Two thirds of their lessons are the target's own greedy
 continuations of training snippets, the others training snippets as they are. No lesson is seen twice: training tokens are different
 tokens. A depth takes one run: the rate stays constant, and weights are saved whenever the tokens seen are the next power of two.
-``drafts.csv`` tells tokens and layers of each draft, ``prompts.jsonl`` has held-out snippets.
+``drafts.csv`` has tokens and layers of each draft, ``prompts.jsonl`` has held-out snippets.
 
 Lessons and finished depths are kept in the work directory: what was cut off goes on with the depth that was not finished.
 """
@@ -73,7 +73,7 @@ def make_lessons(target: Model, stream: torch.Tensor, count: int) -> Lessons:
 def grown(draft: Model, lessons: Lessons, stops: list[int]) -> Iterator[tuple[int, Model]]:
     """Train a draft on lessons in their order; yield the tokens seen and a copy of it at each of ``stops``, in tokens.
 
-    The rate does not fall: a draft that is saved on the way is what a run of so many tokens at that rate would have given.
+    The rate does not fall: a draft that is saved on the way is what a run of as many tokens at that rate would have given.
     """
     updates = stops[-1] // (STEP * lessons[0].shape[1])
     optimizers = TinyOptimizers(

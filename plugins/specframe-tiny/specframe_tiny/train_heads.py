@@ -23,7 +23,7 @@ from specframe_tiny.train import encode, split_corpus, windows
 
 SHORT, LONG = (5120, 64, 11), (256, 896, 12)
 """Snippets that the target continues: how many, their tokens, and what they are drawn by. Without long ones a head's rotary
-positions would never have been far from the beginning, and after some hundred tokens nothing of its drafts would stand."""
+positions would never have been far from the beginning, and after some hundred tokens nothing of its drafts would be accepted."""
 HELD_OUT = (128, 96)
 """Snippets of held-out modules: how many, and their tokens."""
 NEW = 128

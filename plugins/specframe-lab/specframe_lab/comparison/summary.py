@@ -388,7 +388,7 @@ def unequal(comparison: Comparison, table: Table) -> list[str]:
         + (
             f"it is declared lossless{ties[scheme in rounded]}: see specframe verify."
             if promised
-            else "it does not promise equality."
+            else "it is not declared lossless."
         )
         for scheme, (exact, sequences, size, promised) in worst.items()
     ]

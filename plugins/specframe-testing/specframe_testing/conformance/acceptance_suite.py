@@ -1,4 +1,4 @@
-"""Acceptance rules: which draft tokens stand, and the token after them."""
+"""Acceptance rules: which draft tokens are accepted, and the token after them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ TREE = [-1, -1, 0, 0]
 
 
 class AcceptanceRuleSuite(DecodingSuite):
-    """Tests of an acceptance rule. Targets and drafts here are certain: all that counts is where they agree."""
+    """Tests of an acceptance rule. Targets and drafts here are certain: all that counts is where they are equal."""
 
     role = "acceptance rule"
 
     @property
     def lossless(self) -> bool:
-        """Whether the rule promises to be lossless."""
+        """Whether the rule is declared lossless."""
         return "lossless" in self.object().offers
 
     def accept(self, choices: list[list[int]], drafted: list[list[int]]) -> tuple[Acceptance, list[list[int]]]:
-        """Judge drafts against a target that is certain of ``choices``; return the acceptance result and the standing tokens."""
+        """Apply the rule with a target that is certain of ``choices``; return the acceptance result and the accepted tokens."""
         return self.accept_logits(certain(torch.tensor(choices, device=harness.device())), drafted)
 
     def accept_tree(self, choices: list[list[int]], drafted: list[list[int]], parents: list[int]) -> list[list[int]]:
-        """Judge trees of one shape; return the standing tokens. ``choices`` are the target's, after the row and after each node."""
+        """Apply the rule to trees; return the accepted tokens. The target has ``choices`` after the row and each node."""
         on = harness.device()
         logits_BTV, tokens_BN = certain(torch.tensor(choices, device=on)), torch.tensor(drafted, device=on)
         rule, batch = self.opened(len(drafted))
@@ -57,12 +57,12 @@ class AcceptanceRuleSuite(DecodingSuite):
         return [row[: count + 1] for count, row in zip(accepted, tokens, strict=True)]
 
     def require_trees(self) -> None:
-        """Skip a test of trees for a rule that judges chains."""
+        """Skip a test of trees for a rule of chains."""
         if "tree" not in self.object().offers:
             pytest.skip("the rule accepts chains alone")
 
     def test_tree_path(self) -> None:
-        """In a tree the path of the target's own tokens stands, whichever branch it takes and wherever it ends."""
+        """In a tree the path of the target's own tokens is accepted, whichever branch it takes and wherever it ends."""
         self.require_trees()
         self.require_lossless()
         parents = [-1, -1, 0, 1, 1, 4]
@@ -71,7 +71,7 @@ class AcceptanceRuleSuite(DecodingSuite):
             [4, 1, 7, 1, 1, 8, 9],  # 4, 7, 8 and 9
             [3, 5, 1, 2, 1, 1, 1],  # 3, 5 and 2
             [4, 1, 9, 1, 1, 1, 1],  # 4 and 9
-            [9, 5, 7, 1, 1, 8, 1],  # 9: what lies below nodes that did not stand does not count
+            [9, 5, 7, 1, 1, 8, 1],  # 9: what lies below rejected nodes does not count
             [4, 5, 6, 1, 2, 8, 1],  # 4, 6 and 2
         ]
         standing = [[4, 7, 8, 9], [3, 5, 2], [4, 9], [9], [4, 6, 2]]
@@ -79,13 +79,13 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert self.accept_tree(choices[::-1], drafted, parents) == standing[::-1]
 
     def test_tree_that_is_a_chain(self) -> None:
-        """A tree without branches is judged as the chain that it is."""
+        """A tree without branches has the result of the chain that it is."""
         self.require_trees()
         self.require_lossless()
         assert self.accept_tree([[3, 4, 5], [6, 7, 8]], [[3, 4], [6, 9]], [-1, 0]) == [[3, 4, 5], [6, 7]]
 
     def opened(self, rows: int) -> tuple[Any, Any]:
-        """Return a rule that has started, and a batch of so many rows."""
+        """Return a rule that has started, and a batch of ``rows`` rows."""
         rule: Any = self.object()
         rule.start(harness.open_run(fakes.fake_target(), rows=rows, capacity=8))
         asked = harness.requests([[1 + row] for row in range(rows)], 9)
@@ -139,14 +139,14 @@ class AcceptanceRuleSuite(DecodingSuite):
             )
 
     def accept_logits(self, logits_BTV: torch.Tensor, drafted: list[list[int]]) -> tuple[Acceptance, list[list[int]]]:
-        """Judge drafts by the target's logits, on the device of the suites."""
+        """Apply the rule to drafts and the target's logits, on the device of the suites."""
         rule, batch = self.opened(len(drafted))
         tokens_BK = torch.tensor(drafted, dtype=torch.long, device=harness.device()).reshape(len(drafted), -1)
         draft = Draft(tokens_BK, certain(tokens_BK))
         before = logits_BTV.clone(), tokens_BK.clone()
         acceptance = rule.accept(batch, draft, Scores(logits_BTV))
-        assert torch.equal(logits_BTV, before[0]), "judging changed the logits"
-        assert torch.equal(tokens_BK, before[1]), "judging changed the draft"
+        assert torch.equal(logits_BTV, before[0]), "the rule changed the logits"
+        assert torch.equal(tokens_BK, before[1]), "the rule changed the draft"
         accepted, tokens = acceptance.accepted_B.tolist(), acceptance.tokens_BT.tolist()
         return acceptance, [row[: count + 1] for count, row in zip(accepted, tokens, strict=True)]
 
@@ -164,7 +164,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert self.accept([[3, 4, 5, 6]], [drafted])[1] == [[3, 4, 5][: wrong + 1]]
 
     def test_rows_are_judged_alone(self) -> None:
-        """Each row is judged by its own tokens, independently of other rows."""
+        """Each row's result depends on its own tokens, not on other rows."""
         self.require_lossless()
         choices = [[3, 4, 5], [6, 7, 8], [1, 2, 3]]
         drafted = [[3, 4], [9, 7], [1, 9]]
@@ -172,7 +172,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert self.accept(choices[::-1], drafted[::-1])[1] == [[1, 2], [6], [3, 4, 5]]
 
     def test_a_draft_without_distribution(self) -> None:
-        """Where a draft's logits are no distribution, a row is judged as if nothing had been drafted from there on."""
+        """Where a draft's logits are no distribution, a row's result is as if nothing had been drafted from there on."""
         self.require_lossless()
         target_BTV, draft = drawn(None)
         by_rule, needed = self.judging(), "logits" in self.object().needs
@@ -184,7 +184,7 @@ class AcceptanceRuleSuite(DecodingSuite):
                 assert found == every_other(cut, sound), f"{fault} at place {place}"
 
     def test_a_tree_without_distribution(self) -> None:
-        """In a tree whose logits are no distribution after some node, all other nodes are judged as ever."""
+        """In a tree whose logits are no distribution after some node, all other nodes have their usual result."""
         self.require_trees()
         self.require_lossless()
         target_BTV, draft = drawn(TREE)
@@ -223,7 +223,7 @@ class AcceptanceRuleSuite(DecodingSuite):
                 assert found[1::2] == sound[1::2], fault
 
     def judging(self) -> Callable[[torch.Tensor, Draft], list[list[int]]]:
-        """Return a function that judges a draft of :data:`ROWS` rows and returns the tokens of each that the loop lets stand."""
+        """Return a function that applies the rule to a draft of :data:`ROWS` rows and returns each row's accepted tokens."""
         rule, batch = self.opened(ROWS)
 
         def by_rule(target_BTV: torch.Tensor, draft: Draft) -> list[list[int]]:
@@ -246,7 +246,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert 0 <= int(acceptance.accepted_B.min()) <= int(acceptance.accepted_B.max()) <= 2
 
     def test_promises(self) -> None:
-        """A rule says what it needs and offers in words, and only a lossless one claims to be draft-invariant."""
+        """A rule's needs and offers are names, and only a lossless one claims to be draft-invariant."""
         rule = self.object()
         assert all(isinstance(word, str) for word in rule.needs | rule.offers)
         assert "draft-invariant" not in rule.offers or "lossless" in rule.offers
@@ -254,7 +254,7 @@ class AcceptanceRuleSuite(DecodingSuite):
     def test_an_invariant_rule_does_not_mind_the_draft(self) -> None:
         """A draft-invariant rule's committed tokens are a beginning of the same tokens for every draft."""
         if "draft-invariant" not in self.object().offers:
-            pytest.skip("the rule does not promise to be invariant")
+            pytest.skip("the rule is not declared invariant")
         logits_BTV = torch.randn(3, 5, VOCABULARY, generator=torch.Generator().manual_seed(1)).to(harness.device())
         generator = torch.Generator().manual_seed(2)
         drafts: list[list[list[int]]] = [[[]] * 3]

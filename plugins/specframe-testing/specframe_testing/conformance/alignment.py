@@ -25,7 +25,7 @@ class AlignmentSuite(DecodingSuite, StopSuite):
 
     @property
     def lossless(self) -> bool:
-        """Whether the alignment promises to be lossless."""
+        """Whether the alignment is declared lossless."""
         return "lossless" in self.object().offers
 
     def surroundings(self) -> Sequence[dict[str, Any]]:
@@ -70,7 +70,7 @@ class AlignmentSuite(DecodingSuite, StopSuite):
         assert {result.metrics.num_spec_steps for result in results} == {2}
 
     def test_a_second_model_on_the_same_cache(self, surroundings: dict[str, Any]) -> None:
-        """What a drafter feeds into the target's cache and has forgotten leaves no trace: drafts of the target itself all stand."""
+        """What a drafter feeds into the target's cache and has forgotten leaves no trace: the target's own drafts are accepted."""
         if "share" not in self.object().offers:
             pytest.skip("the alignment does not share caches")
         target, _ = fake_pair()
@@ -79,7 +79,7 @@ class AlignmentSuite(DecodingSuite, StopSuite):
         assert {result.metrics.num_spec_steps for result in results} == {2}
 
     def test_prompts_read_in_chunks(self, surroundings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Prompts read in several passes, rows that have not begun beside rows that have, are cached alike."""
+        """Prompts read in several passes, with rows that have begun and others in one batch, are cached alike."""
         monkeypatch.setattr(choice, "PREFILL_TOKENS", 8)
         target, draft = fake_pair()
         self.verify(self.pipeline(target, draft, **surroundings), usual_requests(target))

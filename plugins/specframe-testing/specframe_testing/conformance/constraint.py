@@ -115,7 +115,7 @@ class ConstraintSuite(Suite):
                 assert found.shape == (rows, count, 2)
 
     def test_masks_leave_states_as_they_are(self) -> None:
-        """Asking for masks changes no state: asked again they are the same, also after the tokens that stand."""
+        """Asking for masks changes no state: asked again they are the same, also after the accepted tokens."""
         one, other = self.object(), self.object()
         looked, fresh = self.begun(one), self.begun(other)
         first = self.masks(one, looked, [[2, 4, 6]] * len(looked), 4)

@@ -28,7 +28,7 @@ RIGHT: dict[str, fakes.Right] = {
 
 @functools.cache
 def fake_pair() -> tuple[fakes.FakeModel, fakes.FakeModel]:
-    """Return a fake target and a draft that agrees with it in two contexts of three."""
+    """Return a fake target and a draft that chooses the same in two contexts of three."""
     target = fakes.fake_target()
     return target, fakes.fake_draft(target)
 
@@ -120,7 +120,7 @@ class DecodingSuite(Stopping):
         self.verify(self.pipeline(target, draft, batch_size=batch_size), usual_requests(target))
 
     def test_any_order(self) -> None:
-        """The tokens of a prompt do not depend on where in the list it stands."""
+        """The tokens of a prompt do not depend on where in the list it is."""
         target, draft = fake_pair()
         asked = usual_requests(target)
         prompts = [request.prompt_ids for request in asked]

@@ -97,7 +97,7 @@ class Bookkeeper:
 
 
 def stamped(stamps: np.ndarray, layer: int, heads: int, size: int, part: int) -> torch.Tensor:
-    """Return states (B, H, T, D) in which every number tells its stamp, layer, head, place and part."""
+    """Return states (B, H, T, D) in which every number has its stamp, layer, head, place and part."""
     rows, length = stamps.shape
     base = torch.from_numpy(stamps).float()[:, None, :, None] * 128 + layer * 32 + part * 16
     made = base + (torch.arange(heads)[:, None] * 8 + torch.arange(size)[None])[None, :, None].expand(
@@ -128,7 +128,7 @@ class KVBackendSuite(DecodingSuite):
         return "lossless" in alignment.offers and alignment.needs <= backend.offers
 
     def pipeline(self, target: Any, draft: Any = None, **options: Any) -> Any:
-        """Return a pipeline under an alignment that fits, the first unless told otherwise."""
+        """Return a pipeline under an alignment that fits, by default the first."""
         return super().pipeline(target, draft, **{**self.surroundings()[0], **options})
 
     def require(self, *operations: str) -> None:
@@ -199,7 +199,7 @@ class KVBackendSuite(DecodingSuite):
         book.write(np.arange(10, 12)[None].repeat(3, 0), 12)
 
     def test_paths_of_rows_that_join_are_moved(self) -> None:
-        """Where the batch reads prompts beside rows that decode, its own slots are moved and theirs stay."""
+        """In a mixed batch its own slots are moved and theirs stay."""
         self.require("move")
         everyone = sequences_of(3)
         decoding, joining = everyone[:2], everyone[2:]
@@ -242,7 +242,7 @@ class KVBackendSuite(DecodingSuite):
         return book, everyone
 
     def test_chosen_slots_of_rows_that_join(self) -> None:
-        """Where the batch reads prompts beside rows that decode, its own slots are handed out."""
+        """In a mixed batch its own slots are handed out."""
         self.require("gather")
         book, _ = self.third_joins()
         book.write(np.arange(6, 7)[None], 7, np.array([[5, 2, 6]]))
@@ -305,7 +305,7 @@ class KVBackendSuite(DecodingSuite):
         assert book.store.nbytes >= written
 
     def test_positions_do_not_come_from_the_store(self) -> None:
-        """Models are always told their positions, and a run counts the store's bytes."""
+        """Models always receive their positions, and a run counts the store's bytes."""
         target, draft = fake_pair()
         feeds = harness.Feeds()
         pipe = self.pipeline(target, draft, observers=[feeds])

@@ -1,4 +1,4 @@
-"""Models: they depend on the positions, slots and masks that they are told, and keep their keys and values where they are told.
+"""Models: they depend on the positions, slots and masks that they receive, and keep their keys and values in the given slots.
 
 Tensor names carry their shape: B rows, T tokens fed per row, S slots, V vocabulary.
 """
@@ -24,7 +24,7 @@ from specframe_testing.conformance.decoding_suite import LENGTHS, RIGHT
 from specframe_testing.strict import strict
 
 TOKENS = [7, 3, 11, 3, 5, 2]
-"""What is fed: a token comes twice, so that its place tells."""
+"""What is fed: a token comes twice, so that its place matters."""
 
 BEYOND = 8
 """Tokens of a script beyond the end of a request."""
@@ -99,7 +99,7 @@ class ModelSuite:
         self.equal(torch.cat(steps), self.fed(self.store(1, 8), TOKENS, [*range(len(TOKENS))]))
 
     def test_slots_mean_nothing(self) -> None:
-        """Tokens in other slots have the same logits: their positions and orders tell their places."""
+        """Tokens in other slots have the same logits: their positions and indices are their places."""
         slots = [4, 0, 5, 1, 3, 2]
         keys = [slots.index(slot) for slot in range(len(slots))]
         found = self.fed(self.store(1, 8), TOKENS, slots, [*range(len(slots))], keys)
@@ -150,7 +150,7 @@ class ModelSuite:
         return harness.requests(harness.random_prompts(LENGTHS, 16), new, {5, 11})
 
     def check(self, options: dict[str, Any], right: fakes.Right = RIGHT["by-turns"], tree: bool = False) -> None:
-        """Decode with drafts of which so many tokens are right, and compare with the model's own continuations."""
+        """Decode with drafts of which ``right`` tokens are right, and compare with the model's own continuations."""
         asked, truth = self.asked(), _truth.setdefault(type(self), [])
         if not truth:
             truth += [self.continuation(one.prompt_ids, one.max_new_tokens + BEYOND) for one in asked]

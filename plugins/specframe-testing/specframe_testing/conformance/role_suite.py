@@ -39,7 +39,7 @@ class Suite:
 
     @property
     def lossless(self) -> bool:
-        """Whether the combination under test promises the reference decoder's tokens."""
+        """Whether the combination under test is declared to give the reference decoder's tokens."""
         return True
 
     def surroundings(self) -> Sequence[dict[str, Any]]:
@@ -56,7 +56,7 @@ class Suite:
         return fakes.ScriptedDrafter(harness.truth(target, asked), right)
 
     def verify(self, pipe: Pipeline, asked: Sequence[Request]) -> list[harness.Result]:
-        """Decode; assert that every sequence is complete and, where that is promised, exact."""
+        """Decode; assert that every sequence is complete and, where declared lossless, exact."""
         results = harness.decode(pipe, asked)
         assert [result.index for result in results] == [request.index for request in asked]
         assert all(result.finish_reason in ("eos", "length", "stop") and result.token_ids for result in results)
@@ -76,9 +76,9 @@ class Suite:
             assert not near, f"{type(unwrap_guards(one)).__name__} has the word {word!r}: did you mean {near[0]!r}?"
 
     def require_lossless(self) -> None:
-        """Skip a test that says nothing about a strategy that promises nothing."""
+        """Skip a test that says nothing about a strategy that is not declared lossless."""
         if not self.lossless:
-            pytest.skip(f"this {self.role} does not promise the target's own output")
+            pytest.skip(f"this {self.role} is not declared to give the target's own output")
 
 
 def pytest_generate_surroundings(metafunc: pytest.Metafunc) -> None:

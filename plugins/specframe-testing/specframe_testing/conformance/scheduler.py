@@ -89,7 +89,7 @@ class SchedulerSuite(DecodingSuite):
 
     role = "scheduler"
     reads_beside = False
-    """Whether the scheduler has prefill chunks read beside rows that decode."""
+    """Whether the scheduler makes mixed batches."""
 
     def max_wait(self, batch_size: int) -> int:
         """Return the most rounds that a live sequence may wait; override it with the scheduler's own bound."""
@@ -118,7 +118,7 @@ class SchedulerSuite(DecodingSuite):
 
     @pytest.mark.parametrize("batch_size", [1, 4])
     def test_nobody_waits_for_long(self, batch_size: int) -> None:
-        """No live sequence is without a round for longer than promised, in any of several workloads."""
+        """No live sequence is without a round for longer than declared, in any of several workloads."""
         bound = self.max_wait(batch_size)
         for seed in range(3):
             assert max(round.longest_wait for round in self.run(40, batch_size, seed)) <= bound

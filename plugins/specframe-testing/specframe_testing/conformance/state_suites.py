@@ -51,7 +51,7 @@ class StateKindSuite:
         return harness.requests(prompts, new, {eos, 5, 11})
 
     def scripted(self, asked: list[Request], right: fakes.Right = RIGHT["by-turns"]) -> fakes.ScriptedDrafter:
-        """Return a drafter whose drafts are right for so many tokens."""
+        """Return a drafter whose drafts are right for ``right`` tokens."""
         return fakes.ScriptedDrafter(harness.truth(self.model(), asked), right)
 
     def check(self, drafter: Any, asked: list[Request], **options: Any) -> list[harness.Result]:
@@ -90,7 +90,7 @@ class StateKindSuite:
 
     @pytest.mark.parametrize("align", standard.ALIGNMENTS)
     def test_prompts_in_pieces(self, align: str) -> None:
-        """Long prompts are read in chunks beside rows that decode, and every piece is committed."""
+        """Long prompts are read in chunks of mixed batches, and every chunk is committed."""
         vocabulary = self.model().config.get_text_config().vocab_size
         asked = harness.requests(harness.random_prompts([3, 17, 2, 11, 9], vocabulary), 8)
         options: dict[str, Any] = {"align": align, "schedule": standard.READING_IN_PIECES, "batch_size": 2}
@@ -182,7 +182,7 @@ class StateKindSuite:
 
 
 class StateStoreSuite(StateKindSuite):
-    """Tests of a KV backend that keeps states, on a fake model whose state tells every token too many, too few or astray."""
+    """Tests of a KV backend that keeps states, on a fake model whose state shows every token too many, too few or astray."""
 
     def make(self, inner: KVBackend) -> StateBackend:
         """Return the backend; ``inner`` is one that an alignment asks for, which may keep the keys and values."""

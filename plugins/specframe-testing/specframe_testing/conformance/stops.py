@@ -40,7 +40,7 @@ NEW = 12
 
 @functools.cache
 def stop_target() -> fakes.FakeModel:
-    """Return a target with so many tokens that they hardly repeat."""
+    """Return a target with a vocabulary so large that tokens hardly repeat."""
     return fakes.fake_target(vocabulary=509, eos=0)
 
 

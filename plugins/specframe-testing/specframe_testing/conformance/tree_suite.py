@@ -1,4 +1,4 @@
-"""Drafters of trees: every node has a parent, and what stood stays in the drafter's own cache."""
+"""Drafters of trees: every node has a parent, and accepted tokens stay in the drafter's own cache."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TreeDrafterSuite(DrafterSuite):
 
     @pytest.mark.parametrize("align", standard.FOR_TREES[:3])
     def test_what_stood_stays(self, align: str) -> None:
-        """With the target as draft model every round gives K + 1 tokens: what stood is in the drafter's cache, in its places."""
+        """With the target as draft model every round gives K + 1 tokens: accepted ones are in its cache, in their places."""
         target, _ = fake_pair()
         if (draft := self.perfect(target)) is None:
             pytest.skip("no draft model makes this drafter perfect")

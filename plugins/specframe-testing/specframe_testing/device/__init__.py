@@ -5,7 +5,7 @@ Devices ``sim:0`` and ``sim:1`` are there as soon as one is asked for by name: `
 :mod:`specframe_testing.device.kind`.
 Their tensors are of a type of their own. An operation on tensors of the host and of a device is refused. Waits of the host and
 copies to the device are counted, with the file and line they happen in. Functions are captured and replayed as CUDA graphs are.
-Of several values that are written to one place at once the first one stands, where a CPU keeps the last one and a GPU any.
+Of several values that are written to one place at once the first one is kept, where a CPU keeps the last one and a GPU any.
 
 - :mod:`specframe_testing.device.counters`: waits, copies and allocations: count them, or refuse them
 - :mod:`specframe_testing.device.rounds`: the events of each round of a run

@@ -32,7 +32,7 @@ class CapturedStep:
     args: list[Any]
     kwargs: dict[str, Any]
     results: list[torch.Tensor]
-    """Memory of its own that its results go to; none: it is a view, or writes to its arguments."""
+    """Memory of its own that its results go to, or nothing for a view, or if it writes to its arguments."""
 
     def replay(self) -> None:
         """Do it again, with the present values of its arguments."""

@@ -27,7 +27,7 @@ class CounterEvent:
     """"wait": the host synchronises for the device. "copy": from the host to the device. "allocation": of device memory.
     "launch": an operator or a graph is queued; those of graphs are not counted."""
     what: str
-    """The operation, in words."""
+    """The operation, as text."""
     place: str
     """The file and line of the code that asked for it: the innermost one outside of torch and ``specframe.devices``."""
 

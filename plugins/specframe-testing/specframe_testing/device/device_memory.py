@@ -31,7 +31,7 @@ class DeviceMemory:
         """Count bytes as in use.
 
         Raises:
-            torch.OutOfMemoryError: there are not so many left.
+            torch.OutOfMemoryError: there are fewer left.
         """
         if self._limit is not None and self.used[index] + nbytes > self._limit:
             raise torch.OutOfMemoryError(

@@ -50,7 +50,7 @@ TAKES_HOST_SCALARS = frozenset(
         *INDEXED,
     }
 )
-"""Operators besides the pointwise ones that take a tensor of the host if it has no dimension."""
+"""Operators, apart from the pointwise ones, that take a tensor of the host if it has no dimension."""
 
 IN_PLACE_SHAPES = (
     "resize_",
@@ -72,7 +72,7 @@ class Rules:
     composite: bool
     """Whether it is computed as its parts."""
     wait: str | None
-    """The reason why the host synchronises, or None if it does not, as far as the operator alone tells."""
+    """The reason why the host synchronises, or None if it does not, as far as the operator alone shows."""
     indexed: bool
     host_scalars: bool
     """Whether it takes tensors of the host that have no dimension."""

@@ -1,6 +1,6 @@
-"""Writes by index: where several go to one place, the first of them stands.
+"""Writes by index: where several go to one place, the first of them is kept.
 
-On a GPU any of them may stand. A CPU writes one after the other, so that the last one does, and code that counts on that is right
+A GPU may keep any of them. A CPU writes one after the other, so that the last one does, and code that counts on that is right
 there and wrong on a GPU.
 """
 

@@ -166,7 +166,7 @@ def by_mask(args: Any) -> bool:
 
 
 def sent(what: str, waits: bool = True) -> None:
-    """Count a copy from the host, which waits for the device unless it is told not to."""
+    """Count a copy from the host, which synchronises unless it is ``non_blocking``."""
     COUNTERS.note(COPY, what)
     if waits:
         COUNTERS.note(WAIT, f"{what}, without non_blocking")

@@ -64,7 +64,7 @@ def checked(
     if seqused_k is not None:
         require(seqused_k.shape == (rows,), f"seqused_k of {rows} rows, got {tuple(seqused_k.shape)}")
     if block_table is not None:
-        require(seqused_k is not None, "seqused_k beside block_table")
+        require(seqused_k is not None, "seqused_k with block_table")
         require(key.shape[1] % PAGE_STEP == 0, f"pages of a multiple of {PAGE_STEP} slots, got {key.shape[1]}")
         require(len(block_table) == rows, f"block_table of {rows} rows, got {len(block_table)}")
 
@@ -93,9 +93,9 @@ def flash(
     """Attend the queries of each row to its keys; return the output, log sums (H, T), and three tensors that nobody reads.
 
     Args:
-        query: (tokens, heads, size) of all rows; ``cum_seq_q`` tells where each begins.
+        query: (tokens, heads, size) of all rows; ``cum_seq_q`` has where each begins.
         key, value: as the query, with as many heads as divide its; or pages of them, (pages, slots, heads, size).
-        window_size_left, window_size_right: tokens seen before and after a query's own; None, and on CUDA -1: all.
+        window_size_left, window_size_right: tokens seen before and after a query's own, or None, and on CUDA -1, for all.
         seqused_k: tokens of each row's keys that count, or None for all.
         block_table: the pages of each row, in order.
         num_splits: has no effect on the values.
@@ -141,7 +141,7 @@ def attended(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output (T, H, D) and the log sums (H, T) of one row; a query that sees nothing gets zeros and infinity.
 
-    The last query stands at the last key.
+    The last query is at the last key.
     """
     shared = query.shape[1] // key.shape[1]
     key, value = (one.float().repeat_interleave(shared, 1) for one in (key, value))

@@ -227,7 +227,7 @@ def peagle(
     """Save a random P-EAGLE head in the format of ``speculators``; return its folder.
 
     Args:
-        drafted: its vocabulary; 0: the target's.
+        drafted: its vocabulary, or 0 for the target's.
         depth: its layers, each with two attention heads.
         hidden: its hidden size.
         ids: of layers.

@@ -220,13 +220,13 @@ def marks(state: int, vocabulary: int) -> torch.Tensor:
 
 
 def planted_target(layers: int = 8, vocabulary: int = 12) -> PreTrainedModel:
-    """Return a target whose hidden state at each layer tells the token, in a way of its own.
+    """Return a target whose hidden state at each layer encodes the token, in a way of its own.
 
     Hidden state k of token t has two values of 1: the token itself in part 0, and its mark in part k, where part k has V places.
     Layer k reads the token, takes the mark out of part k and puts one into part k + 1. More is taken out than was there: a trace of
-    rounding would be enough to tell the token. So who reads the part of another state is told nothing, or something wrong, and a
-    head that is fed a wrong layer accepts nothing. The next token follows from the last state alone, see :func:`following`;
-    attention adds nothing.
+    rounding would be enough to find the token. So who reads the part of another state finds nothing, or something wrong, and a head
+    that is fed a wrong layer accepts nothing. The next token follows from the last state alone, see :func:`following`; attention
+    adds nothing.
     """
     size = vocabulary * (layers + 1)
     config = LlamaConfig(
@@ -278,7 +278,7 @@ def planted_eagle3(
         read: the number of the hidden state that it was made for, the second of the three that it is fed.
         ids: the layer ids that the file has, or None for none.
         layout: "speculators", "authors", or "sglang": the authors' with ids, which are one less than hidden states' numbers.
-        slips: of so many tokens it continues one wrongly, with the right token as its second choice; 0: none.
+        slips: tokens of which it continues one wrongly, with the right token as its second choice, or 0 for none.
     """
     config = target.config
     tokens, size = config.vocab_size, config.vocab_size

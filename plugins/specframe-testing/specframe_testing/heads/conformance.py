@@ -1,4 +1,4 @@
-"""A conformance suite for drafters with heads, beside those of :mod:`specframe_testing.conformance`.
+"""A conformance suite for drafters with heads, in addition to those of :mod:`specframe_testing.conformance`.
 
 The fake models of those suites have no hidden states. Planted ones take their places, see
 :func:`specframe_testing.heads.checkpoints.planted_target`.
@@ -66,8 +66,8 @@ class HeadSuite(DrafterSuite):
     reduced: ClassVar[Save | None] = None
     """Saves a head with a vocabulary of its own, in a file with ``d2t`` and ``t2d``, or None if the format has none."""
     right: ClassVar[Callable[[Path], PreTrainedModel] | None] = None
-    """Saves a head that is right because of the hidden states that its file names, and returns its target, none of whose hidden
-    states tells what another tells, or None if there is none."""
+    """Saves a head that is right because of the hidden states that its file names, and returns its target, whose hidden states all
+    differ, or None if there is none."""
     options: ClassVar[str] = ""
     """Options after the checkpoint, as in ",tree=dynamic"."""
     chain: ClassVar[str] = ""
@@ -96,12 +96,12 @@ class HeadSuite(DrafterSuite):
 
     @pytest.mark.parametrize("align", standard.ALIGNMENTS)
     def test_draft_model_is_fed_few_tokens(self, align: str) -> None:
-        """A round feeds a head what stood, K + 1 tokens at most, and those of its own draft."""
+        """A round feeds a head the accepted tokens, K + 1 at most, and those of its own draft."""
         for round in self.watch(align=align):
             assert sum(tokens for _, tokens in round.draft) <= self.draft_length + 1 + (self.block or self.draft_length)
 
     def test_features_are_the_rows_own(self, tmp_path: Path) -> None:
-        """Whatever stood in the rounds before, a head's logits are those that it has when it reads the same text anew."""
+        """Whatever was accepted in the rounds before, a head's logits are those that it has when it reads the same text anew."""
         target = zoo.build("qwen3")
         type(self).save(tmp_path, target)
         asked = harness.requests(harness.random_prompts([5, 1, 9], zoo.VOCABULARY), 12)
@@ -119,7 +119,7 @@ class HeadSuite(DrafterSuite):
             assert torch.allclose(anew[0].logits_V, one.logits_V, atol=1e-3), f"other logits after {one.ids}"
 
     def test_an_offset_of_one_lowers_acceptance(self, tmp_path: Path) -> None:
-        """With the hidden states that the file means most of a right head's tokens stand, with those beside them hardly any."""
+        """With the hidden states that the file means most of a right head's tokens are accepted, with others hardly any."""
         if (right := type(self).right) is None:
             pytest.skip("no head of this kind is right because of its hidden states")
         target, shares = right(tmp_path), {}

@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {
 
 
 def deepseek(layers: int = 1) -> PreTrainedModel:
-    """Return a small DeepSeek-V3 with so many MTP layers in its configuration."""
+    """Return a small DeepSeek-V3 with ``layers`` MTP layers in its configuration."""
     sizes: dict[str, Any] = {
         "kv_lora_rank": 8,
         "q_lora_rank": 12,
@@ -52,7 +52,7 @@ def deepseek(layers: int = 1) -> PreTrainedModel:
 
 
 def glm(layers: int = 1) -> PreTrainedModel:
-    """Return a small GLM-4.5 with so many MTP layers in its configuration."""
+    """Return a small GLM-4.5 with ``layers`` MTP layers in its configuration."""
     further: dict[str, Any] = {"head_dim": 8, "num_nextn_predict_layers": layers}
     config = Glm4MoeConfig(**SHARED, **further, num_key_value_heads=2)
     return seeded(lambda: Glm4MoeForCausalLM(config))

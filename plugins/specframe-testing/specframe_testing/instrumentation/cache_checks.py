@@ -1,6 +1,6 @@
-"""Cache checks: a shadow KV cache beside each model's cache, with the name of a token in every slot.
+"""Cache checks: a shadow KV cache of each model's cache, with the name of a token in every slot.
 
-The ledger's store is opened by the same KV backend, with keys and values of three numbers: which sequence, which place in it,
+The shadow cache's store is opened by the same KV backend, with keys and values of three numbers: which sequence, which place in it,
 which token. It is moved and written exactly as the cache itself, so what a query is about to see can be read back and
 held against the tokens of its row. Keys and values that are wrong although all of them lie in the right place show in
 the target's logits, which are computed afresh without any cache.
@@ -93,7 +93,7 @@ class ShadowCache(CallListener):
     def _write(self, placement: Placement, names_BTN: torch.Tensor) -> tuple[np.ndarray, bool]:
         """Write names where the placement says and return those of all slots attended to, (B, S, 3), -1 for none.
 
-        The flag tells whether all layers, keys and values alike, hold the same.
+        The flag says whether all layers, keys and values alike, hold the same.
         """
         self.names.expect(placement)
         states = (names_BTN + 1).to(NAMES.dtype)[:, None]
@@ -138,12 +138,12 @@ class ShadowCache(CallListener):
                 self._fail("position", row, account, f"the token with {place} tokens before it has position {got}")
 
     def _check_slots(self, accounts: list[Account], places_BT: np.ndarray, placement: Placement) -> None:
-        """Check that nothing else is written to the slot of a token, and that it is the one that was promised.
+        """Check that nothing else is written to the slot of a token, and that it is the announced one.
 
         Padding may share a slot that holds none.
         """
         slots_BT = placement.slots_BT.expand(places_BT.shape).cpu().numpy()
-        if placement.even:  # attention depends on the promise, and looks neither at slots nor at orders
+        if placement.even:  # attention depends on the announcement, and looks neither at slots nor at indices
             even_T = np.arange(places_BT.shape[1]) + placement.key_index_BS.shape[1] - places_BT.shape[1]
             slots_BT = np.broadcast_to(even_T, places_BT.shape)
         for row, account in enumerate(accounts):
@@ -235,7 +235,7 @@ class ShadowCache(CallListener):
 
 
 class ViewLedger(ShadowCache):
-    """The ledger of a cache with a layout of its own, whose drafter feeds it batches of its own making.
+    """The shadow cache of a cache with a layout of its own, whose drafter feeds it batches of its own making.
 
     A row's tokens are those of the batch: of another vocabulary, or without the first one. A fork begins with what its parent's row
     has of them.

@@ -1,4 +1,4 @@
-"""A run whose models' caches are followed by ledgers: each call of a cache is told to its ledger."""
+"""A run whose models' caches have shadow caches, which receive each call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specframe_testing.instrumentation.sequence_records import Accounts
 
 @attrs.define(eq=False)
 class CheckedRun(Run):
-    """A run whose caches have ledgers."""
+    """A run whose caches have shadow caches."""
 
     checks: Accounts = attrs.field(kw_only=True)
 
@@ -37,7 +37,7 @@ class CheckedRun(Run):
         how: ForwardOptions,
         graphs: ModelGraphs | None,
     ) -> CachedModel:
-        """Return a model that is run as it would be without checks, with a ledger beside its store."""
+        """Return a model that is run as it would be without checks, with a shadow cache of its store."""
         names = kv.open([NAMES] * len(model.kv_shapes), self.rows, slots, model.device)
         if "prefix" in kv.offers:
             cast(PrefixStore, names).ahead = cast(PrefixStore, store).ahead
@@ -48,15 +48,15 @@ class CheckedRun(Run):
 
 
 class CheckedModel(CachedModel):
-    """A cached model that also tells its ledger of scores, and of tokens that are fed by one recording."""
+    """A cached model that also reports scores, and tokens that one captured graph feeds, to its shadow cache."""
 
     def __init__(self, runner: Model, store: KVStore, layout: Any, *how: Any, ledger: ShadowCache) -> None:
-        # while a recording is made nothing is told: the batch that it places is a buffer
+        # while a graph is captured nothing is reported: the batch that it places is a buffer
         super().__init__(runner, store, layout.__wrapped__, *how)
         self.layout, self._ledger = layout, ledger
 
     def _beside(self, runner: Model, how: ForwardOptions, graphs: ModelGraphs | None) -> CachedModel:
-        """Return another model on this one's cache, with the same ledger."""
+        """Return another model on this one's cache, with the same shadow cache."""
         return CheckedModel(runner, self.store, self.layout, self._watch, how, graphs, ledger=self._ledger)
 
     def place(self, batch: Batch, block: Block) -> Placement:
@@ -65,14 +65,14 @@ class CheckedModel(CachedModel):
         return super().place(batch, block)
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
-        """Make room in the ledger, too, which is as large as the cache."""
+        """Make room in the shadow cache, too, which is as large as the cache."""
         cached = super().reserve(sequence, tokens)
         if cached is not None:
             self._ledger.names.reserve(sequence, tokens)
         return cached
 
     def forget(self, sequence: Sequence) -> None:
-        """Forget a sequence in the ledger, too."""
+        """Forget a sequence in the shadow cache, too."""
         if id(sequence) in self._reserved:
             self._ledger.names.release(sequence)
         super().forget(sequence)
@@ -80,14 +80,14 @@ class CheckedModel(CachedModel):
     def feed(
         self, batch: Batch, block: Block, keep: int = 1, mixed: Batch | None = None, followed: bool = False
     ) -> Scores:
-        """Return the scores of the last ``keep`` tokens after telling the ledger."""
+        """Return the scores of the last ``keep`` tokens after the shadow cache has received them."""
         scores = super().feed(batch, block, keep, mixed, followed)
         if self.runner.role == "target":
             self._ledger.scored(batch, block, scores)
         return scores
 
     def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
-        """Return the tokens chosen, after telling the ledger of the places at which they and the first ones were fed."""
+        """Return the tokens chosen, after the shadow cache has received the places at which they and the first ones were fed."""
         chosen_BT = super()._at_once(batch, ids_BT, count, choose)
         self.place(batch, Block(ids_BT, -ids_BT.shape[1]))
         for offset in range(count - 1):

@@ -1,7 +1,7 @@
-"""A tap: objects around an acceptance rule, an alignment, its layouts and their stores that tell a listener what they do.
+"""Instrumentation: objects around an acceptance rule, an alignment, its layouts and their stores that report to a listener.
 
-What has a tap around it works as before and keeps all its members. Several taps may be around one alignment: a run that is
-checked and traced has two.
+What is instrumented works as before and keeps all its members. One alignment may be instrumented several times: a run that is
+checked and traced does so twice.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from specframe.value_checks import Wrapper
 
 
 class CallListener:
-    """Is told of one run, or of one cache. A subclass has the methods it needs; those here do nothing."""
+    """Receives one run, or one cache. A subclass has the methods it needs; those here do nothing."""
 
     def started(self, run: Run) -> None:
-        """The alignment has been told of a run, as the last of the roles: their caches are open."""
+        """The alignment has started a run, as the last of the roles: their caches are open."""
 
     def opening(self, rows: int) -> CallListener | None:
-        """A cache of so many rows is about to be laid out; return the listener to it, None where there is none."""
+        """A cache of ``rows`` rows is about to get its layout; return the listener to it, or None."""
         return None
 
     def by_rule(self, acceptance: Acceptance, batch: Batch, draft: Draft, scores: Scores) -> None:
         """The acceptance rule has returned its acceptance result."""
 
     def committed(self, batch: Batch, order: list[Sequence], by_rule: Acceptance, stands: Transfer) -> None:
-        """The alignment has returned what stands of the rule's result.
+        """The alignment has returned what it commits of the rule's result.
 
         Args:
             batch: the rows.
@@ -57,12 +57,12 @@ class CallListener:
 
 
 class Instrumented(Wrapper):
-    """An object around another one, with all its members, some of which are told after they were called.
+    """An object around another one, with all its members, some of which are reported after they were called.
 
     Args:
         inner: the object.
-        listener: is told the value that a call returned, unless that is None, and then its arguments.
-        told: the listener's method for each member that is told.
+        listener: receives the value that a call returned, unless that is None, and then its arguments.
+        told: the listener's method for each member that is reported.
     """
 
     def __init__(self, inner: Any, listener: CallListener, **told: str) -> None:
@@ -83,21 +83,21 @@ class Instrumented(Wrapper):
 
 
 class TappedAlignment(Instrumented):
-    """An alignment whose start, layouts and commits are told."""
+    """An alignment whose start, layouts and commits are reported."""
 
     def __init__(self, alignment: Alignment, listener: CallListener) -> None:
         super().__init__(alignment, listener, start="started")
-        self.offers = alignment.offers - {"deferred"}  # listeners are told of a round when the one before has landed
+        self.offers = alignment.offers - {"deferred"}  # listeners receive a round when the one before has landed
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> Any:
-        """Return the alignment's layout, with a tap around it and its store where somebody listens to the cache."""
+        """Return the alignment's layout, instrumented with its store where somebody listens to the cache."""
         listener = self._listener.opening(rows)
         if listener is None:
             return self.__wrapped__.layout(store, rows, capacity)
         return tapped_layout(self.__wrapped__.layout, listener, store, rows, capacity)
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Return what stands after telling it."""
+        """Report what is committed and return it."""
         order, acceptance = list(batch.sequences), transfer.acceptance
         by_rule = attrs.evolve(
             acceptance, accepted_B=acceptance.accepted_B.clone(), tokens_BT=acceptance.tokens_BT.clone()
@@ -108,13 +108,13 @@ class TappedAlignment(Instrumented):
 
 
 def tapped_layout(make: MakesLayout, listener: CallListener, store: KVStore, rows: int, capacity: int) -> Instrumented:
-    """Return a layout with a tap around it and its store."""
+    """Return a layout that is instrumented, and so is its store."""
     tapped_store: Any = Instrumented(store, listener, arrange="arranged", move="moved")
     return Instrumented(make(tapped_store, rows, capacity), listener, place="placed", commit="settled")
 
 
 def listeners(layout: Any) -> Iterator[CallListener]:
-    """Yield the listeners to a layout, those of the outermost tap first."""
+    """Yield the listeners to a layout, those of the outermost object first."""
     while layout is not None:
         if isinstance(layout, Instrumented):
             yield layout._listener

@@ -1,16 +1,14 @@
 """Invariant checks: in every forward and every round, a run verifies the invariants of lossless decoding.
 
 =========  ==========================================================================================
-position   position of a token = number of real tokens before it in its row
-slot       a forward writes nothing else to the slot of a token that it feeds, and to no other slot than was promised
-mask       a query sees exactly its row's tokens up to itself
-cache      the visible slots of a row hold the row's tokens, each once, and no rejected token
-bonus      accepted draft tokens and the bonus token after them are the target's own choices
-stop       a row ends at its first stop token or at its limit, and nothing follows
-row        a row's tokens, keys and values are those of its own sequence
-=========  ==========================================================================================
+position position of a token = number of real tokens before it in its row slot a forward writes nothing else to the slot of a token
+that it feeds, and to no other slot than was announced mask a query sees exactly its row's tokens up to itself cache the visible
+slots of a row hold the row's tokens, each once, and no rejected token bonus accepted draft tokens and the bonus token after them
+are the target's own choices stop a row ends at its first stop token or at its limit, and nothing follows row a row's tokens, keys
+and values are those of its own sequence =========
+==========================================================================================
 
-The strategies themselves run unchanged: :class:`Checks` listens to a tap around the acceptance rule and the alignment
+The strategies themselves run unchanged: :class:`Checks` instruments the acceptance rule and the alignment
 (:mod:`specframe_testing.instrumentation.instrumented`), hands the run models that check what is fed
 (:mod:`specframe_testing.instrumentation.cache_checks`), and watches the rounds.
 """
@@ -37,7 +35,7 @@ class Checks(Accounts, Observer, CallListener):
     """The invariant checks of one run; a violation raises :class:`specframe.errors.InvariantError`."""
 
     def around(self, use: Composition) -> Composition:
-        """Return the composition with a tap around its acceptance rule and alignment."""
+        """Return the composition with instrumentation of its acceptance rule and alignment."""
         self._lossless = "lossless" in use.rule.offers
         rule = Instrumented(use.rule, self, accept="by_rule")
         return attrs.evolve(use, rule=rule, alignment=TappedAlignment(use.alignment, self))
@@ -70,7 +68,7 @@ class Checks(Accounts, Observer, CallListener):
                 self.fail("bonus", row, account, "an accepted token is not the target's choice")
 
     def committed(self, batch: Batch, order: list[Sequence], by_rule: Acceptance, stands: Transfer) -> None:
-        """Check that what stands after the alignment is the rule's result, row by row, or a shorter part of it."""
+        """Check that what the alignment commits is the rule's result, row by row, or a shorter part of it."""
         host_accepted, host_tokens = stands.host.accepted, stands.host.tokens
         accepted_B, tokens_BT = stands.acceptance.accepted_B.cpu().numpy(), stands.acceptance.tokens_BT.cpu().numpy()
         given_B, rule_BT = by_rule.accepted_B.cpu().numpy(), by_rule.tokens_BT.cpu().numpy()

@@ -22,7 +22,7 @@ class Account:
     stops: frozenset[int]
     limit: int
     parents: tuple[int, ...]
-    """Numbers of the parent, whose row was copied, and of the sequences whose rows that had copied; none: it is no fork."""
+    """Numbers of the parent, whose row was copied, and of the sequences whose rows that had copied, or nothing if it is no fork."""
 
     @property
     def prompt(self) -> list[int]:

@@ -21,7 +21,7 @@ class Template:
     example: str = ""
     """Options that the example takes, as on the command line."""
     promise: str = ""
-    """Members of the test class besides ``make``."""
+    """Members of the test class apart from ``make``."""
 
     @property
     def hook(self) -> str:
