@@ -57,7 +57,7 @@ STRATEGIES = re.compile(r"(<!-- strategies: .*?-->\n).*(<!-- end of strategies -
 ROLE_TABLE = re.compile(r"(<!-- roles: .*?-->\n).*(<!-- end of roles -->)", flags=re.DOTALL)
 LARGER = re.compile(r"(<!-- larger protocols: .*?-->\n).*(<!-- end of larger protocols -->)", flags=re.DOTALL)
 STORES = {"pooled": cache.PooledStore, "bounded": cache.BoundedStore, "prefix": cache.PrefixStore}
-"""The larger protocols of stores, by the word that their backends offer."""
+"""The larger protocols of stores, by the capability that their backends offer."""
 OPTION_TABLES = re.compile(
     r"(<!-- options of ([^:\n]+) ([\w-]+): .*?-->\n).*?(<!-- end of options of \2 \3 -->)", flags=re.DOTALL
 )
@@ -140,7 +140,7 @@ def hooks() -> str:
         "## What drafters learn of a round",
         fenced("specframe.contracts.reports", "Outcome"),
         "## Larger protocols",
-        "What offers one of [these words](capabilities.md#larger-protocols) has the members of its larger protocol.",
+        "What offers one of [these capabilities](capabilities.md#larger-protocols) has the members of its larger protocol.",
     ]
     parts += [fenced(one.__module__, one.__name__) for _, _, one in larger()]
     return page("specframe/plugins/hookspecs.py and specframe/contracts/", parts)
@@ -152,7 +152,7 @@ def fenced(module: str, name: str) -> str:
 
 
 def larger() -> list[tuple[str, str, type]]:
-    """Return the words that are offered with a larger protocol: kind, word and protocol."""
+    """Return the capabilities with a larger protocol: kind, capability and protocol."""
     offered = [(kind, word, one) for kind, words in OFFERED.items() for word, one in words.items()]
     return [*offered, *(("KV backend", word, one) for word, one in STORES.items())]
 
@@ -184,8 +184,8 @@ def roles_page() -> str:
 
 
 def capabilities_page() -> str:
-    """Return capabilities.md with its table of the words that are offered with a larger protocol."""
-    rows = ["| word | offered by | protocol | what it is | members besides |", "| --- | --- | --- | --- | --- |"]
+    """Return capabilities.md with its table of the capabilities with a larger protocol."""
+    rows = ["| capability | offered by | protocol | what it is | further members |", "| --- | --- | --- | --- | --- |"]
     for kind, word, protocol in larger():
         base = protocol.__mro__[1]
         own = ", ".join(member(protocol, name) for name in members_of(protocol) if name not in members_of(base))

@@ -1,7 +1,7 @@
 """The tables of docs/works-with.md: which strategies and options go together.
 
 A cell is asked of the code that refuses a run: a composition of the strategies, an executor before it loads, a request before it is
-decoded. A drafter that needs a checkpoint is represented by the words that it declares. The last table has the runs that
+decoded. A drafter that needs a checkpoint is represented by the capabilities that it declares. The last table has the runs that
 tests/test_works_with.py makes of :data:`TRIED` and :data:`KINDS`.
 """
 
@@ -91,7 +91,7 @@ def composed(drafter: Any = PLAIN, **how: Any) -> Composition | str:
 
 
 def lacking(refusal: str) -> str:
-    """Return the cell of a refusal: the words that are lacking, where it names them."""
+    """Return the cell of a refusal: the capabilities that are lacking, where it names them."""
     found = WORD.search(refusal)
     return f"no: `{found[1]}`" if found else "no"
 
@@ -102,7 +102,7 @@ def cell(made: Composition | str, told: str = "yes") -> str:
 
 
 def drafts(entry: Entry, **how: Any) -> str:
-    """Return the shapes that a drafter may draft in a run with these options, or the words that are lacking."""
+    """Return the shapes that a drafter may draft in a run with these options, or the capabilities that are lacking."""
     made = {shape: composed(Declared(entry, shape), **how) for shape in shapes(entry)}
     able = [shape for shape, one in made.items() if not isinstance(one, str)]
     if not able:
@@ -239,7 +239,7 @@ def deferred() -> str:
 
 
 def of_chains(entry: Entry) -> Set[str]:
-    """Return what a drafter offers beside the words of its class where it drafts chains."""
+    """Return what a drafter offers in addition to its class where it drafts chains."""
     return getattr(entry.factory, "chains_offer", frozenset())
 
 

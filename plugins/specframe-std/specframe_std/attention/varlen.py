@@ -25,7 +25,7 @@ LARGEST_HEAD = 256
 
 
 class Packed:
-    """Variable-length flash attention, without masks: on CUDA, in half precision, where slots are places."""
+    """Variable-length flash attention, without masks: on CUDA, in half precision, where slots are token indices."""
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"dense", "paged", "window", "lengths"})
