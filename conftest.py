@@ -119,7 +119,7 @@ def pytest_collection_finish() -> None:
     """Collect garbage from here on, past all that is there."""
     gc.freeze()
     gc.enable()
-    gc.get_freeze_count = lambda: 1  # some are; to count all of them takes 50 ms, and each dry run asks
+    gc.get_freeze_count = lambda: 1  # some are; to count all of them takes 50 ms, and each memory profiling asks
 
 
 @pytest.fixture(autouse=True, scope="module")

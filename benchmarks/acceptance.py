@@ -1,11 +1,11 @@
-"""How much of a draft each acceptance rule lets stand, on the embedded pair and prompts it was not trained on.
+"""How much of a draft each acceptance rule accepts, on the embedded pair and prompts it was not trained on.
 
     python benchmarks/acceptance.py [--count N] [--new N] [--draft-length N]
     python benchmarks/acceptance.py --trees [--seeds N]
     python benchmarks/acceptance.py --drafter tiny-draft@4 --drafter tiny-eagle3,tree=dynamic,nodes=16@5
 
 Prints the table of docs/strategies.md; with ``--trees`` that of trees in README.md, at temperature 1; with ``--drafter`` that of
-drafters, greedy, each with the draft length after its ``@`` and beside the first one. Standard errors are those of
+drafters, greedy, each with the draft length after its ``@``, compared with the first one. Standard errors are those of
 a ratio over prompts (rounds of one prompt are alike), so they hold for other prompts of the kind. All rules decode the same
 prompts, and no time is taken.
 """
@@ -32,7 +32,7 @@ TREES = {
     "branch=2/2/1/1": ("gumbel", "rejection", "traversal"),
     "branch=4/2/1/1": ("gumbel", "rejection", "traversal"),
 }
-"""Drafts of depth 4, and the rules that judge them; the difference of each to the rule before it is printed."""
+"""Drafts of depth 4, and the rules for them; the difference of each to the rule before it is printed."""
 
 
 def ratio(parts: list[int], wholes: list[int]) -> tuple[float, float]:
@@ -87,7 +87,7 @@ def drafters(asked: Sequence[str], count: int, new: int, batch_size: int) -> Non
 
 
 @click.command()
-@click.option("--trees", is_flag=True, help="The rules that judge trees, on chains and trees, at temperature 1.")
+@click.option("--trees", is_flag=True, help="The rules for trees, on chains and trees, at temperature 1.")
 @click.option("--drafter", "asked", multiple=True, help="Drafters and their draft lengths, as in tiny-draft@4.")
 @click.option("--count", default=400, help="Prompts.")
 @click.option("--new", default=64, help="New tokens per prompt.")

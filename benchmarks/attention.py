@@ -1,4 +1,4 @@
-"""What each way to attend costs: masked, packed, decode and flex, for rounds and for prompts, over short and long caches.
+"""What each way to attend costs: masked, variable-length, decode and flex, for rounds and for prompts, over short and long caches.
 
     python benchmarks/attention.py [--heads 32,8,128] [--dtype bfloat16] [--device cuda|cpu] [--small]
 

@@ -1,4 +1,4 @@
-"""Tokens per second of specframe's schemes beside transformers' own decoding, interleaved in one run.
+"""Tokens per second of specframe's schemes and transformers' own decoding, interleaved in one run.
 
     python benchmarks/bench.py [--pair embedded|small|cpu|qwen3-8b|vicuna-7b|glm4-9b] [--device cpu|cuda] [--dtype ...] [--quick]
 
@@ -185,7 +185,7 @@ def read_prompts(settings: dict[str, Any], tokenizer: Any, count: int) -> list[l
 
 
 def surroundings(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Return what a figure depends on besides the code."""
+    """Return what a figure depends on apart from the code."""
     cuda = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device)

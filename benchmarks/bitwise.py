@@ -72,7 +72,7 @@ class Decoder:
 
 
 def drafter(tree: str) -> ModelDrafter:
-    """Return the drafter of a chain, of a dynamic tree, or of a tree with so many branches at each depth, as 3/2/1."""
+    """Return the drafter of a chain, of a dynamic tree, or of a tree with a number of branches at each depth, as 3/2/1."""
     return ModelDrafter(tree=tree) if tree in ("chain", "dynamic") else ModelDrafter(branch=tree)
 
 

@@ -52,7 +52,7 @@ def measured(
         budget: seconds of all sections.
         ask: measures a cell, as :meth:`Worker.ask` does.
         keep: gets all rows after each cell, and its own.
-        clock: tells the seconds.
+        clock: returns the seconds.
     """
     begun, total, passed = clock(), sum(shares.values()), 0.0
     last, ends, rows, late = begun + budget, dict[str, float](), list[Row](), list[tuple[Cell, Row]]()
@@ -84,7 +84,7 @@ class Worker:
     """A process that measures cells by a class of a module; when it has ended, another one goes on.
 
     Args:
-        module, kind: names of the module and of the class. Its method ``recover`` is called after an error, and tells whether the
+        module, kind: names of the module and of the class. Its method ``recover`` is called after an error, and returns whether the
             process can go on.
         settings: arguments of the class.
     """
@@ -121,7 +121,7 @@ class Worker:
         return row
 
     def _start(self, left: float) -> Row | None:
-        """Begin a process, and return why it cannot measure; None if it can."""
+        """Begin a process, and return why it cannot measure, or None if it can."""
         self._mine, theirs = self._spawn.Pipe()
         self._process = self._spawn.Process(target=work, args=(theirs, *self._given))
         self._process.start()

@@ -1,11 +1,11 @@
-"""Draft-length policies beside plain decoding and fixed lengths, by batch size.
+"""Draft-length policies compared with plain decoding and fixed lengths, by batch size.
 
     python benchmarks/budgets.py [--pair embedded|cpu|qwen3-8b] [--device cpu|cuda] [--dtype float32] [--batches 1,4,8,32]
         [--kinds spec,code,mixed] [--repeats 5] [--prompts FILE] [--longest 128] [--drafter model|prompt-lookup|suffix]
         [--policy goodput] [--beside] [--unequal] [--layers eager|compiled]
 
 *Spec*: the prompts of FILE. *Code*: held-out library source. *Mixed*: half of the prompts are files that the target goes on to
-copy, half are pieces without a repetition of their own. All contenders decode the same prompts side by side, round after round:
+copy, half are texts without a repetition of their own. All contenders decode the same prompts side by side, round after round:
 whoever has the fewest tokens decodes its next round, so that a change of the machine's pace meets all of them alike. In each repeat
 a policy has learnt nothing when it begins, and one of the same kind has decoded the prompts once before, which is its second run.
 Figures are medians over repeats of tokens per second by wall-clock time, prompts included, as ratios to plain decoding of the same
@@ -64,7 +64,7 @@ while True:
 
 @contextlib.contextmanager
 def company(wanted: bool) -> Iterator[None]:
-    """Have a second program run beside what is measured, if it is wanted."""
+    """Have a second program run during what is measured, if it is wanted."""
     if not wanted:
         yield
         return
@@ -76,7 +76,7 @@ def company(wanted: bool) -> Iterator[None]:
 
 
 def asked(kind: str, file: str | None, longest: int, tokenizer: Any, count: int) -> list[list[int]]:
-    """Return so many prompts of a kind; those of a file and held-out pieces have at most ``longest`` tokens."""
+    """Return ``count`` prompts of a kind; those of a file and held-out texts have at most ``longest`` tokens."""
     if kind == "mixed":
         found = workloads(tokenizer)["mixed"]
         return [found[number % len(found)] for number in range(count)]

@@ -1,4 +1,4 @@
-"""What is measured: specframe's schemes, and transformers' own ``generate`` beside them."""
+"""What is measured: specframe's schemes, and transformers' own ``generate``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Contender:
 
 
 def held_out_prompts(tokenizer: Any, count: int, longest: int = 128) -> list[list[int]]:
-    """Return pieces of held-out modules, 24 to ``longest`` tokens each, no two the same."""
+    """Return parts of held-out modules, 24 to ``longest`` tokens each, no two the same."""
     folder = Path(sysconfig.get_path("stdlib"))
     options = {"add_special_tokens": False, "verbose": False}
     streams = [tokenizer((folder / f"{name}.py").read_text(encoding="utf-8"), **options).input_ids for name in MODULES]

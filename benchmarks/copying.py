@@ -4,11 +4,11 @@
 
 Prompts are made of held-out modules of the standard library. *Edits*: a file's beginning, and once more the first third of it,
 which a model goes on to copy. *Turns*: three requests in a row about one text, whose answers the later ones can repeat. *Loops*:
-short prompts with many new tokens, after which a small model that decodes greedily repeats itself. *Held-out*: pieces without a
-repetition of their own. *Mixed*: half edits, half held-out pieces. *Random*: random token ids, continued at temperature 1.5 by the
-rule ``gumbel``: nothing repeats itself there. All drafters decode the same prompts side by side, whichever has
-the fewest tokens next, and have learnt nothing when a repeat begins; all have the same tokens. Figures are ratios to plain decoding
-of tokens per second of processor time (one thread), the medians over repeats, and the mean acceptance length.
+short prompts with many new tokens, after which a small model that decodes greedily repeats itself. **Held-out*: texts without a
+repetition of their own. *Mixed*: half edits, half held-out texts. *Random*: random token ids, continued at temperature 1.5 by the
+rule ``gumbel``: nothing repeats itself there. All drafters decode the same prompts side by side, whichever has the fewest tokens
+next, and have learnt nothing when a repeat begins; all have the same tokens. Figures are ratios to plain decoding of tokens per
+second of processor time (one thread), the medians over repeats, and the mean acceptance length.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def forget(pipe: Pipeline, drafter: str) -> None:
 def measured(
     target: Any, draft: Any, prompts: list[list[int]], batch: int, rounds: int, new: int, sampling: Sampling | None
 ) -> dict[str, Any]:
-    """Return the tokens per second of each contender beside plain decoding, and its mean acceptance length."""
+    """Return the tokens per second of each contender relative to plain decoding, and its mean acceptance length."""
     rule = "greedy" if sampling is None else "gumbel"
     rates, lengths = {name: list[float]() for name in CONTENDERS}, dict[str, float]()
     pipes = {name: pipeline(target, draft, drafter, batch, rule) for name, drafter in CONTENDERS.items()}

@@ -39,7 +39,7 @@ class ModelClock:
             hook.remove()
 
     def own_share(self, report: RunReport) -> float | None:
-        """Return the share of a run's time spent outside of the models; None when not all of their passes were seen.
+        """Return the share of a run's time spent outside of the models, or None when not all of their passes were seen.
 
         Passes that a CUDA graph replays are not. Before its first round a run may feed a token to find shapes: passes that were
         not counted come first and are left out.

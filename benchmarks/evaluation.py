@@ -1,8 +1,8 @@
-"""lm-eval's model ``hf-specframe`` beside its ``hf``: seconds and tokens per second of ``generate_until``.
+"""lm-eval's models ``hf-specframe`` and ``hf``: seconds and tokens per second of ``generate_until``.
 
     python benchmarks/evaluation.py [--pair embedded] [--batches 1,4,8] [--rounds 3] [--new 48] [--output FILE.json]
 
-Needs lm-eval (``make test-lm-eval`` makes an environment with it). Contexts are pieces of held-out modules of the standard
+Needs lm-eval (``make test-lm-eval`` makes an environment with it). Contexts are parts of held-out modules of the standard
 library. Both models answer them in turn, by processor time of one thread, of which the medians over the rounds count; answers
 have to be equal to the byte. A token counts if it is in an answer: what is decoded beyond a stop string is cut.
 """

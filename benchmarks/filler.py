@@ -1,4 +1,4 @@
-"""Forwards that leave out padding beside those of the whole rectangle, by the share of padding.
+"""Forwards without padding compared with forwards of the whole rectangle, by the share of padding.
 
     python benchmarks/padding.py [--pair embedded|cpu] [--kind prompts|drafts|both] [--rounds 7] [--output FILE.json]
     python benchmarks/padding.py --prompts questions.jsonl [--batches 8,32] [--new 128] [--rounds 3]
@@ -138,7 +138,7 @@ def whole_runs(
     models: Any, prompts: list[list[int]], batches: list[int], new: int, rounds: int, output: str | None
 ) -> None:
     """Print the ratio of the times of whole runs, without leaving out padding over with it, for each batch size."""
-    table, figures = Table("batch", "prompts", "seconds with filler", "without", "ratio"), []
+    table, figures = Table("batch", "prompts", "seconds with padding", "without", "ratio"), []
     for batch_size in batches:
         pipe = Pipeline(
             models[0], models[1], tokenizer=models[2], align="ragged", draft_length=4, batch_size=batch_size
@@ -191,7 +191,7 @@ def now(device: torch.device) -> float:
 
 def show(figures: list[dict[str, Any]], title: str) -> None:
     """Print a line per shape and a column per share of padding."""
-    table = Table("rows", "places", "cached", "ratio at filler", title=title)
+    table = Table("rows", "places", "cached", "ratio at padding", title=title)
     for shape in dict.fromkeys((one["rows"], one["places"], one["cached"]) for one in figures):
         cells = [one for one in figures if (one["rows"], one["places"], one["cached"]) == shape]
         table.add_row(*map(str, shape), "  ".join(f"{one['filler']:.2f}: {one['ratio']:.2f}" for one in cells))

@@ -239,7 +239,7 @@ def product(given_MI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
 
 
 def beyond(spent: float, found: Row) -> float | None:
-    """Return the milliseconds in which no kernel ran; None where no kernels were seen."""
+    """Return the milliseconds in which no kernel ran, or None if no kernels were seen."""
     return None if found["kernels_ms"] is None else spent - found["kernels_ms"]
 
 

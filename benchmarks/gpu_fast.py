@@ -54,7 +54,7 @@ def cells(small: bool = False) -> list[Cell]:
     attended = {"live": lives, "fed": (1, 6), "batch": batches}
     found = [
         *grid("bandwidth", "bandwidth", 20),
-        *grid("forwards", "forwards", 15, way=("eager",), batch=batches),  # recordings are made
+        *grid("forwards", "forwards", 15, way=("eager",), batch=batches),  # graphs are captured
         *grid("forwards", "forwards", 30, way=("compiled", "traced"), batch=batches),
         *grid("rounds", "rounds", 6, way=("compiled",), rounds=("synchronous", "deferred"), **decoded),
         *grid("rounds", "rounds", 6, way=("eager",), rounds=("deferred",), **decoded),

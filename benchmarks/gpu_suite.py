@@ -140,7 +140,7 @@ def named(parts: str) -> list[str]:
 
 
 def one(part: str, options: list[str], seconds: float, deadline: float, folder: Path) -> dict[str, Any]:
-    """Run a part for so many seconds and return what came of it; the benchmark takes the time that there is."""
+    """Run a part for ``seconds`` seconds and return what came of it; the benchmark takes the time that there is."""
     match part:
         case "tests":
             return tests(["-m", "cuda", *with_marks()], seconds)
@@ -203,7 +203,7 @@ def with_marks() -> list[str]:
 
 
 def sanitized(options: list[str], seconds: float) -> dict[str, Any]:
-    """Run a short part under torch's sanitizer, which tells of memory that two streams use without waiting for each other.
+    """Run a short part under torch's sanitizer, which reports memory that two streams use without waiting for each other.
 
     On another device than CUDA's there is nothing to run: it would be the first part again.
     """

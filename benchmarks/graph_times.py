@@ -18,7 +18,7 @@ from specframe.model.captured_graphs import GRAPHS
 
 @attrs.define(eq=False)
 class Graph:
-    """A recording of a function, and what was replayed of it."""
+    """A captured function, and what was replayed of it."""
 
     function: Callable[[], Any]
     recording: Any
@@ -97,7 +97,7 @@ def profiled(call: Callable[[], Any], device: torch.device, times: int = 3) -> d
 
 
 def summary(kernels: list[tuple[str, float]], times: int) -> dict[str, Any]:
-    """Return the figures of one of several calls, given all their kernels' names and microseconds; None where there are none."""
+    """Return the figures of one of several calls, given all their kernels' names and microseconds, or None if there are none."""
     spent = Counter[str]()
     for name, microseconds in kernels:
         spent[name[:80]] += microseconds / 1e3 / times  # type: ignore[assignment]

@@ -309,7 +309,7 @@ def grow_norm(given: Any, grown: Any) -> None:
 
 
 def become_identity(norm: Any) -> None:
-    """Make RMSNorm pass on what it gets: beside an epsilon of 2^40 the mean square is lost in rounding."""
+    """Make RMSNorm pass on what it gets: next to an epsilon of 2^40 the mean square is lost in rounding."""
     norm.variance_epsilon = 2.0**40
     norm.weight.fill_(2.0**20)
 

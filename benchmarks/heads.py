@@ -70,7 +70,7 @@ def main(
 def timed(
     target: Any, folder: Callable[[str], str], batches: list[int], depth: int, deadline: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row per batch size and draft; the first draft of each is none. ``folder`` tells where a kind of head is saved."""
+    """Yield a row per batch size and draft; the first draft of each is none. ``folder`` returns where a kind of head is saved."""
     for batch in batches:
         plain = None
         for draft in DRAFTS:

@@ -1,10 +1,10 @@
-"""Drafts for a target most of whose layers keep a state, beside plain decoding: speed, the time of committing, and bytes of states.
+"""Drafts for a target most of whose layers keep a state, and plain decoding: speed, the time of committing, and bytes of states.
 
     python benchmarks/hybrid.py [--batches 1,8] [--lengths 2,4] [--rounds 7] [--new 48] [--output FILE.json]
 
 Target and draft model have the shapes of Qwen3.5 with 100 and 6 million weights, which are random. Acceptance is drawn, 0.7 at each
 place. Contenders decode the same prompts in turn, round after round. Figures are ratios of tokens per second of processor time (one
-thread), the medians over rounds, and the share of that time in which states take in the tokens that stand. *Expected* is the ratio
+thread), the medians over rounds, and the share of that time in which states take in the accepted tokens. *Expected* is the ratio
 that the forwards' own times give: prompts are read, and a round takes a target forward and a draft forward per draft token.
 """
 

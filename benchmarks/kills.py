@@ -8,7 +8,7 @@ one of those that decode or write (worker), or Ray's own process of the machine 
 three tenths while it begins, six tenths while it decodes and writes, one tenth when all results are written. `--resume` is called
 at once after that, and again as long as it ends badly. The first of these runs is killed as well. The results
 are compared with those of one process, and the processes of the killed run have to be gone. `--executor ray` needs an environment
-with `specframe-ray`. Exits with 1 when a result is lost, comes twice or has other ids, when a command hangs or tells a traceback,
+with `specframe-ray`. Exits with 1 when a result is lost, comes twice or has other ids, when a command hangs or prints a traceback,
 and when a process stays.
 """
 
@@ -245,7 +245,7 @@ def main(
 
 
 def said(line: str) -> None:
-    """Tell on standard error what has come of a cycle."""
+    """Report on standard error what has come of a cycle."""
     print(line, file=sys.stderr, flush=True)
 
 

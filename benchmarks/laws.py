@@ -27,7 +27,7 @@ import torch
 DRAFT_LENGTH = 4
 """Of the runs that acceptance is fitted to."""
 ROWS, NEW = 32, 48
-"""Rows and new tokens of these runs: neither changes what stands of a draft, but for the last round of a prompt."""
+"""Rows and new tokens of these runs: neither changes what is accepted of a draft, but for the last round of a prompt."""
 LENGTHS, BATCH_SIZES = "1,2,3,4,6,8", "1,2,4,8,16,32"
 """Draft lengths and batch sizes whose speed is measured."""
 SPEED = ("--limit", "32", "--max-new-tokens", "32", "--repeats", "2", "--target", "tiny", "--drafter", "tiny-draft")
@@ -38,7 +38,7 @@ Line = dict[str, Any]
 
 
 def accepted(draft: Mapping[str, str], prompts: list[str]) -> Line:
-    """Decode with a draft; return what stood of its drafts as a line of a comparison has it."""
+    """Decode with a draft; return what was accepted of its drafts as a line of a comparison has it."""
     from specframe import Pipeline
 
     pipe = Pipeline(

@@ -1,9 +1,9 @@
-"""Ways to run layers, side by side: modules, traced code, compiled pieces, and transformers' ``generate``.
+"""Ways to run layers, side by side: modules, traced code, compiled code, and transformers' ``generate``.
 
     python benchmarks/layers.py [--pair embedded] [--tokens 48] [--repeats 9] [--output FILE.json]
 
 The same prompts are decoded in turn in each way, with one thread. A figure is the processor time of a new token of all rows; a
-ratio is the median of the repeats', each against the eager run beside it. "first" is the time of the first run: tracing,
+ratio is the median of the repeats', each against its own eager run. "first" is the time of the first run: tracing,
 compiling, and reading the compiler's cache.
 """
 

@@ -25,7 +25,7 @@ class Cell:
 
     contender: Contender
     count: int
-    """It decodes so many prompts, the first ones."""
+    """Number of first prompts that it decodes."""
     rates: dict[int, float] = attrs.Factory(dict)
     """Tokens per second."""
     figures: dict[int, dict[str, float | None]] = attrs.Factory(dict)
@@ -164,6 +164,6 @@ def ratio(own: dict[int, float], other: dict[int, float] | None) -> float | None
 
 
 def median(values: Any) -> float | None:
-    """Return the median, to four digits, of what is there; None of nothing."""
+    """Return the median, to four digits, of what is there, or None of nothing."""
     present = [value for value in values if value is not None]
     return float(f"{statistics.median(present):.4g}") if present else None

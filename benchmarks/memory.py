@@ -1,4 +1,4 @@
-"""Slots that KV backends reserve, beside those that hold tokens, over the rounds of a run; with a pair, bytes and speed.
+"""Slots that KV backends reserve and those that hold tokens, over the rounds of a run; with a pair, bytes and speed.
 
     python benchmarks/memory.py [--prompts FILE] [--batch 8] [--new 128] [--stores slab,pool,paged]
     python benchmarks/memory.py --pair qwen3-8b --device cuda --dtype bfloat16 --stores "slab,slab;draft_dtype=int8,slab;dtype=fp8"
@@ -117,7 +117,7 @@ class Slots(Observer):
 @click.option("--prompts", default=None, help="A file of questions as Spec-Bench has them.")
 @click.option("--batch", default=8, show_default=True)
 @click.option("--new", default=128, show_default=True, help="Tokens of each row.")
-@click.option("--every", default=1, show_default=True, help="Take one question of so many.")
+@click.option("--every", default=1, show_default=True, help="Take one question in every N.")
 @click.option("--stores", default="slab,pool,paged;block=16,paged;block=64", show_default=True)
 @click.option("--pair", type=click.Choice(list(PAIRS)), default=None, help="Measure bytes and speed with this pair.")
 @click.option("--device", default="auto", show_default=True)

@@ -1,4 +1,4 @@
-"""Prompts read beside rows that decode (``mixed=on``) and between their rounds: the time between two tokens, and tokens per second.
+"""Prefill in mixed batches (``mixed=on``) and between the rounds of others: the time between two tokens, and tokens per second.
 
     python benchmarks/mixed.py [--pair embedded|cpu] [--piece 128] [--long 1024] [--rounds 5] [--plain] [--output FILE.json]
 

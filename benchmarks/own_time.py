@@ -1,12 +1,12 @@
-"""The loop's own time: how long a round takes beside the forwards of its models, and how many calls and operations that is.
+"""The loop's own time: how long a round takes apart from the forwards of its models, and how many calls and operations that is.
 
     python benchmarks/own_time.py [--tokens 96] [--repeats 25] [--output FILE.json]
 
 The embedded pair decodes the same prompts again and again, with one thread: plainly and with 4 tokens drafted a round, 1 prompt and
 8. Of each round the shortest time over all repeats counts, inside the models' forwards and as a whole: what other programs on the
-machine add is in neither. It is the thread's processor time, which they lengthen least. Plain decoding of one prompt is set beside
-transformers' ``generate`` and beside bare forwards. Calls are those of Python functions, and operations those of torch, views among
-them, outside of the models' forwards; their numbers are the same on every machine.
+machine add is in neither. It is the thread's processor time, which they lengthen least. Plain decoding of one prompt is compared
+with transformers' ``generate`` and with bare forwards. Calls are those of Python functions, and operations those of torch, views
+among them, outside of the models' forwards; their numbers are the same on every machine.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Operations(TorchDispatchMode):
 
 
 UNSEEN = frozenset({"alias", "detach", "lift_fresh", "resolve_conj", "resolve_neg", "to"})
-"""What torch tells of only where somebody listens, as when a tensor becomes an array: nothing is computed."""
+"""What torch reports only where somebody listens, as when a tensor becomes an array: nothing is computed."""
 
 
 def operations(run: Callable[[], object], clock: Clock) -> float:

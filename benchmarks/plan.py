@@ -4,10 +4,10 @@
     python benchmarks/plan.py --shapes vicuna-7b
 
 The first measures: all candidates decode the same held-out prompts in turn, round after round, by wall-clock time, and medians over
-rounds are the speeds of the plan. One more run of each, under an allocation counter, is what it took beside what was planned. Then
+rounds are the speeds of the plan. One more run of each, under an allocation counter, is what it took and what was planned. Then
 the knee is decoded once more under ``memory=`` of its own bytes, and has to take no more and give the same tokens.
 
-The second measures nothing: it prints the bytes of a pair's shapes in bfloat16 for trees of so many nodes, weights left out, beside
+The second measures nothing: it prints the bytes of a pair's shapes in bfloat16 for trees by their nodes, weights left out, with
 those of SpecMemo (arXiv 2506.01986, Vicuna-7B, a row).
 """
 
@@ -47,7 +47,7 @@ NODES = (64, 44, 32, 16, 8)
 
 
 def pipeline(models: tuple[Any, Any, Any], rows: int, length: int, **options: Any) -> Pipeline:
-    """Return a pipeline of so many rows that draft so many tokens; 0: none."""
+    """Return a pipeline by its rows and the tokens that they draft, 0 for none."""
     target, draft, tokenizer = models
     how = {"drafter": draft, "draft_length": length} if length else {"drafter": None}
     return Pipeline(target, tokenizer=tokenizer, batch_size=rows, kv="slab", generation_config=None, **how, **options)
@@ -130,7 +130,7 @@ def draft_bytes(models: tuple[Any, Any, Any]) -> int:
 
 
 def of_shapes(pair: str, prompt: int, new: int) -> list[dict[str, Any]]:
-    """Return the bytes of a row of a pair's shapes, weights left out, for trees of so many nodes."""
+    """Return the bytes of a row of a pair's shapes, weights left out, for trees by their nodes."""
     transformers.logging.set_verbosity_error()
     target, draft = (hollow_of(shape(name), torch.bfloat16) for name in PAIRS[pair])
     found = []

@@ -1,4 +1,4 @@
-"""What `goodput` makes of a pair in its first, second and third run, beside plain decoding and every fixed draft length.
+"""What `goodput` makes of a pair in its first, second and third run, compared with plain decoding and every fixed draft length.
 
     python benchmarks/policies.py [--pair embedded|cpu] [--batches 1,8] [--prompts FILE] [--lengths 1,2,3,4,5,6] [--clock cpu]
 
@@ -7,7 +7,7 @@ fixed draft length, in turn. All pipelines are warmed up.
 
 A run's seconds are the sum of its rounds' usual seconds. A kind of round is its number of rows, its draft length, and whether the
 drafter has to catch up after a round without a draft; its usual seconds are the median over all contenders. A machine whose pace
-changes then moves every contender alike, and a contender is judged by the rounds that it chose. The seconds that `goodput` itself
+changes then moves every contender alike, and a contender is measured by the rounds that it chose. The seconds that `goodput` itself
 takes come on top. Rounds that read prompts are the same for all contenders and are left out.
 """
 
@@ -54,7 +54,7 @@ RUNS = 3
     type=click.Choice(list(CLOCKS)),
     default="wall",
     show_default=True,
-    help="The seconds that the policy and the figures go by; cpu: processor time of one thread, for a machine others use too.",
+    help="The seconds that the policy and the figures depend on; cpu: processor time of one thread, for a machine others use too.",
 )
 @click.option("--output", default=None, help="A JSON file for all figures.")
 def main(pair: str, batches: str, lengths: str, rounds: int, clock: str, output: str | None, **options: Any) -> None:

@@ -1,13 +1,13 @@
-"""What `specframe predict` tells of rounds, beside what they take.
+"""What `specframe predict` says of rounds, and what they take.
 
     python benchmarks/predicted.py [--pair embedded|cpu] [--batches 1,2,4,8,16,32] [--lengths 0,1,2,5] [--rounds 3] [--new 16]
         [--output FILE.json]
 
 The device's profile is measured first, by the same process and thread. Then every batch size and draft length decodes held-out
 prompts, in turn, round after round. A round's seconds are the median over the decoding rounds in which all rows drafted as much, by
-the wall clock; the least stands beside it, since a profile is of the fastest products. The prediction is that for the mean number
-of tokens in the cache. Speeds are those of draft lengths beside plain decoding, at the acceptance length that was measured; end
-effects (prompts, the last rows of a run) are in neither.
+the wall clock; the least is printed with it, since a profile is of the fastest products. The prediction is that for the mean number
+of tokens in the cache. Speeds are those of draft lengths relative to plain decoding, at the acceptance length that was measured;
+end effects (prompts, the last rows of a run) are in neither.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Cell:
 
 
 def compared(cells: list[Cell], target: Any, draft: Any, profile: Any) -> list[dict[str, Any]]:
-    """Return each cell's measured and predicted milliseconds of a round, and speeds beside plain decoding."""
+    """Return each cell's measured and predicted milliseconds of a round, and speeds relative to plain decoding."""
     costs = [costs_of(model.config, torch.float32) for model in (target, draft)]
     plain, found = {one.rows: one for one in cells if not one.length}, []
     for cell in cells:

@@ -32,7 +32,7 @@ def descendants(process: int) -> list[int]:
 
 
 def words(process: int) -> list[str]:
-    """Return the command line of a process; none if it has ended."""
+    """Return the command line of a process, or nothing if it has ended."""
     try:
         return Path(f"/proc/{process}/cmdline").read_text(errors="replace").strip("\0").split("\0")
     except OSError:
@@ -40,7 +40,7 @@ def words(process: int) -> list[str]:
 
 
 def began(process: int) -> str:
-    """Return when a process has begun, which tells it from a later one of its number; "" if it has ended."""
+    """Return when a process has begun, which distinguishes it from a later one of its number, or "" if it has ended."""
     try:
         state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

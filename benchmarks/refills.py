@@ -1,4 +1,4 @@
-"""Rows that are filled one by one, beside several that are filled at once.
+"""Rows that are filled one by one, compared with several at once.
 
     python benchmarks/refills.py [--pair embedded|cpu|qwen3-8b] [--device cpu|cuda] [--dtype float32] [--batches 16,32] [--length 2]
         [--new 64] [--waves 3] [--waits 0,0.25,1] [--repeats 5] [--output FILE.json]

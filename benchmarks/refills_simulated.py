@@ -1,10 +1,10 @@
-"""Rows that are filled one by one, beside several at once, in rounds of given seconds: what a GPU is expected to gain.
+"""Rows that are filled one by one, compared with several at once, in rounds of given seconds: what a GPU is expected to gain.
 
     python benchmarks/refills_simulated.py [--plain 12.5] [--round 25] [--prompt 24] [--beside 2] [--waits 0,0.25,1] [--seeds 8]
 
 The scheduler and the pool are the real ones; only rounds are not computed. A round takes ``--plain`` milliseconds, or ``--round``
-with two draft tokens, of which 0.8 and 0.7 stand; a forward that reads prompts takes ``--prompt``, and ``--beside`` for each of
-them. Each prompt has from a fifth to nine fifths of the new tokens. Figures are tokens per second, means over the seeds.
+with two draft tokens, of which 0.8 and 0.7 are accepted; a forward that reads prompts takes ``--prompt``, and ``--beside`` for each
+of them. Each prompt has from a fifth to nine fifths of the new tokens. Figures are tokens per second, means over the seeds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specframe.plugins.registry import registry
 CELLS = ((8, 256, 8), (32, 64, 4), (32, 256, 4), (64, 256, 4))
 """Rows, new tokens of a prompt on average, and prompts for each row."""
 STANDS = (0.8, 0.7)
-"""The probabilities of draft tokens to stand, given that those before them do."""
+"""The acceptance probabilities of draft tokens, given that those before them are accepted."""
 
 
 def rate(wait: str, rows: int, new: int, count: int, drafts: bool, cost: dict[str, float], seed: int) -> float:

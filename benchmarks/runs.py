@@ -58,7 +58,7 @@ class Plan:
         return [sys.executable, "-m", "specframe", "run", *how, *where]
 
     def written(self, output: Path) -> int:
-        """Return how many rows are written and noted, to the nearest piece of Ray's."""
+        """Return how many rows are written and noted, to the nearest block of Ray's."""
         if self.ray:
             notes = [one for one in (output / "_checkpoint").glob("*.parquet") if ".pending." not in one.name]
             return min(self.count, len(notes) * ROWS)
@@ -108,7 +108,7 @@ class Running:
         return self._plan.written(self._output)
 
     def until_written(self, count: int) -> bool:
-        """Wait until so many rows are written; return whether the command still runs then."""
+        """Wait until ``count`` rows are written; return whether the command still runs then."""
         while not self.over:
             if self.written >= count:
                 return True
@@ -125,7 +125,7 @@ class Running:
         return False
 
     def end(self) -> tuple[int | str, str]:
-        """Wait for the end; return the status, or "hangs", and what was told on standard error."""
+        """Wait for the end; return the status, or "hangs", and standard error."""
         status: int | str = "hangs"
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self.process.wait(max(1.0, LIMIT - self.seconds))

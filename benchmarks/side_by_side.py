@@ -17,7 +17,7 @@ class Decoding:
         pipe: of a target without a tokenizer, so that no text is made of chunks.
         prompts: lists of token ids.
         new: new tokens per prompt.
-        clock: tells the seconds.
+        clock: returns the seconds.
         sampling: parameters of all prompts, or of each.
     """
 
@@ -71,6 +71,6 @@ def side_by_side(
 
 
 def unequal_ends(count: int, new: int) -> list[Sampling]:
-    """Return the parameters of so many prompts, with new tokens from a fifth to nine fifths of ``new``, always the same."""
+    """Return the parameters of ``count`` prompts, with new tokens from a fifth to nine fifths of ``new``, always the same."""
     choose = random.Random(0)
     return [Sampling(max_new_tokens=max(1, round(new * choose.uniform(0.2, 1.8)))) for _ in range(count)]

@@ -109,7 +109,7 @@ class Clients:
         async with stream:
             async for chunk in stream:
                 for choice in chunk.choices:
-                    ids += choice.token_ids  # type: ignore[attr-defined]  # a field beside OpenAI's
+                    ids += choice.token_ids  # type: ignore[attr-defined]  # a field that OpenAI's has not
                     ended = choice.finish_reason
                 if leaves:
                     self.told["hung up"] += 1

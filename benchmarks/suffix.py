@@ -2,9 +2,9 @@
 
     python benchmarks/suffix.py [--rows 64] [--rounds 60] [--most 8] [--output FILE.json]
 
-Rows are pieces of the standard library in the embedded pair's tokens, 400 to 900 of them, which grow by three tokens a round; rows
+Rows are parts of the standard library in the embedded pair's tokens, 400 to 900 of them, which grow by three tokens a round; rows
 that copy (each repeats its first 200 tokens); rows of a few tokens over and over; and tokens at random. They are looked up in their
-own texts, and in as many responses as a line of the table says, pieces of the same modules of 250 tokens each. Each round learns as
+own texts, and in as many responses as a line of the table says, parts of the same modules of 250 tokens each. Each round learns as
 many tokens of responses as its rows gain. Figures are milliseconds of the thread's processor time, the medians over rounds.
 """
 

@@ -1,8 +1,8 @@
-"""What draft lengths of rows' own can gain at most: a policy that is told beforehand which prompts the target copies.
+"""What draft lengths of rows' own can gain at most: a policy that knows beforehand which prompts the target copies.
 
     python benchmarks/told_rows.py [--pair embedded|cpu] [--batches 4,8] [--drafter model|prompt-lookup|suffix] [--rounds 5]
 
-Half of the prompts are files that the target goes on to copy, half are pieces without a repetition of their own. Beside plain
+Half of the prompts are files that the target goes on to copy, half are texts without a repetition of their own. With plain
 decoding and fixed lengths there are *M/N*: M tokens for each row that copies, N for each of the others, in every round. No policy
 that learns which rows copy can do better than the best of these, but for changes within a row. All decode the prompts side by side,
 whichever has the fewest tokens next. Figures are medians over repeats of tokens per second, as ratios to plain decoding of the same
@@ -70,7 +70,7 @@ def contender(target: Any, by: Any, batch: int, name: str, copied: set[tuple[int
 
 
 def measured(pipes: dict[str, Pipeline], prompts: list[list[int]], new: int, rounds: int) -> dict[str, Any]:
-    """Return each contender's speed beside plain decoding."""
+    """Return each contender's speed relative to plain decoding."""
     ratios: dict[str, list[float]] = {name: [] for name in pipes}
     for number in range(rounds + 1):  # the first one warms up, by a few prompts
         these = prompts if number else prompts[: len(prompts) // 4]

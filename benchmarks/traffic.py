@@ -3,7 +3,7 @@
     python benchmarks/traffic.py [--device sim|cuda] [--schemes ragged,eqspec] [--output FILE.json]
 
 On the simulated accelerator of the test kit both are counted exactly, with their places in the code. On CUDA, waits are those that
-torch's sync debug mode tells of; copies are not counted there. Models are small: neither depends on their size. Then each scheme
+torch's sync debug mode reports; copies are not counted there. Models are small: neither depends on their size. Then each scheme
 decodes once more while every wait but the round's one is an error, and its tokens are compared with the reference decoder's. Exits
 with 1 when a scheme waits more than once in a round, raises an error or gives other tokens.
 """
@@ -84,7 +84,7 @@ class Meter(Observer):
 
 @attrs.frozen
 class Event:
-    """One thing that torch tells of on CUDA."""
+    """One thing that torch reports on CUDA."""
 
     kind: str
     place: str

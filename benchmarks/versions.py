@@ -1,4 +1,4 @@
-"""The speed of this checkout beside another one's, cell by cell: a change must not cost an existing path its speed.
+"""The speed of this checkout and another one, cell by cell: a change must not cost an existing path its speed.
 
     python benchmarks/versions.py OTHER_CHECKOUT [--pairs embedded,cpu] [--batches 1,8,32] [--rounds 5] [--processes 3]
 
@@ -9,7 +9,7 @@ are changed less, and the number of instructions is the same in every run. A mac
 
 Two things that differ between processes of one and the same checkout are taken out. The C library may return the memory of large
 tensors to the system after each forward or may keep it, depending on what lies above them in its heap: a tenth of the time. It is
-told to keep it. What lies where in memory is drawn once per process: each cell is measured in several pairs of processes.
+asked to keep it. What lies where in memory is drawn once per process: each cell is measured in several pairs of processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long prompts: a target that drafts with a window of its keys, or without some sublayers, beside plain decoding.
+"""Long prompts: a target that drafts with a window of its keys, or without some sublayers, and plain decoding.
 
     python benchmarks/window.py [--contexts 4096,8192,16384] [--batches 1,4] [--lengths 3] [--recent 512] [--rounds 3] [--new 48]
                                 [--device cpu] [--dtype float32] [--output FILE.json]
@@ -34,7 +34,7 @@ FIGURES = ("context", "batch", "drafter", "draft_length", "speed", "draft_forwar
 
 
 def random_target(context: int, device: str, dtype: str) -> PreTrainedModel:
-    """Return a random model of 8 layers for prompts of so many tokens."""
+    """Return a random model of 8 layers for prompts of ``context`` tokens."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=512,

@@ -1,4 +1,4 @@
-"""Worker processes beside one process with as many threads, by the number of cores.
+"""Worker processes and one process with as many threads, by the number of cores.
 
     python benchmarks/workers.py [--pair embedded|cpu] [--prompts questions.jsonl] [--count 120] [--cores 1,2,4] [--rounds 3]
 

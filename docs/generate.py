@@ -75,7 +75,7 @@ OPTIONS = """
 ## Where options come from
 
 The command line goes before the environment, the environment before the file of `--config`, and that before the default. A
-value that cannot be is one sentence that names where it stood, and exit status 2.
+value that cannot be is one sentence that names its place, and exit status 2.
 
 **Environment.** The variable of an option is `SPECFRAME_`, the command and the option in capitals, with `_` for `-`:
 `SPECFRAME_RUN_BATCH_SIZE=4` is `--batch-size 4` of `run`, `SPECFRAME_RUN_CHECK=true` is `--check`. Lists are comma lists, as on
@@ -83,9 +83,9 @@ the command line. `--stop` has no variable. Two variables are no options: `SPECF
 loaded](plugins.md), and `SPECFRAME_HOME` is the folder of your own names for models, `~/.config/specframe` when it is not set.
 A warning names the variable that a misspelt one is like.
 
-**A file.** `--config FILE.toml` takes options from a file. What stands at its top is for every command that reads the file, and
-has to be an option of each; what stands in a section is for the command of its name, and wins. Where an option of a grid takes
-several values, a list and a comma list mean the same:
+**A file.** `--config FILE.toml` takes options from a file. Its top is for every command that reads the file, and
+has only options of each; a section is for the command of its name, and wins. Where an option of a grid takes several values, a
+list and a comma list mean the same:
 
 ```toml
 batch-size = 4

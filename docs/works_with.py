@@ -48,7 +48,7 @@ TRIED = {
 }
 """The drafters that draft for the embedded target, and how they are asked for."""
 CERTAIN = ("prompt-lookup", "suffix")
-"""The drafters whose trees are found, and not drawn: every rule that judges trees may be given any part of them."""
+"""The drafters whose trees are found, and not drawn: every rule for trees may be given any part of them."""
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "temperature": {"sampling": Sampling(temperature=0.8)},
     "samples": {"sampling": Sampling(temperature=0.8, samples=2)},

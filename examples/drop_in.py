@@ -1,4 +1,4 @@
-"""Transformers' own generate with drafts for a batch, beside generate without them."""
+"""Transformers' own generate with drafts for a batch, and without them."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""An observer that prints every round: how long each row was, and how many draft tokens stood."""
+"""An observer that prints every round: how long each row was, and how many draft tokens were accepted."""
 
 from specframe import Pipeline
 from specframe.contracts.reports import RoundReport

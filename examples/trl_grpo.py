@@ -1,4 +1,4 @@
-"""GRPO with rollouts that are decoded with drafts: one line beside TRL's own. It needs the package trl."""
+"""GRPO with rollouts that are decoded with drafts: one line more than TRL's own. It needs the package trl."""
 
 from tempfile import TemporaryDirectory
 

@@ -1,6 +1,6 @@
 """Inductor's code for an H100, written on a machine without one, and the kernels that it launches.
 
-``torch.cuda`` is told of a device that is not there. A piece is traced on the CPU, its inputs become fake tensors of that device,
+``torch.cuda`` reports a device that is not there. A piece is traced on the CPU, its inputs become fake tensors of that device,
 and Inductor is stopped once its code is written: nothing is compiled by Triton, nothing is tuned, nothing is run. The split of a
 product inside of cuBLAS, which is a kernel more, is not seen. Import this before anything that imports Inductor.
 """

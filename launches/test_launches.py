@@ -19,7 +19,7 @@ MOST = {"llama": 8, "mistral": 8, "qwen3": 9, "gemma3": 9, "glm4": 9, "phi3": 9}
 
 @pytest.mark.parametrize("name", sorted(MOST))
 def test_a_layer_launches_few_kernels(name: str) -> None:
-    """A piece between two layers launches at most so many: four products, and what lies between them fused."""
+    """A piece between two layers launches at most ``MOST``: four products, and what lies between them fused."""
     model = zoo.build(name, **({} if name == "gemma3" else {"num_hidden_layers": 3})).to(torch.bfloat16)
     runner = ModelRunner(model, "target")
     with torch.inference_mode():

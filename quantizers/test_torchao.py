@@ -63,7 +63,7 @@ def test_rounded_activations_part_at_ties_alone(dtype: str) -> None:
 
 
 def test_what_torchao_refuses_is_told() -> None:
-    """An option that a class of torchao has and does not take any more is told in torchao's words; names are listed."""
+    """An option that a class of torchao has and does not take any more ends in torchao's sentence; names are listed."""
     assert {WEIGHTS, DYNAMIC} <= {*configs()}
     with pytest.raises(SpecframeError, match=f"^load_options '{WEIGHTS}': .*group_size=None, got 32"):
         Pipeline("tiny", "none", load_options=f"{WEIGHTS},group-size=32")

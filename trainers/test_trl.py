@@ -182,7 +182,7 @@ def test_rewards_have_the_same_distribution(tmp_path: Path) -> None:
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The example trains, and tells how many tokens a round gave."""
+    """The example trains, and prints how many tokens a round gave."""
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(Path(__file__).parent.parent / "examples/trl_grpo.py"), run_name="__main__")
     assert re.search(r"--- \d\.\d tokens a round in step 4", capsys.readouterr().out)

@@ -1,4 +1,5 @@
-"""What the site has beside docs/: pages from elsewhere in the repository, the reference, and links as a git host resolves them.
+"""What the site has in addition to docs/: pages from elsewhere in the repository, the reference, and links as a git host resolves
+them.
 
 Pages link to files of the repository. On the site such a link leads to the page that the file has become. A file that is no page,
 as a source, becomes one that shows it where a page links to it.

@@ -1,4 +1,4 @@
-"""Drafts beside those of the library `speculators`, which computes them from the same files: ``make test-speculators``.
+"""Drafts compared with those of the library `speculators`, which computes them from the same files: ``make test-speculators``.
 
 The library needs an environment of its own, since it pins another release of transformers. Heads are made by the library with
 random weights and saved by it. They draft in a batch in which rows accept unlike numbers of tokens. For each draft the library's
@@ -158,7 +158,7 @@ HEADS: dict[str, Callable[[], tuple[Any, Logits]]] = {
 
 @pytest.mark.parametrize("name", HEADS)
 def test_every_draft_is_the_librarys(name: str, tmp_path: Path) -> None:
-    """In a ragged batch, whatever stands, each draft's logits and its greedy token are those that the library computes."""
+    """In a ragged batch, whatever is accepted, each draft's logits and its greedy token are those that the library computes."""
     torch.manual_seed([*HEADS].index(name))
     built, logits_of = HEADS[name]()
     model, tokens = make.filled(built), target()

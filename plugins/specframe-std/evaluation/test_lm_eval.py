@@ -1,4 +1,4 @@
-"""lm-eval's model ``hf-specframe`` beside its ``hf``: ``make test-lm-eval``, in an environment of its own."""
+"""lm-eval's models ``hf-specframe`` and ``hf``: ``make test-lm-eval``, in an environment of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles the kernels of decode attention for an H100, on a machine without one, and tells what each takes of it.
+"""Compiles the kernels of decode attention for an H100, on a machine without one, and prints what each takes of it.
 
     python plugins/specframe-std/kernels/compiled_shapes.py
 

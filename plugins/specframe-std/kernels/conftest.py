@@ -30,7 +30,7 @@ def single(one: TensorHandle) -> TensorHandle:
 
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a CPU have what Triton compiles. The core's trial of a kernel takes the interpreter a minute, and is left out."""
+    """Let a CPU have what Triton compiles. The core's check of a kernel takes the interpreter a minute, and is left out."""
     from specframe_std.attention import decode
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", dot_of_halves)

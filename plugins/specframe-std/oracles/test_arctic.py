@@ -1,4 +1,4 @@
-"""The project's own suffixes beside the trees of Arctic Inference, by the method's authors."""
+"""The project's own suffixes compared with the trees of Arctic Inference, by the method's authors."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class SimTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, index: int, block: MemoryBlock | None = None) -> SimTensor:
-        """Wrap a tensor of the CPU; ``block`` None: it is an allocation of its own."""
+        """Wrap a tensor of the CPU, an allocation of its own if ``block`` is None."""
         with outside_inference():  # an inference tensor could have no views with a history of writes
             made = torch.Tensor._make_wrapper_subclass(
                 cls,
