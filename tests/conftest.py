@@ -1,6 +1,6 @@
 """What tests set because their models are tiny.
 
-One thread per test process, and per process that a test starts, unless OMP_NUM_THREADS says more. Tokens are laid in one row as
+One thread per test process, and per process that a test starts, unless OMP_NUM_THREADS says more. Tokens are put into one row as
 those of large models are, although it never pays.
 """
 

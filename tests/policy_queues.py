@@ -20,7 +20,7 @@ PASS, TOKEN, DRAFT_PASS, DRAFT_TOKEN = 37.7, 2.65, 4.0, 0.27
 SHAPES = Prior(step=0.106, each=0.093, read=0.01)
 """What the shapes of such a pair tell."""
 STANDS, ALIKE = 0.74, 28
-"""Probability that a draft token stands, and the tokens of a row that tell as much of it as all rows do."""
+"""Probability that a draft token is accepted, and the tokens of a row that show as much of it as all rows do."""
 WAIT = 0.25
 """The option ``wait`` of ``continuous``."""
 BEGINS, ENDS = 1 / 80, 1 / 20
@@ -54,7 +54,7 @@ class Live(list[Decoded]):
 class Queue:
     """Prompts that wait for a row of a batch, as ``continuous`` fills it. Seconds have 4 percent of noise where a policy decides.
 
-    ``unequal``: prompts have from a fifth to nine fifths of the new tokens. ``likely``: factor of the probability to stand.
+    ``unequal``: prompts have from a fifth to nine fifths of the new tokens. ``likely``: factor of the acceptance probability.
     ``slower``: factor of a forward's seconds while another program runs; a policy is not blamed for these.
     """
 
@@ -75,7 +75,7 @@ class Queue:
         self._new = np.maximum(1, np.rint(new * shares).astype(int)).tolist()
         stands = draw.beta(STANDS * ALIKE, (1 - STANDS) * ALIKE, prompts) * likely
         self._stands = draw.random((prompts, 2 * new + 10)) < np.minimum(stands, 0.99)[:, None]
-        """Whether a draft token would stand at each place."""
+        """Whether a draft token would be accepted at each place."""
         self._now = self._worked = 0.0
         self._slower, self._beside, self._idle = slower, False, IDLE
         self.drafted = 0

@@ -18,7 +18,7 @@ ROUNDS = 300
 
 
 def gain(rate: float, length: int) -> float:
-    """Return the tokens a row gains in a round when each draft token stands with the probability ``rate``."""
+    """Return the tokens a row gains in a round when each draft token is accepted with the probability ``rate``."""
     return 1 + sum(rate**place for place in range(1, length + 1))
 
 
@@ -68,7 +68,7 @@ class World:
         self.rate: Callable[[int], Any] = rate if callable(rate) else lambda number: rate
 
     def run(self, rounds: int = ROUNDS, policy: Any = None) -> Any:
-        """Let a policy decide for so many rounds and return it; note the draft lengths and their worth without the noise."""
+        """Let a policy decide for ``rounds`` rounds and return it; note the draft lengths and their worth without the noise."""
         noise, self.now, missed, pace = np.random.default_rng(self.seed), 0.0, 0, 0.0
         policy = policy or Goodput()
         policy.clock = lambda: self.now
@@ -122,7 +122,7 @@ class World:
 def round_report(
     accepted: np.ndarray, length: int, rows: Any = None, drafted: np.ndarray | None = None, computed: int | None = None
 ) -> Any:
-    """Return what a policy is told of a round in which no row came near its end."""
+    """Return the report of a round for a policy in which no row came near its end."""
     return types.SimpleNamespace(
         sequences=(Rows(len(accepted)) if rows is None else rows).sequences,
         lengths=np.full(len(accepted), 10),

@@ -5,8 +5,8 @@
     python tests/quick.py --check                     whether the choice is whole
 
 The choice is the marker ``wide`` in the test files. A test function with ``@pytest.mark.wide`` is not in the quick set;
-``@pytest.mark.wide(but=["a-b"])`` names the cases that are. On a class the marker judges the tests that it inherits. A test
-without it is in the quick set: a new test is, until it has been judged. ``@pytest.mark.quick`` keeps a test, or the cases that it
+``@pytest.mark.wide(but=["a-b"])`` names the cases that are. On a class the marker is for the tests that it inherits. A test
+without it is in the quick set: a new test is, until it has been measured. ``@pytest.mark.quick`` keeps a test, or the cases that it
 names, in the quick set whatever it costs. ``make test`` runs the quick set, ``make wide`` a part of the others.
 
 A fault is run against the tests that reach its lines, of the files that its entry names, the cheap ones first: the dear ones
@@ -138,7 +138,7 @@ def catching(copy: Copy, mutant: Mutant, table: Table) -> list[str]:
 
 
 def failed(copy: Copy, tests: Sequence[str], *options: str) -> list[str]:
-    """Run tests in a copy and return those that fail; a run that does not end or breaks counts for the test that it stood at."""
+    """Run tests in a copy and return those that fail; a run that does not end or breaks counts for the test that it was at."""
     status, output = copy.test(tests, mutation.SECONDS, *options, *ALL)
     lines = [line.partition(" ")[2] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     found = [max((test for test in tests if line.startswith(test)), key=len, default="") for line in lines]
@@ -339,7 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *by_file], cwd=ROOT, check=True)
     seconds = sum(table.seconds[test] for test in quick if test in table.seconds)
     print(
-        f"{len(quick)} of {len(tests)} tests, {seconds:.0f} s of processor time; {len(unjudged)} of them not judged yet"
+        f"{len(quick)} of {len(tests)} tests, {seconds:.0f} s of processor time; {len(unjudged)} of them not measured yet"
     )
     print(*(f"no test is known to catch {fault}" for fault in missed), sep="\n")
     return 0

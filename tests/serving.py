@@ -60,7 +60,7 @@ class Running:
         self.until(lambda: not self.server.service.unfinished)
 
     def until(self, fulfilled: Callable[[], object], within: float = 30) -> None:
-        """Wait for a condition; fail where it is not fulfilled in so many seconds."""
+        """Wait for a condition; fail where it is not fulfilled in ``within`` seconds."""
         latest = time.monotonic() + within
         while not fulfilled():
             assert time.monotonic() < latest
@@ -84,7 +84,7 @@ class Running:
         self._listener.should_exit = True
 
     def ended(self, within: float = 20) -> bool:
-        """Return whether the server ends, in so many seconds at most."""
+        """Return whether the server ends, in ``within`` seconds at most."""
         self._thread.join(within)
         return not self._thread.is_alive()
 
@@ -95,7 +95,7 @@ class Running:
 
 
 class Hold:
-    """Lets the engines of this process decode one round, and further ones when it is told to."""
+    """Lets the engines of this process decode one round, and further ones when it is asked to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._step, self._rounds, self.released = LocalEngine.step, 0, False

@@ -26,7 +26,7 @@ class Seconds(Observer):
         self.rows: list[int] = []
 
     def perf_counter(self) -> float:
-        """Stand in for ``time.perf_counter``."""
+        """A stand-in for ``time.perf_counter``."""
         return self.now
 
     def forward(self, model: str, rows: int, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Packed attention and recorded forwards give what masked, eager forwards give."""
+"""Variable-length attention and captured forwards give what masked, eager forwards give."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_models_that_need_their_masks_keep_them(
     ("heads", "key_heads", "size"), [(32, 8, 128), (16, 8, 128), (32, 32, 128), (32, 2, 128), (6, 2, 32)]
 )
 def test_packed_attention_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
-    """The flash call of this torch agrees with masked attention for the heads of the published models."""
+    """The flash call of this torch equals masked attention for the heads of the published models."""
     assert choice.error(varlen.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
 
 
@@ -169,7 +169,7 @@ def test_half_precision_packs_on_cuda() -> None:
     assert same >= len(asked) // 2
 
 
-@pytest.mark.wide(but=["beside rows that wait"])
+@pytest.mark.wide(but=["with rows that wait"])
 @pytest.mark.parametrize(
     ("lengths", "options"),
     [
@@ -178,10 +178,10 @@ def test_half_precision_packs_on_cuda() -> None:
         ((6, 2, 11), {}),
         ((6, 2, 11, 7, 9, 3, 8), {"schedule": "same-length,window=7"}),
     ],
-    ids=["one row", "even rows", "uneven rows", "beside rows that wait"],
+    ids=["one row", "even rows", "uneven rows", "with rows that wait"],
 )
 def test_recorded_drafts_are_the_drafts(lengths: tuple[int, ...], options: dict[str, Any]) -> None:
-    """As much of recorded drafts stands as of others: a recording made at one length drafts rightly at all that follow."""
+    """As much of captured drafts is accepted as of others: a graph captured at one length drafts rightly at all that follow."""
     target = zoo.build("qwen3")
     counts = []
     for kind in ("on", "off"):

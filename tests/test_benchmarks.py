@@ -251,7 +251,7 @@ class Cells:
 def test_a_cell_that_ends_its_process_is_a_line_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error is told and the process goes on; after a lost device, a crash or a cell that hangs another process does."""
+    """An error is reported and the process goes on; after a lost device, a crash or a cell that hangs another process does."""
     (tmp_path / "some_cells.py").write_text(CELLS, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     worker = budgeted.Worker("some_cells", "Cells", {"word": "set"})

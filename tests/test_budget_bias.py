@@ -94,7 +94,7 @@ def test_policies_draw_from_the_target(rule: str, policy: str, branch: str | Non
 @pytest.mark.wide(but=["traversal"])
 @pytest.mark.parametrize("rule", crossed(["traversal", "rejection"]))
 def test_budgets_of_trees_draw_from_the_target(rule: str) -> None:
-    """Trees of which each row has a part that its past tells draw from the target."""
+    """Trees of which each row has a part by its past draw from the target."""
 
     class Parts:
         """Gives each row the more nodes, the longer it is."""

@@ -23,7 +23,7 @@ PROMPTS = harness.random_prompts((6, 1, 9, 4), 61, seed=5)
 
 
 def rows(*room: int, plain: tuple[int, ...] = ()) -> Any:
-    """Return a batch of rows with so many tokens to come, of which some ask for no speculation."""
+    """Return a batch of rows with some tokens to come, of which some ask for no speculation."""
     asked = [SimpleNamespace(request=SimpleNamespace(speculate=row not in plain)) for row in range(len(room))]
 
     class Rows(SimpleNamespace):
@@ -124,7 +124,7 @@ class Own:
 @pytest.mark.wide(but=["rejection"])
 @pytest.mark.parametrize("rule", ["rejection", "block", "gumbel", "typical"])
 def test_a_rows_draws_depend_on_its_own_budget(rule: str) -> None:
-    """Under rules that look at drafts a row draws beside rows with other budgets what it draws alone."""
+    """Under rules that look at drafts a row draws with rows of other budgets what it draws alone."""
     target = zoo.build("qwen3")
     pipes = [
         harness.pipeline(
@@ -173,7 +173,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.wide(but=["more than the depth"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faulty_budgets_are_told(fault: str) -> None:
-    """What a policy gives for rows that is no whole number of each, in range, is told in one sentence that names the policy."""
+    """What a policy gives for rows that is no whole number of each, in range, ends in one sentence that names the policy."""
     given, told = FAULTS[fault]
 
     class Faulty(Own):
@@ -191,7 +191,7 @@ def test_faulty_budgets_are_told(fault: str) -> None:
 @pytest.mark.wide(but=["cpu"])
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_counts_of_device_and_host_that_differ_are_told(device: str) -> None:
-    """A drafter that says of nodes that are real that they are not would have them judged without scores."""
+    """A drafter that says of nodes that are real that they are not would have them accepted without scores."""
 
     class Faulty(fakes.ScriptedDrafter):
         def propose(self, batch: Any, budget: Budget) -> Draft:

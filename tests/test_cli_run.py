@@ -411,7 +411,7 @@ def test_a_run_with_a_file_needs_no_standard_output(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """All results are written though none can be printed; only a full disk is told of, at the end."""
+    """All results are written though none can be printed; only a full disk is reported, at the end."""
 
     def refuse(text: str) -> None:
         raise OSError(number, os.strerror(number))

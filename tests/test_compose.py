@@ -70,7 +70,7 @@ def test_nothing_fits_an_alignment_with_needs_of_its_own():
     ],
 )
 def test_parts_are_named_as_they_were_asked_for(options: dict[str, Any], said: str) -> None:
-    """A text is told as it was given, an object by the name it is registered under, else by its class."""
+    """A text is shown as it was given, an object by the name it is registered under, else by its class."""
     with pytest.raises(CompositionError, match=f"^{said}"):
         composed(**options)
 
@@ -94,7 +94,7 @@ def test_a_draft_as_long_as_the_context_is_refused() -> None:
 
 
 def test_a_run_that_samples_keeps_its_draft_length() -> None:
-    """Left to itself it is judged by block, whose tokens depend on the draft length: a seed gives the same tokens twice."""
+    """By default block accepts it, whose tokens depend on the draft length: a seed gives the same tokens twice."""
     target = zoo.build("qwen3")
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=2)
     assert type(pipe.parts.strategies(pipe.recipe, greedy=True).policy).__name__ == "Goodput"

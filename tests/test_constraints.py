@@ -53,7 +53,7 @@ def even(prompt: int) -> Processor:
 
 
 def digit_sum(prompt: int) -> Processor:
-    """Return what :class:`DigitSum` does, written as a processor of a row with a prompt of so many tokens."""
+    """Return what :class:`DigitSum` does, written as a processor of a row with a prompt of ``prompt`` tokens."""
 
     def call(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         digits = [token % 5 for token in ids[0, prompt:].tolist()]

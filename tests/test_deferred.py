@@ -190,7 +190,7 @@ class At:
 
 
 class Told(Observer):
-    """Adds up what reports tell of each request."""
+    """Adds up what reports have of each request."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
@@ -198,7 +198,7 @@ class Told(Observer):
         self.rounds = 0
 
     def round(self, report: RoundReport) -> None:
-        """Take in a round; none tells of a sequence that ended before."""
+        """Take in a round; none has a sequence that ended before."""
         self.rounds += 1
         for row, sequence in enumerate(report.sequences):
             index = sequence.request.index
@@ -212,7 +212,7 @@ class Told(Observer):
 @pytest.mark.wide
 @pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "draft"])
 def test_a_row_that_has_ended_leaves_no_trace(draft: Any) -> None:
-    """Stops that the host finds end rows a round late: no report tells of that round, and other rows have their tokens."""
+    """Stops that the host finds end rows a round late: no report has that round, and other rows have their tokens."""
     requests = [attrs.evolve(one, stop_checks=(At(place % 4),)) for place, one in enumerate(asked())]
     told = Told()
     results = harness.check(piped(draft, observers=[told]), requests)
@@ -263,7 +263,7 @@ POINTS = [
 @pytest.mark.wide
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_errors_of_launches_and_landings(point: Any) -> None:
-    """Wherever memory runs out nothing is lost; another error is told after what has ended, and the others go on."""
+    """Wherever memory runs out nothing is lost; another error is reported after what has ended, and the others go on."""
     pipe, requests = piped(batch_size=2), asked(5)
     usual, expected = pipe.parts.composition, wanted(TARGET, requests)
 

@@ -100,7 +100,7 @@ def small(seed: int) -> LlamaForCausalLM:
 TARGET = small(1)
 DRAFT = zoo.good_draft(TARGET, noise=0.15)
 NEAR = zoo.good_draft(TARGET, noise=0.02)
-"""A draft that is seldom wrong: what ``rollback`` needs for more than a token to stand in every row."""
+"""A draft that is seldom wrong: what ``rollback`` needs to accept more than a token in every row."""
 
 
 @functools.cache
@@ -215,7 +215,7 @@ MIXED = {
     "block": "first,of=suffix|model,match=2,weigh=off",
     "traversal": 'first,"of=suffix,tree=dynamic,nodes=4,factor=4|model,branch=2/2",match=2,weigh=off',
 }
-"""Drafters of certain tokens beside drawn ones, in the rows of one batch, by rule."""
+"""Drafters of certain and of drawn tokens, in the rows of one batch, by rule."""
 
 
 @pytest.mark.wide
@@ -300,7 +300,7 @@ def made(rule: str) -> type:
 
 
 class Hasty(made("rejection")):  # type: ignore[misc]
-    """Rejection sampling that lets one draft token of 22 stand untested: that share of its tokens is q's, the rest p's."""
+    """Rejection sampling that accepts one draft token of 22 untested: that share of its tokens is q's, the rest p's."""
 
     share = 1 / 22
 

@@ -29,7 +29,7 @@ SMALL = {
     "REPRODUCE_ARRIVAL_BATCH_SIZES": "2", "REPRODUCE_BATCH_SIZES": "1,2", "REPRODUCE_MATCH_TOKENS": "3",
     "REPRODUCE_MAX_NEW_TOKENS": "4", "REPRODUCE_REPEATS": "1", "HEADS_TRAIN_STEPS": "2", "HEADS_TRAIN_MAX_NEW_TOKENS": "8",
 }  # fmt: skip
-"""Variables that make commands short where the page does not say how many; what it says stands."""
+"""Variables that make commands short where the page does not say how many; what it says wins."""
 
 STAND_INS = {
     "cuda": "cpu", "float16": "float32", "bfloat16": "float32", "qwen3-8b": "tiny", "qwen3-0.6b": "tiny-draft",
@@ -87,7 +87,7 @@ WALKED = [page for page in PAGES if any(kind == "sh" and not elsewhere(step) for
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders of a saved pair, by the words that stand for them."""
+    """Folders of a saved pair, by their placeholders."""
     target, drafter = zoo.save_pair(tmp_path_factory.mktemp("pair"))[1::2]
     return {"TARGET": target, "DRAFTER": drafter}
 

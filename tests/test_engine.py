@@ -179,7 +179,7 @@ def test_a_closed_engine_has_forgotten_its_requests() -> None:
 
 
 class Releases(Slab):
-    """A backend whose stores note which requests they have been told to forget."""
+    """A backend whose stores note which requests they were asked to forget."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Releases(Slab):
 
 
 def test_an_aborted_sequence_gives_its_memory_back_at_once() -> None:
-    """Stores are told of the end of an aborted sequence when it is aborted, and not when another one finishes."""
+    """Stores receive the end of an aborted sequence when it is aborted, and not when another one finishes."""
     kv = Releases()
     one = engine(draft=None, kv=kv, check=False)
     for request in asked(20)[:3]:

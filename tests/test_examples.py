@@ -44,7 +44,7 @@ def test_example_is_short(example: str) -> None:
 def test_example_runs(
     example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An example runs by itself from any folder, and prints what it promises."""
+    """An example runs by itself from any folder, and prints what its docstring says."""
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(FOLDER / f"{example}.py"), run_name="__main__")
     printed = capsys.readouterr().out

@@ -26,7 +26,7 @@ PROMPTS = harness.random_prompts((6, 1, 9, 4), 61, seed=5)
 
 
 class Asked:
-    """Decodes in this process and notes the values that it is asked to agree on.
+    """Decodes in this process and notes the values that it is asked to broadcast.
 
     Options:
         halved: give half of a budget, as another rank's might be.
@@ -77,7 +77,7 @@ class TestStranger(ExecutorSuite):
     ids=["unknown", "number", "half", "less than it offers"],
 )
 def test_what_is_no_executor_is_refused(executor: Any, error: type[Exception], told: str) -> None:
-    """A name that nobody registered, or an object without the members of an executor, is told in one sentence."""
+    """A name that nobody registered, or an object without the members of an executor, ends in one sentence."""
     with pytest.raises(error, match=told):
         harness.pipeline(TARGET, DRAFT, executor=executor)
 
@@ -178,7 +178,7 @@ class Loading(Asked):
 
 @pytest.mark.wide
 def test_an_executor_takes_part_in_loading(tmp_path: Path) -> None:
-    """It names the device, is told each model's role and configuration, and its options go to ``from_pretrained``."""
+    """It names the device, receives each model's role and configuration, and its options go to ``from_pretrained``."""
     zoo.save_pair(tmp_path)
     models = {"target": str(tmp_path / "target"), "drafter": str(tmp_path / "drafter")}
     executor = Loading()
@@ -190,7 +190,7 @@ def test_an_executor_takes_part_in_loading(tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_an_executor_refuses_a_model_before_its_weights_are_read(tmp_path: Path) -> None:
-    """A model that the executor refuses is told in its sentence, though its weights are not there."""
+    """A model that the executor refuses ends in its sentence, though its weights are not there."""
     zoo.save_pair(tmp_path)
     (tmp_path / "target" / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"^the target qwen3: three heads$"):

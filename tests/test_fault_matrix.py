@@ -111,7 +111,7 @@ def calls(point: Point) -> int:
 @pytest.mark.wide(but=["scheduler  rows"])
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_every_member_may_fail_at_any_call(point: Point) -> None:
-    """A shortage of memory that passes changes no token; any other fault is told with the strategy's role."""
+    """A shortage of memory that passes changes no token; any other fault is reported with the strategy's role."""
     count = calls(point)
     assert count, f"{point} is never called"
     for at in turns(count):
@@ -228,7 +228,7 @@ def test_aborts_and_a_close_from_inside_a_stop_check(at: int, gone: Any) -> None
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_a_wrong_value_is_told_or_does_nothing(point: Point, wrong: str) -> None:
-    """What a member returns is right, harmless, told as its strategy's, or the end of the sequences that it leaves undecided."""
+    """What a member returns is right, harmless, reported as its strategy's, or ends the sequences that it leaves undecided."""
     for at in turns(calls(point)) if point[2] != "write" else [1]:  # of a store's views the first alone is looked at
         planted(point, at, lambda inner, usual: WRONG[wrong](usual()))
         results, told = collected(pipe_of(point).decode(ASKED))

@@ -63,7 +63,7 @@ def test_an_observer_that_raises_is_heard_after_the_results(member: str) -> None
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_models_forward_may_fail(role: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model without memory is fed again; any other error is told as that of the strategy that fed it."""
+    """A model without memory is fed again; any other error is reported as that of the strategy that fed it."""
     model = PIPE.target_model if role == "target" else PIPE.draft_model
     acting = Acting(model, "forward", 0, raising(fault))
     usual, weight = type(model).forward, next(model.parameters())
@@ -134,7 +134,7 @@ def attended(backend: Gathering) -> tuple[list[Result], str]:
 @pytest.mark.wide(but=["attend"])
 @pytest.mark.parametrize("member", ["suits", "plan", "attend"])
 def test_an_attention_backend_may_fail_at_any_call(member: str) -> None:
-    """The backend is named, in the middle of a model's forward as well, in its trial and later; a lack of memory passes."""
+    """The backend is named, in the middle of a model's forward as well, in its check and later; a lack of memory passes."""
     usual = Gathering(member)
     results, _ = attended(usual)
     assert_once(ATTENDING, ATTENDED, results, complete=True)
@@ -164,7 +164,7 @@ def test_values_of_an_attention_backend_that_are_wrong_are_told(wrong: str) -> N
 
 @pytest.mark.wide
 def test_a_row_that_attention_leaves_undecided_ends_alone_or_the_backend_is_refused() -> None:
-    """Nan in a trial refuses the backend; later it ends the sequences of that forward with an error, and no other."""
+    """Nan in a check refuses the backend; later it ends the sequences of that forward with an error, and no other."""
     usual = Gathering("attend")
     attended(usual)
     trial, last = 1, usual.acting.calls
@@ -192,7 +192,7 @@ FIELDS = {"drafter": "drafter", "verifier": "verifier", "acceptance rule": "rule
 @pytest.mark.wide(but=["drafter-propose-logits_BNV"])
 @pytest.mark.parametrize(("role", "member", "field"), ELSEWHERE)
 def test_a_value_on_another_device_is_told(role: str, member: str, field: str | None) -> None:
-    """On an accelerator a tensor of the host is told as its strategy's: not as that of the next one, which it fails in."""
+    """On an accelerator a tensor of the host is reported as its strategy's: not as that of the next one, which it fails in."""
 
     def act(inner: Any, usual: Callable[[], Any]) -> Any:
         value = usual()

@@ -1,4 +1,4 @@
-"""Drafters that read the target's features: a small head that is told outcomes, prompts and pieces of them among it."""
+"""Drafters that read the target's features: a small head that receives outcomes, of prompts and prefill chunks, too."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Head:
 @pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_features_are_those_of_the_accepted_tokens(align: str) -> None:
-    """Under every alignment the features told with an acceptance result are those the bonus token was chosen by."""
+    """Under every alignment the features reported with an acceptance result are those the bonus token was chosen by."""
     target, head = zoo.build("qwen3"), Head()
     asked = harness.requests(harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY), 12)
     harness.check(harness.pipeline(target, head, align=align, batch_size=3, draft_length=3), asked)
@@ -86,7 +86,7 @@ class Blind:
 
 
 def test_a_verifier_without_features_is_refused() -> None:
-    """A head beside a verifier that gives logits alone is refused in one sentence."""
+    """A head with a verifier that gives logits alone is refused in one sentence."""
     with pytest.raises(
         CompositionError, match=r"^drafter 'Head' needs 'hidden' to be offered, and verifier 'Blind' does not"
     ):

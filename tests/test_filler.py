@@ -42,7 +42,7 @@ def test_what_a_drafter_counts_on_the_device() -> None:
 
 
 class Told(Observer):
-    """Keeps what is told of tokens."""
+    """Keeps the reported tokens."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, int, int]] = []
@@ -83,7 +83,7 @@ def test_a_draft_model_reads_what_each_row_has_missed() -> None:
 
 
 def test_a_recorded_bucket() -> None:
-    """A recording, of a forward or of a chain's step, computes the rows and tokens of its bucket; the first of a shape is none."""
+    """A captured graph, of a forward or of a chain's step, computes its bucket's rows and tokens; the first of a shape is none."""
     told = Told()
     run, pool = harness.open_run(zoo.build("qwen3"), 4, 40, align="ragged"), harness.open_pool(ASKED)
     run.watch, run.graphs = Watch([told]), "on"

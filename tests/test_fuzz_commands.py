@@ -66,12 +66,12 @@ def strategy(option: str) -> Takes:
 
 
 def text(given: str) -> bool | None:
-    """Return whether a text is one at all: which of them mean something the option alone does not tell."""
+    """Return whether a text is one at all: which of them mean something does not follow from the option alone."""
     return None if given else False
 
 
 def amount(given: str) -> bool | None:
-    """Return whether a text is an amount of memory; whether a run fits into it the option alone does not tell."""
+    """Return whether a text is an amount of memory; whether a run fits into it does not follow from the option alone."""
     found = re.fullmatch(r"\s*([0-9]{1,15}(\.[0-9]{1,9})?)\s*(([KMG]I?)?B)?\s*", given, re.ASCII | re.IGNORECASE)
     return None if found and float(found[1]) > 0 else False
 
@@ -317,7 +317,7 @@ def asked_places(command: str, asked: Asked, arguments: list[str]) -> list[Path]
 
 
 def arguments_of(draw: random.Random, words: tuple[str, ...], command: click.Command, pair: list[str]) -> list[str]:
-    """Return what stands beside a command's options."""
+    """Return what a command takes apart from options."""
     if words == ("models", "add"):
         paths = (pair[1], pair[3], *FILES)
         return [draw.choice((*TEXTS, "mine", "tiny")), draw.choice(paths)][: draw.choice((1, 2, 2, 2, 2))]
@@ -325,7 +325,7 @@ def arguments_of(draw: random.Random, words: tuple[str, ...], command: click.Com
     if words == ("plugins", "new"):
         return [draw.choice((*TEXTS, "mine", "yours-2", "notes"))]
     if expected and expected[0].nargs == -1 and expected[0].required:
-        return ["import os"]  # no file: what is wrong with an option is told before files are read
+        return ["import os"]  # no file: what is wrong with an option is reported before files are read
     if expected and expected[0].nargs == -1:
         return fuzzing.some(draw, PROMPTS, 2) if draw.random() < 0.6 else ["import os"]
     return [draw.choice((*TEXTS, "tiny", "ragged", "mine")) for _ in expected]

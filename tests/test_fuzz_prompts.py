@@ -36,7 +36,7 @@ STRANGE: tuple[Any, ...] = (
     *("", "x", "0.5", "nan", "\0", "é🦊", "\ud83d", "x" * 3000, [], [[]], [1], [-1], [96], [97], [10**30], [True], ["x"], [None]),
     *({}, {"a": 1}, [{}], [{"role": "user"}], [{"role": "user", "content": "x"}], [[1, 2], [3]]),
 )  # fmt: skip
-"""Values of JSON that stand where something else is expected."""
+"""Values of JSON where something else is expected."""
 
 PARAMETERS: dict[str, Callable[[Any], bool]] = {
     "temperature": lambda v: is_number(v, 0), "top_k": lambda v: is_whole(v, 0),
@@ -82,7 +82,7 @@ def is_id(value: Any) -> bool:
 
 @attrs.frozen
 class Line:
-    """One prompt as it stands in a file, and what has to come of it."""
+    """One prompt as a file has it, and what has to come of it."""
 
     entry: Any
     """What its JSON is, or a text that is no JSON."""
@@ -238,7 +238,7 @@ def require_results(lines: list[Line], found: list[dict[str, Any]], given: Any) 
 @pytest.mark.wide(but=["11"])
 @fuzzing.inputs("prompts")
 def test_a_file_of_prompts(number: int, pair: list[str]) -> None:
-    """Every prompt has its results, once; the good ones are the target's own tokens, whatever stands beside them."""
+    """Every prompt has its results, once; the good ones are the target's own tokens, whatever else the file has."""
     draw = fuzzing.drawn("prompts", number)
     name, lines = written(draw, drawn_lines(draw))
     options = settings(draw)

@@ -1,4 +1,4 @@
-"""A target's generation config: what ``generate`` does with it, a pipeline does, unless told otherwise."""
+"""A target's generation config: what ``generate`` does with it, a pipeline does by default."""
 
 from __future__ import annotations
 

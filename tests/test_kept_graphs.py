@@ -157,7 +157,7 @@ def test_weights_replaced_through_data(name: str) -> None:
 @pytest.mark.wide(but=["register_forward_pre_hook"])
 @pytest.mark.parametrize("kind", ["register_forward_pre_hook", "register_forward_hook"])
 def test_another_hook_is_another_setting(kind: str) -> None:
-    """What a module calls before or after its forward tells it from what it was, where one takes another's place."""
+    """What a module calls before or after its forward distinguishes it from what it was, where one takes another's place."""
     module, hooks = torch.nn.Linear(2, 2), [functools.partial(pre_hook, [number]) for number in range(2)]
     held = getattr(module, kind)(hooks[0])
     before = settings(module)
@@ -202,7 +202,7 @@ def test_drafts_are_drawn_as_the_run_asks(change: str) -> None:
 
 
 class ByTurns(ModelDrafter):
-    """Chooses, in each run, what is so far beside the draft model's choice."""
+    """Chooses, in each run, a token at a distance from the draft model's choice."""
 
     aside = 0
 
@@ -223,7 +223,7 @@ class ByTurns(ModelDrafter):
 def test_a_choice_of_another_run() -> None:
     """A function that chooses is that of its run, where it is not the same one again.
 
-    As much stands in each run, so prompts that are captured leave the rows before theirs alone. They join at other times
+    As much is accepted in each run, so prompts that are captured leave the rows before theirs alone. They join at other times
     where rounds are deferred.
     """
     drafter = ByTurns()

@@ -268,7 +268,7 @@ def test_what_was_cached_with_other_weights_is_read_again(write: Callable[[Any],
 
 
 def test_whoever_knows_of_a_change_says_so() -> None:
-    """What is no weight and no setting is not looked at: its change has prompts read again where the user tells of it."""
+    """What is no weight and no setting is not looked at: its change has prompts read again where the user reports it."""
     target, factor = zoo.build("llama"), [1.0]
     target.model.layers[0].mlp.register_forward_hook(lambda module, given, found: found * factor[0])
     pipe = harness.pipeline(target, kv="paged,block=4,share=on", draft_length=3, drafter="prompt-lookup")

@@ -1,4 +1,4 @@
-"""Log-probabilities are the target's own, whatever was drafted, judged and shaped."""
+"""Log-probabilities are the target's own, whatever was drafted, accepted and processed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop promises, counted from outside by an observer."""
+"""What the loop guarantees, counted from outside by an observer."""
 
 from __future__ import annotations
 

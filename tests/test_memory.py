@@ -143,7 +143,7 @@ def test_log_probabilities_are_computed_where_there_is_memory(monkeypatch: pytes
 
 
 class Slabs(Slab):
-    """A backend whose device has memory for so many rows."""
+    """A backend whose device has memory for a number of rows."""
 
     def __init__(self, fit: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Prompts are read beside rows that decode, in one forward where that can be, with the tokens that they have without."""
+"""Mixed batches: prefill chunks and rows that decode share a forward where that can be, and change no token."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_architectures(name: str, joined: list[tuple[int, int]]) -> None:
 def test_whatever_attends_stores_and_drafts(
     options: dict[str, Any], joins: bool, joined: list[tuple[int, int]]
 ) -> None:
-    """Chains and trees beside pieces, under every alignment, store and attention backend, and with all invariants checked."""
+    """Chains and trees with prefill chunks, under every alignment, store and attention backend, and with all invariants checked."""
     target = zoo.build("gemma3")
     draft = None if options.get("drafter") == "none" else zoo.good_draft(target)
     given = {"align": "ragged", "schedule": MIXED, "batch_size": 3, "draft_length": 3, **options}
@@ -107,7 +107,7 @@ def test_layers_that_keep_a_state(align: str) -> None:
 @pytest.mark.wide(but=["the forward of a piece"])
 @pytest.mark.parametrize("place", ["the forward of both", "the forward of a piece", "the drafter"])
 def test_lack_of_memory(place: str, monkeypatch: pytest.MonkeyPatch, joined: list[tuple[int, int]]) -> None:
-    """A round that ran out of memory counts for nothing, one that stands is kept: no token is lost, wherever it was."""
+    """A round that ran out of memory is discarded, a committed one is kept: no token is lost, wherever it was."""
     target, failed = zoo.build("qwen3"), []
     owner, name = {
         "the forward of both": (CachedModel, "_feed_both"),
@@ -136,7 +136,7 @@ def test_lack_of_memory(place: str, monkeypatch: pytest.MonkeyPatch, joined: lis
 
 
 def test_masks_that_would_be_large(monkeypatch: pytest.MonkeyPatch, joined: list[tuple[int, int]]) -> None:
-    """A piece whose masks would be too large beside the others is read in forwards of its own, as long as they may be."""
+    """A chunk whose masks would be too large with the others is read in forwards of its own, as long as they may be."""
     monkeypatch.setattr(choice, "LARGEST_MASK", 1500)
     target = zoo.build("qwen3")
     harness.check(harness.pipeline(target, zoo.good_draft(target), schedule=MIXED, batch_size=3, draft_length=3), ASKED)

@@ -316,7 +316,7 @@ def test_a_tokenizer_of_the_older_kind(copy: Path) -> None:
         models.load_tokenizer(copy)
 
 
-# ---- loaded objects of other kinds, and models that cannot be told positions and masks ---------------------------------
+# ---- loaded objects of other kinds, and models that do not take positions and masks ------------------------------------
 
 
 SMALL_VISION = {
@@ -654,7 +654,7 @@ TARGETS = {
 @pytest.mark.wide
 @pytest.mark.parametrize("case", TARGETS)
 def test_a_target_that_is_none_is_told_as_such(case: str) -> None:
-    """The cause of a target without a draft model is told: a name with a letter wrong, no directory, no model at all."""
+    """The cause of a target without a draft model is named: a name with a letter wrong, no directory, no model at all."""
     target, kind, said = TARGETS[case]
     with pytest.raises(kind, match=said):
         choose(target, "auto")
@@ -695,7 +695,7 @@ def test_a_configuration_that_no_model_has_is_refused(case: str, llama: Path, tm
 def test_weights_of_another_shape_are_refused_in_a_sentence(
     llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first tensor that does not fit is named with both shapes, and transformers prints nothing beside it."""
+    """The first tensor that does not fit is named with both shapes, and transformers prints nothing."""
     folder = copied(llama, tmp_path, {"intermediate_size": 40})
     capfd.readouterr()
     with pytest.raises(
@@ -752,7 +752,7 @@ def load(folder: Path) -> PreTrainedModel:
 
 
 def test_an_alias_that_hides_another_says_so(llama: Path, home: Path) -> None:
-    """`models add` tells which model the name stood for, and how it stands for it again."""
+    """`models add` says which model the name was of, and how to name it again."""
     told = CliRunner().invoke(cli, ["models", "add", "big", str(llama)]).output
     assert told == f"big is {llama}, in the place of org/big until `specframe models remove big`\n"
     assert CliRunner().invoke(cli, ["models", "add", "mine", str(llama)]).output == f"mine is {llama}\n"

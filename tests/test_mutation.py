@@ -77,7 +77,7 @@ def test_an_entry_that_has_rotted_is_told(copy: Copy, changed: dict, problem: st
 
 @pytest.mark.wide
 def test_two_mutants_of_one_name_are_told(copy: Copy) -> None:
-    """A name stands for one mutant."""
+    """A name is of one mutant."""
     assert mutation.problems([LEAP, LEAP], copy.folder) == ["leap: 2 mutants have this name"]
 
 

@@ -47,7 +47,7 @@ class Drafter(fakes.ScriptedTree):
 
 
 class Rule(Greedy):
-    """Judges greedily."""
+    """Accepts greedily."""
 
     def __init__(self, change: Change = lambda acceptance: acceptance) -> None:
         super().__init__()
@@ -131,11 +131,11 @@ RULES: dict[str, tuple[Change, str]] = {
 
 
 LATE = {"a depth below the tree's", "more accepted than drafted", "a node after the last"}
-"""The faults that are told on another device, too: on all of them the same check sees the numbers of the transfer."""
+"""The faults that are reported on another device, too: on all of them the same check sees the numbers of the transfer."""
 
 
 def told(faults: dict[str, Any]) -> list[Any]:
-    """Return the faults with the devices that they are told on."""
+    """Return the faults with the devices that they are reported on."""
     return [
         pytest.param(case, device, id=f"{case} on {device}")
         for case in faults
@@ -154,7 +154,7 @@ def decode(device: str, **strategies: Any) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize(("case", "device"), told(DRAFTS))
 def test_a_drafter_is_named(case: str, device: str) -> None:
-    """The drafter is told of its own numbers, and nobody else is."""
+    """Its own numbers are reported as the drafter's, and as nobody else's."""
     change, said = DRAFTS[case]
     with pytest.raises(ContractError, match=rf"^drafter \S*Drafter.*: propose\(\) must return {said}"):
         decode(device, drafter=Drafter(change))
@@ -163,7 +163,7 @@ def test_a_drafter_is_named(case: str, device: str) -> None:
 @pytest.mark.wide(but=["a path that begins below on cpu", "no path on cpu", "another token than the draft's on cpu"])
 @pytest.mark.parametrize(("case", "device"), told(RULES))
 def test_an_acceptance_rule_is_named(case: str, device: str) -> None:
-    """The rule is told of what it returned, before the loop cuts padding away."""
+    """What the rule returned is reported as its own, before the loop cuts padding away."""
     change, said = RULES[case]
     with pytest.raises(ContractError, match=rf"^acceptance rule \S*Rule.*: accept\(\) must return {said}"):
         decode(device, accept=Rule(change))
@@ -172,7 +172,7 @@ def test_an_acceptance_rule_is_named(case: str, device: str) -> None:
 @pytest.mark.wide(but=["more accepted than drafted on sim"])
 @pytest.mark.parametrize(("case", "device"), told(VERDICTS))
 def test_an_alignment_is_named(case: str, device: str) -> None:
-    """The alignment is told of an acceptance result of its own, not the rule whose acceptance result it replaced."""
+    """An alignment's own acceptance result is reported as its own, not as the rule's that it replaced."""
     change, said = VERDICTS[case]
     with pytest.raises(ContractError, match=rf"^alignment \S*Alignment.*: commit\(\) must return {said}"):
         decode(device, align=Alignment(change))

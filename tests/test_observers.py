@@ -72,7 +72,7 @@ def test_figures_of_a_known_run():
 
 
 def test_acceptance_at_each_place() -> None:
-    """Of six rounds one accepted nothing, two one token and three three: the first token stood in five, the others in three."""
+    """Of six rounds one accepted nothing, two one token and three three: five accepted the first token, three the others."""
     counts = Counts(torch.device("cpu"))
     counts.total.acceptance_histogram = {0: 1, 3: 3, 1: 2}
     figures = run_report(counts, Stopwatch(torch.device("cpu")), 0, 0)

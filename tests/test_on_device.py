@@ -322,7 +322,7 @@ def test_short_prompts_are_recorded(
 ) -> None:
     """Prompts of all lengths up to a power of two replay one captured graph, by target and draft, in whichever row they are.
 
-    As much of the drafts stands as without.
+    As much of the drafts is accepted as without.
     """
     monkeypatch.setattr(padding_free, "LAYING_OUT", 1000)
     monkeypatch.setattr(captured_graphs, "EAGER", 1)
@@ -424,14 +424,14 @@ def test_graphs_hold_the_constants_that_they_read(name: str) -> None:
 
 
 def test_new_shapes_are_told(shelves: list[captured_graphs.GraphCache]) -> None:
-    """A run tells how often a forward was slower since its shape was new or captured; what is replayed or never captured is not."""
+    """A run reports how often a forward was slower since its shape was new or captured; replayed and uncaptured ones are not."""
     target = zoo.build("qwen3")
     draft, asked = zoo.good_draft(target), harness.requests(harness.random_prompts((5, 5), zoo.VOCABULARY), 14)
     told: dict[str, list[int]] = {"auto": [], "off": []}
     for mode, numbers in told.items():
 
         class Told(FixedLength):
-            """Notes what its run tells after every round."""
+            """Notes what its run reports after every round."""
 
             def start(self, run: Run) -> None:
                 """Keep the run."""
@@ -473,7 +473,7 @@ def test_packed_attention() -> None:
         assert Packed().suits(facts)
     assert found[1] == found[2]
     same = sum(one == other for one, other in zip(found[0], found[1], strict=True))
-    assert same >= len(LENGTHS) - 2, "packed attention parts from masks in more rows than ties explain"
+    assert same >= len(LENGTHS) - 2, "variable-length attention parts from masks in more rows than ties explain"
 
 
 @takes_lengths
@@ -504,7 +504,7 @@ def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytes
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 4, 8), (6, 3, 16), (8, 1, 64)])
 def test_the_packed_kernel(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
-    """The kernel agrees with masks, over windows and rows of any length, as the core's self-test asks of CUDA's."""
+    """The kernel equals masks, over windows and rows of any length, as the core's self-test asks of CUDA's."""
     assert choice.error(Packed(), torch.device("sim"), dtype, heads, key_heads, size) < 3e-2
 
 
@@ -558,7 +558,7 @@ def test_the_packed_kernel_refuses(name: str) -> None:
 
 @takes_lengths
 def test_packed_attention_makes_two_tensors() -> None:
-    """A call of packed attention makes its output and the log sums: no state of random numbers is made and filled."""
+    """A call of variable-length attention makes its output and the log sums: no state of random numbers is made and filled."""
     query, key = (torch.zeros(3, 5, heads, 16, dtype=torch.bfloat16, device="sim").transpose(1, 2) for heads in (4, 2))
     places = torch.arange(5, device="sim")[None]
     plan = Packed().plan(Placement(*(places.repeat(3, 1),) * 3, places, in_order=True))
@@ -642,7 +642,7 @@ def test_a_slot_that_is_written_twice_is_wrong_on_the_device() -> None:
 
 @pytest.mark.wide
 def test_a_fault_that_mixes_devices_is_refused() -> None:
-    """A drafter that looks tokens up by indices of the host decodes on a CPU, and is told on the device what it mixed."""
+    """A drafter that looks tokens up by indices of the host decodes on a CPU, and a sentence on the device says what it mixed."""
     target, _ = pair("fake")
     drafter = Faulty("places on the host", harness.truth(target, asked()))
     with suite_device.running_on("cpu"):

@@ -1,4 +1,4 @@
-"""What drafters are told of a round: the rows as they stand after it and as they were before, and who has ended."""
+"""What drafters receive of a round: the rows as they are after it and as they were before, and who has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TURNS = {0: 4, 1: 0, 2: 2, 3: 1, 4: 3, 5: 4, 6: 2}
 
 
 class Listening(fakes.ScriptedDrafter):
-    """A scripted drafter that keeps what it is told, over all runs."""
+    """A scripted drafter that keeps what it receives, over all runs."""
 
     def __init__(self, asked: list[Request] = ASKED, fails_at: int = 0) -> None:
         super().__init__(harness.truth(TARGET, asked), TURNS)
@@ -62,7 +62,7 @@ class Listening(fakes.ScriptedDrafter):
 
 
 class Reading(Listening):
-    """Keeps the places of the prompts' tokens that it is told of."""
+    """Keeps the places of the prompts' tokens that it receives."""
 
     def start(self, run: Any) -> None:
         """Begin without any."""
@@ -86,7 +86,7 @@ class Reading(Listening):
     "schedule", ["continuous", "continuous,piece=4", "continuous,piece=4,mixed=on", "continuous,piece=3,mixed=on"]
 )
 def test_every_token_of_a_prompt_is_told_once(schedule: str) -> None:
-    """Prompts that are read at once, in chunks between rounds and in chunks beside rows that decode are told of to their end."""
+    """Prompts that are read at once, in chunks between rounds and in mixed batches are reported to their end."""
     drafter = Reading()
     harness.check(harness.pipeline(TARGET, drafter, batch_size=2, draft_length=4, schedule=schedule), ASKED)
     assert drafter.places == {index: [*range(len(prompt))] for index, prompt in enumerate(PROMPTS)}
@@ -119,7 +119,7 @@ def test_aborts_are_told_with_the_next_outcome() -> None:
 
 
 def test_a_new_run_knows_of_nobody_who_ended_before() -> None:
-    """A drafter that is started anew, for a request that needs more room, is not told of sequences that it has not seen."""
+    """A drafter that is started anew, for a request that needs more room, does not receive sequences that it has not seen."""
     asked = [*ASKED, Request(6, PROMPTS[0], 60)]
     drafter = Listening(asked)
     engine = engine_of(drafter, ASKED)

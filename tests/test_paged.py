@@ -62,7 +62,7 @@ class Astray(PagedFakeStore):
 
 @pytest.mark.wide
 def test_checks_find_tokens_that_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that promises more tokens than it holds is found out."""
+    """A store that reports more tokens than it holds is found out."""
     monkeypatch.setattr(paged_fake, "PagedFakeStore", Astray)
     pipe = harness.pipeline(zoo.build("llama"), None, kv=Pages(), attention=Gathering(), batch_size=2, check=True)
     with pytest.raises(InvariantError):
@@ -81,7 +81,7 @@ def fed_for_prompts(drafter: Any, prompts: list[list[int]], **options: Any) -> l
 
 
 class Reader:
-    """Is told the target's features, and drafts nothing."""
+    """Receives the target's features, and drafts nothing."""
 
     needs = frozenset({"hidden"})
     offers = frozenset({"chain"})
@@ -107,13 +107,13 @@ def test_tokens_that_are_cached_are_not_read_again() -> None:
     assert fed_for_prompts(Reader(), prompts) == [(2, 16), (1, 17)]  # hidden states are not cached
 
 
-@pytest.mark.wide(but=["{}-laid in one row"])
-@pytest.mark.parametrize("laid", [True, False], ids=["laid in one row", "a rectangle"])
+@pytest.mark.wide(but=["{}-in one row"])
+@pytest.mark.parametrize("laid", [True, False], ids=["in one row", "a rectangle"])
 @pytest.mark.parametrize("options", [{}, {"check": True}, {"schedule": "continuous,piece=6"}], ids=str)
 def test_a_cached_beginning_is_not_fed_for_a_neighbour(
     options: dict[str, Any], laid: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a row whose first tokens are cached the others alone are computed and written, beside a row of which nothing is cached."""
+    """Of a row whose first tokens are cached only the others are computed and written, in a batch with an uncached row."""
     monkeypatch.setattr(padding_free, "LAYING_OUT", 0 if laid else 10**12)
     target, slots, computed = zoo.build("llama"), list[list[list[int]]](), list[int]()
     expect, laying = PagedFakeStore.expect, ModelRunner._padding_free
@@ -140,7 +140,7 @@ def test_a_cached_beginning_is_not_fed_for_a_neighbour(
 
 @pytest.mark.wide
 def test_views_that_nobody_reads_are_refused() -> None:
-    """An attention backend and a KV backend that do not fit are told in one sentence, before anything is decoded."""
+    """An attention backend and a KV backend that do not fit end in one sentence, before anything is decoded."""
     said = (
         "attention backend 'Gathering' reads paged views and KV backend 'slab' hands out dense views: expected one that"
     )
@@ -192,7 +192,7 @@ def test_the_backends_of_specframe_are_strangers_too(name: str) -> None:
 
 
 def with_room_for(rows: int, target: Any, asked: list[Request], **options: Any) -> tuple[Pipeline, harness.Feeds]:
-    """Return a pipeline whose cache has pages for so many rows that share nothing, and what its rounds feed."""
+    """Return a pipeline whose cache has pages for ``rows`` rows that share nothing, and what its rounds feed."""
     feeds = harness.Feeds()
     longest = max(len(one.prompt_ids) + one.max_new_tokens for one in asked)
     pages = rows * -(-(longest + 3 + 2) // 4)  # with the draft beyond its end, the last token and the spare slot
@@ -223,7 +223,7 @@ def test_requests_wait_for_room(rows: int, schedule: str) -> None:
 @pytest.mark.wide(but=["16"])
 @pytest.mark.parametrize("pages", [6, 11, 16, None])
 def test_samples_wait_for_room(pages: int | None) -> None:
-    """Samples for which there is no room beside their first wait, and those beside it begin with its last page, too."""
+    """Samples for which there is no room with their first wait, and the others begin with its last page, too."""
     target = zoo.build("llama")
     prompts = [OWN[4], OWN[2][:6]]  # their last pages hold tokens before the last one
     alone = harness.pipeline(target, None, accept="gumbel", batch_size=1)
@@ -248,7 +248,7 @@ def test_samples_wait_for_room(pages: int | None) -> None:
 @pytest.mark.wide(but=["True"])
 @pytest.mark.parametrize("cached", [-1, 10, True, "3", 2.0], ids=repr)
 def test_a_number_of_cached_tokens_that_cannot_be(cached: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a store says of a sequence's cached tokens is a number of them, or None; anything else is told as the backend's."""
+    """What a store says of a sequence's cached tokens is a number of them, or None; anything else is reported as the backend's."""
     monkeypatch.setattr(PagedFakeStore, "reserve", lambda *_: cached)
     pipe = harness.pipeline(zoo.build("llama"), None, kv=Pages(), attention=Gathering(), batch_size=2)
     expected = (

@@ -258,7 +258,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
 
 
 def pattern(fault: Fault) -> str:
-    """Return the whole sentence that a fault has to be told by."""
+    """Return the whole sentence that a fault has to be reported by."""
     return rf"^{re.escape(fault.role)} 'faulty' of faulty-dist: {fault.member}{fault.said}"
 
 
@@ -350,7 +350,7 @@ def test_the_command_line_names_the_fault(role: str, known: Registry) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("role", [*ROLES, *OTHERS])
 def test_what_is_no_factory_is_told_when_it_is_used(role: str, known: Registry) -> None:
-    """What was registered in place of a class is told by its name, and listed; everything else can be used."""
+    """What was registered in place of a class is named, and listed; everything else can be used."""
     add_entry(known, "faulty-dist", role, "faulty", 5)
     with pytest.raises(PluginError, match=rf"^{role} 'faulty' of faulty-dist: register\(\) takes a class, .*, got 5"):
         known.make(role, "faulty")
@@ -409,7 +409,7 @@ STORED = {
 @pytest.mark.wide(but=["fewer slots"])
 @pytest.mark.parametrize("case", STORED)
 def test_what_a_store_hands_out_is_looked_at(case: str, known: Registry) -> None:
-    """Keys and values of another shape than the model's are told as the KV backend's fault."""
+    """Keys and values of another shape than the model's are reported as the KV backend's fault."""
     change, said = STORED[case]
     dynamic: Any = known.entry("KV backend", "dynamic").factory
 
@@ -434,7 +434,7 @@ def test_what_a_store_hands_out_is_looked_at(case: str, known: Registry) -> None
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("moved", [40, -40])
 def test_a_slot_that_there_is_not_is_told(known: Registry, moved: int, check: bool) -> None:
-    """Slots beyond those of a row, or before its first, are told as the alignment's before anything is written to them."""
+    """Slots beyond those of a row, or before its first, are reported as the alignment's before anything is written to them."""
     ragged: Any = known.entry("alignment", "ragged").factory
 
     class Astray(ragged):
@@ -454,7 +454,7 @@ def test_a_slot_that_there_is_not_is_told(known: Registry, moved: int, check: bo
 
 @pytest.mark.wide
 def test_a_device_that_gave_up_is_explained() -> None:
-    """Where a device's own assertion ended the run, the likely cause and the way to find whose it is are told."""
+    """Where a device's own assertion ended the run, the likely cause and the way to find whose it is are named."""
     drafter = fakes.always_right([[1]])
     drafter.propose = raises(RuntimeError("CUDA error: device-side assert triggered"))  # type: ignore[method-assign]
     with pytest.raises(ContractError, match=r"device-side assert triggered \(on CUDA a token id beyond the vocabulary"):
@@ -477,7 +477,7 @@ def test_a_batch_is_for_reading() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("error", [ZeroDivisionError("none"), SystemExit(3), KeyError("lost")], ids=repr)
 def test_a_constructor_that_raises_is_told(error: BaseException, known: Registry) -> None:
-    """What a strategy's constructor raises is told with its name and distribution."""
+    """What a strategy's constructor raises is reported with its name and distribution."""
     add_entry(known, "faulty-dist", "drafter", "faulty", raises(error))
     kind = type(error).__name__
     with pytest.raises(SpecframeError, match=rf"^drafter 'faulty' of faulty-dist could not be made: {kind}: "):

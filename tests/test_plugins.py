@@ -116,7 +116,7 @@ def test_a_plugin_that_does_not_import_is_named_and_the_rest_loads(site, capsys)
 
 @pytest.mark.wide
 def test_a_name_that_is_no_text_is_a_failure_of_its_own(site):
-    """What is registered under no name is told with its distribution; what else the plugin registers is there."""
+    """What is registered under no name is reported with its distribution; what else the plugin registers is there."""
     site("lucky", DRAFTER.format(name="lucky") + "    register(5, Lucky)\n    register('', Lucky)\n")
     found = discover()
     assert found.failures == {"lucky": "drafter 5: expected a name, a text; drafter '': expected a name, a text"}
@@ -129,7 +129,7 @@ def test_a_name_that_is_no_text_is_a_failure_of_its_own(site):
 )
 @pytest.mark.parametrize("name", ["broken", "yours"])
 def test_what_is_wrong_with_an_absent_plugin(site, tmp_path, monkeypatch, kind, option, name):
-    """A name that nothing offers is told by what stands in its way: an import that failed, or a plugin that is not installed."""
+    """The error of a name that nothing offers says what is in its way: an import that failed, or a plugin that is not installed."""
     site("broken", "import a_module_that_is_not_there\n")
     monkeypatch.chdir(tmp_path)
     package.write("yours")
@@ -243,7 +243,7 @@ def test_a_default_of_two_plugins_is_told():
 
 @pytest.mark.wide
 def test_a_missing_default_is_told():
-    """Where no plugin has a default for a purpose, the kind of strategy to name is told."""
+    """Where no plugin has a default for a purpose, the error names the kind of strategy to name."""
     with pytest.raises(
         PluginError, match=r"^no plugin that is loaded offers a default drafter for 'prompt lookup': name one,"
     ):

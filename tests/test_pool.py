@@ -91,7 +91,7 @@ def test_samples_of_an_aborted_reader_read_the_prompt_themselves():
 
 
 def preempting(asked, **options):
-    """Return a pool whose sequences all decode, and those that are told to give their room back."""
+    """Return a pool whose sequences all decode, and the preempted ones."""
     pool, _ = started(asked, **options)
     released = []
     pool.release = released.append
@@ -157,7 +157,7 @@ def test_the_youngest_gives_way_and_a_round_under_way_begins_again():
     pool.most = 3
     assert [one.request.index for one in pool.admit(4)] == [1, 2]
     gain(pool, pool.batch(pool.live[1:]), [[8], [8]])
-    assert pool.preempt_youngest().request.index == 2, "after a round that stands nobody else begins again"
+    assert pool.preempt_youngest().request.index == 2, "after a committed round nobody else begins again"
     assert [one.request.index for one in pool.live] == [0, 1]
     pool.most = None
     assert [one.request.index for one in pool.admit(4)] == [2, 3]

@@ -22,7 +22,7 @@ Find = Callable[[Any], CountedPositions | None]
 
 @contextlib.contextmanager
 def known(**kinds: Find) -> Iterator[None]:
-    """Have kinds of counted positions registered inside the block, beside those that are."""
+    """Have kinds of counted positions registered inside the block, in addition to those that are."""
     held = registry().entries["position kind"]
     for name, find in kinds.items():
         add_entry(registry(), "their-dist", "position kind", name, type("Kind", (), {"find": staticmethod(find)}))
@@ -34,7 +34,7 @@ def known(**kinds: Find) -> Iterator[None]:
 
 
 def test_what_a_kind_tells_is_called_in_every_forward() -> None:
-    """Positions and orders are those of the tokens, and the functions told are called in place of a module's forward."""
+    """Positions and indices are those of the tokens, and the functions given are called in place of a module's forward."""
     target, seen, called = zoo.build("qwen3"), list[tuple[torch.Tensor, torch.Tensor]](), []
 
     def counted(usual: Any, hidden: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ WORDS = re.compile(r"memory ran out: request \((\d), (\d)\) gives its memory bac
 
 
 class Growing(Pages):
-    """Pages that run out in the middle: rows may have so many slots in all, which none of them takes in advance."""
+    """Pages that run out in the middle: rows may have a number of slots in all, which none of them takes in advance."""
 
     def __init__(self, slots: int) -> None:
         super().__init__()

@@ -455,7 +455,7 @@ def test_every_ending_is_documented() -> None:
     ],
 )
 def test_a_limit_reads_no_further(name: str, content: str) -> None:
-    """Nothing is told of what comes after the prompts that are wanted."""
+    """Nothing is reported of what comes after the prompts that are wanted."""
     Path(name).write_text(content)
     found = from_file(name, 2)
     assert [(prompt.given, prompt.fault) for prompt in found] == [("a", None), ("b", None)]
@@ -522,7 +522,7 @@ def test_packed_files_that_are_broken(content: bytes, said: str) -> None:
     ],
 )
 def test_places_that_hold_no_file(given: str, said: str) -> None:
-    """An address and a folder that is not there are told as such, and no hub is asked."""
+    """An address and a folder that is not there are named as such, and no hub is asked."""
     with pytest.raises(OptionError, match=rf"^--prompts: {re.escape(given)} {re.escape(said)}$"):
         open_prompts(given)
 

@@ -139,7 +139,7 @@ class Curious:
     ],
 )
 def test_what_is_not_declared_is_seen(look: Callable[[Any], Any], said: str) -> None:
-    """Stand-ins stand for what they return, too, and name the protocol and the member."""
+    """What stand-ins return are stand-ins, too, and name the protocol and the member."""
     pipe = harness.pipeline(TARGET, Curious(look))
     pipe.parts.composition = strictly(pipe.composition, set())
     with pytest.raises(ContractError, match="UndeclaredError") as caught:
@@ -164,7 +164,7 @@ def test_a_strategy_inherits_what_it_leaves_out() -> None:
 
 @pytest.mark.wide
 def test_a_stand_in_is_its_object() -> None:
-    """It is equal to what it stands for, shows alike, and has what is declared."""
+    """It is equal to its object, shows alike, and has what is declared."""
     rule = strict(harness.pipeline(TARGET, DRAFT).composition.rule, roles.AcceptanceRule)
     assert rule == rule.__wrapped__
     assert hash(rule) == hash(rule.__wrapped__)
@@ -204,7 +204,7 @@ def test_no_member_is_declared_that_nobody_asks_for() -> None:
 
 
 def test_what_strategies_may_use_is_told() -> None:
-    """The page of stability lists the members of the core's classes that stand-ins have."""
+    """The page of stability lists the members of the core's classes, as stand-ins have them."""
     page = (Path(contracts.__path__[0]).parents[1] / "docs/stability.md").read_text("utf-8")
     for one in OF_THE_CORE:
         line = re.search(rf"^\| `{one.__module__}.{one.__name__}` \| (.*) \|$", page, re.MULTILINE)

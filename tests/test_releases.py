@@ -1,4 +1,4 @@
-"""Whatever ends a sequence, each cache that has made room for it is told to release it, once."""
+"""Whatever ends a sequence, each cache that has made room for it releases it, once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ASKED = [
 
 
 class Failing(ChainVerifier):
-    """Fails once where it is told to."""
+    """Fails once where it is asked to."""
 
     error: BaseException | None = None
 

@@ -111,7 +111,7 @@ def test_errors_are_told_once(method: str) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_a_prompt_that_cannot_be_decoded_fails_alone(name: str) -> None:
-    """Its result says why, and those beside it have the tokens they would have without it."""
+    """Its result says why, and the others have the tokens they would have without it."""
     prompt, why = UNREADABLE[name]
     alone = [result.token_ids for result in pipeline().generate(["001;002;", [7, 8]], 4)]
     pipe = pipeline()

@@ -101,7 +101,7 @@ def upward(found: Mapping[str, set[str]], order: list[str]) -> list[str]:
 
 
 def circle(found: Mapping[str, set[str]]) -> list[str]:
-    """Return the modules of an import circle in their order; none: an empty list."""
+    """Return the modules of an import circle in their order, or an empty list."""
     try:
         graphlib.TopologicalSorter(found).prepare()
     except graphlib.CycleError as error:
@@ -134,7 +134,7 @@ def test_every_room_has_a_budget() -> None:
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in LAYERS}))
 def test_modules_of_a_room_import_only_modules_below_them(name: str) -> None:
-    """In a room with layers, each module has its place in the table, and imports only modules that stand before it."""
+    """In a room with layers, each module has its place in the table, and imports only modules that come before it."""
     order = [
         f"specframe.{name}.{module}" for own, row in LAYERS if own == name for module in re.findall(r"`(.+?)`", row)
     ]

@@ -65,7 +65,7 @@ def ids(pipe, requests):
     "rule", ["block", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("gumbel", "rejection"))]
 )
 def test_samples_are_those_of_requests_decoded_alone(rule, storage, schedule):
-    """Starting from another's row changes no token, whatever stores the row, moves it and judges its drafts."""
+    """Starting from another's row changes no token, whatever stores the row, moves it and accepts its drafts."""
     pipe = pipeline(accept=rule, align=storage[0], kv=storage[1], schedule=schedule)
     assert ids(pipe, asked()) == each_alone(rule)
 

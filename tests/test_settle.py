@@ -1,4 +1,4 @@
-"""Every round and every prefill chunk is committed: caches are told how many of the tokens they were fed stand."""
+"""Every round and every prefill chunk is committed: caches receive how many of the tokens they were fed they keep."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def batch_of(*lengths: int) -> Batch:
 
 
 class Noting(RaggedLayout):
-    """Notes what it is told to commit, and has to be told of chains."""
+    """Notes what it commits, also of chains."""
 
     static = False
     told: list[tuple[list[int], list[int]]]
 
     def commit(self, batch: Batch, kept: Kept) -> None:
-        """Note the rows' lengths and the tokens that stand."""
+        """Note the rows' lengths and the kept tokens."""
         self.told.append((batch.lengths.tolist(), kept.host(batch).tolist()))
         super().commit(batch, kept)
 
@@ -53,7 +53,7 @@ class Told(Ragged):
 @pytest.mark.wide(but=["None"])
 @pytest.mark.parametrize("right", [0, 2, None])
 def test_the_loop_settles_the_target_once_a_round(right: Any) -> None:
-    """After each acceptance result the target's cache is told of the rows' own tokens and the accepted ones, prompts included."""
+    """After each acceptance result the target's cache commits the rows' own tokens and the accepted ones, prompts included."""
     asked = harness.requests(harness.random_prompts([4, 1, 7], 61), 9)
     align, feeds = Told(), harness.Feeds()
     drafter = fakes.ScriptedDrafter(harness.truth(TARGET, asked), right)

@@ -1,4 +1,4 @@
-"""How commands end: interrupted, told to end, or with nobody who reads what they print."""
+"""How commands end: interrupted, terminated, or with nobody who reads what they print."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_output_that_cannot_be_printed(
 @pytest.mark.wide
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC])
 def test_a_screen_that_is_not_needed(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be printed stops nothing when results are kept elsewhere; only a full disk is told of in the end."""
+    """What cannot be printed stops nothing when results are kept elsewhere; only a full disk is reported in the end."""
     screen, done = Screen(needed=False), []
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", Broken(number))

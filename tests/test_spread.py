@@ -71,6 +71,6 @@ def test_equals_reference(name: str, scheme: str) -> None:
 
 
 def test_attention_without_masks_is_not_for_them() -> None:
-    """No attention backend takes the place of masks, since its plan is on one device; the reason is told."""
+    """No attention backend takes the place of masks, since its plan is on one device; the reason is named."""
     runner = ModelRunner(spread(zoo.build("qwen3")), "target")
     assert runner.without_masks(Packed()) == "its layers are on several devices"

@@ -1,4 +1,4 @@
-"""The kinds of state of transformers' models: exact in chains and trees, whatever stands, moves, forks or is read in chunks."""
+"""The kinds of state of transformers' models: exact in chains and trees, with all moves, forks and prefill chunks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS = {
 """A model of each kind."""
 
 SEVERAL = {"inkling_text": {"short-convolution"}, "inkling2_text": {"short-convolution", "dynamic-convolution"}}
-"""The kinds of models whose layers have several states each, beside keys and values."""
+"""The kinds of models whose layers have several states each, with keys and values."""
 
 MODELS = {
     kind: name for kind, name in (*KINDS.items(), ("short-convolutions", "inkling_text")) if architectures.known(name)
@@ -84,7 +84,7 @@ def test_layers_are_known_by_their_kind(name: str) -> None:
 @pytest.mark.wide
 @each_kind
 def test_chains(name: str) -> None:
-    """Drafts that are right for so many tokens, by turns, and prompts in chunks beside them: tokens are the reference decoder's."""
+    """Drafts that are right for some tokens, by turns, and mixed batches: tokens are the reference decoder's."""
     model, asked = architectures.build(name), usual()
     drafter = fakes.ScriptedDrafter(harness.truth(model, asked), RIGHT["by-turns"])
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=4), asked)

@@ -51,7 +51,7 @@ def usual(new: int = 9) -> list[Request]:
 
 
 def scripted(asked: list[Request], right: fakes.Right = RIGHT["by-turns"]) -> fakes.ScriptedDrafter:
-    """Return a drafter whose drafts are right for so many tokens."""
+    """Return a drafter whose drafts are right for ``right`` tokens."""
     return fakes.ScriptedDrafter(harness.truth(TARGET, asked), right)
 
 
@@ -143,7 +143,7 @@ def test_aborted_rows_leave_nothing(steps: int, align: str) -> None:
 @pytest.mark.parametrize("way", ["halved", "one by one", "error"])
 @pytest.mark.parametrize("steps", range(5))
 def test_faults_inside_any_step(steps: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a lack of memory and an error, once the target was fed, states are those of the tokens that stand."""
+    """After a lack of memory and an error, once the target was fed, states are those of the kept tokens."""
     monkeypatch.setattr(engine_module, "share_memory", lambda use: way == "one by one")
     verifier = Failing()
     engine, asked = opened(verifier)
@@ -221,7 +221,7 @@ def wrong(member: str, function: Any) -> Any:
     ids=["layers", "shape", "forward", "nothing noted", "advance"],
 )
 def test_faults_of_a_kind_are_one_sentence(member: str, function: Any, said: str) -> None:
-    """What a kind raises or returns is told with its name and its distribution."""
+    """What a kind raises or returns is reported with its name and its distribution."""
     known = registry().entries["state kind"]
     before = dict(known)
     known.clear()
@@ -296,7 +296,7 @@ def test_trees_of_a_draft_model_with_states_are_refused() -> None:
 
 @pytest.mark.wide
 def test_a_cache_with_a_layout_of_its_own_is_refused() -> None:
-    """A strategy whose rows are laid out in a way of its own feeds tokens again, and is refused for a model with states."""
+    """A strategy whose rows have a layout of its own feeds tokens again, and is refused for a model with states."""
     run = harness.open_run(TARGET, 2, 20)
     with pytest.raises(
         ModelError, match=r"^the target \(FakeStateModel\) has layers that keep a state: expected a strategy whose"
@@ -346,7 +346,7 @@ DRAFT_BT = torch.tensor([[20, 21, 22, 23], [30, 31, 32, 33], [40, 41, 42, 43]])
 @pytest.mark.wide
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_each_row_keeps_its_own_number_of_tokens(where: str) -> None:
-    """After a block of which rows keep none, some and all tokens, each state is that of a fresh pass over what stands."""
+    """After a block of which rows keep none, some and all tokens, each state is that of a fresh pass over what is kept."""
     rows, stand = Rows(5, 1, 9), np.array([-1, 1, 3])
     rows.read()
     rows.feed(DRAFT_BT, -1)
@@ -392,7 +392,7 @@ def test_a_chain_of_blocks_keeps_one_state_after_them() -> None:
 
 
 def test_a_state_forgets_nothing() -> None:
-    """A strategy that goes back behind what a state has taken in, or goes on without committing, is told so in one sentence."""
+    """A strategy that goes back behind what a state has taken in, or goes on without committing, ends in one sentence."""
     rows = Rows(5, 3)
     rows.read()
     with pytest.raises(
@@ -413,7 +413,7 @@ def test_a_state_forgets_nothing() -> None:
 
 
 def test_pieces_of_prompts_stand_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the tokens of a long prefill chunk nothing is kept to take in, and one that is to stand in part is refused."""
+    """Of the tokens of a long prefill chunk nothing is kept to take in, and one that is to be kept in part is refused."""
     monkeypatch.setattr(forward_states, "LONG", 2)
     asked = usual()
     harness.check(harness.pipeline(TARGET, scripted(asked), batch_size=3, draft_length=3), asked)

@@ -53,7 +53,7 @@ class Stranger:
 
     def require(self, how: ForwardOptions, hidden: Iterable[int] = ()) -> None:
         if beyond := set(hidden) - {0, LAYERS}:
-            raise ModelError(f"the stranger has hidden states 0 and {LAYERS}, got {sorted(beyond)}")
+            raise ModelError(f"the model has hidden states 0 and {LAYERS}, got {sorted(beyond)}")
 
     def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
         return 12
@@ -96,7 +96,7 @@ class Stranger:
 
     def group(self, request: Request) -> bool:
         if len(request.prompt_ids) + request.max_new_tokens > CONTEXT:
-            raise PromptError(f"the stranger takes {CONTEXT} tokens")
+            raise PromptError(f"the model takes {CONTEXT} tokens")
         return False
 
     def decoding(self, group: bool) -> contextlib.AbstractContextManager[None]:
@@ -126,7 +126,7 @@ MODEL, QWEN = Stranger(), harness.pipeline(zoo.build("qwen3")).parts.runner
 
 @pytest.mark.wide
 def test_a_pipeline_on_a_strangers_model() -> None:
-    """Prompts of ids are decoded with it, by lookup drafts, too, and what it refuses is told in its words."""
+    """Prompts of ids are decoded with it, by lookup drafts, too, and what it refuses ends in its sentence."""
     plain, looked_up = (
         [result.token_ids for result in Pipeline(MODEL, drafter, generation_config=None).generate([[1, 2], [3]], 12)]
         for drafter in (None, "prompt-lookup")
@@ -134,7 +134,7 @@ def test_a_pipeline_on_a_strangers_model() -> None:
     suite = TestStranger()
     assert plain == looked_up == [suite.continuation(one, 12) for one in ([1, 2], [3])]
     (refused,) = Pipeline(MODEL, None).generate([[1, 2]], 500)
-    assert refused.error == "the stranger takes 96 tokens"
+    assert refused.error == "the model takes 96 tokens"
 
 
 @pytest.mark.wide

@@ -18,7 +18,7 @@ from specframe.plugins.registry import registry
 
 
 class Diaries:
-    """Keeps the states of each sequence by its identity, beside the keys and values of another backend."""
+    """Keeps the states of each sequence by its identity, with the keys and values of another backend."""
 
     needs = frozenset[str]()
 
@@ -36,7 +36,7 @@ class Diaries:
 
 @attrs.define(eq=False)
 class Page:
-    """One forward: its tokens' orders, and what layers have told."""
+    """One forward: its tokens' indices, and what layers have reported."""
 
     block: Block
     index_BT: torch.Tensor
@@ -132,7 +132,7 @@ class Diary:
         self._pages.clear()
 
     def _places(self, row: int, stand: int, kept: Kept) -> list[int]:
-        """Return the places, in all pages side by side, of the tokens that stand."""
+        """Return the places, in all pages side by side, of the kept tokens."""
         first, block = int(self._pages[0].index_BT[row, 0]), self._pages[-1].block
         places = [*range(sum(page.block.width for page in self._pages))]
         if block.parents_BT is not None:
@@ -162,7 +162,7 @@ class TestDiaries(StateStoreSuite):
 
 
 def test_the_backend_that_offers_states_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its store is told of every forward, and no other store is opened."""
+    """Its store receives every forward, and no other store is opened."""
     told = list[int]()
     begin = Diary.begin
     monkeypatch.setattr(

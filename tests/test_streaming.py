@@ -75,7 +75,7 @@ STOPPED = {
 @pytest.mark.parametrize("text", [*TEXTS, *STOPPED])
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_all_that_is_certain_is_told(text, step):
-    """What is told is the text so far but for parts of a character and for what may begin a stop string: no more, no less."""
+    """What is streamed is the text so far but for parts of a character and for what may begin a stop string: no more, no less."""
     strings = STOPPED.get(text, (["🎉!", "and 🙂 so", "zz"], ""))[0]
     ids = TOKENIZER(text).input_ids
     stream, told = TextStream(TOKENIZER, StopStrings(TOKENIZER, strings)), ""

@@ -106,7 +106,7 @@ def test_the_quick_set_is_what_is_new_kept_or_chosen(pytester: pytest.Pytester) 
 
 @pytest.mark.wide
 def test_the_choice_catches_every_fault_with_the_cheapest_tests() -> None:
-    """A dear test that catches two faults is preempted to two cheap ones; a kept test counts; a fault that none catches is told."""
+    """Two cheap tests replace a dear one that catches both faults; a kept test counts; a fault that none catches is named."""
     table = quick.Table(
         {"a.py::dear": 9.0, "a.py::one": 0.1, "a.py::two": 0.1, "b.py::three": 0.1, "b.py::kept": 5.0},
         {},

@@ -40,7 +40,7 @@ PROMPTS = harness.random_prompts([9, 4, 3, 6, 2, 5], 39, seed=3)
 @pytest.mark.wide(but=["ragged", "exspec"])
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
 def test_a_row_of_nan_leaves_the_others_and_those_after_it(align: str) -> None:
-    """What a prompt of nan has written is seen by no row: not beside it, and not by the sequence that has its row next."""
+    """What a prompt of nan has written is seen by no row: not by others, and not by the sequence that has its row next."""
     prompts = [list(prompt) for prompt in PROMPTS]
     expected = [harness.continuation(BROKEN, prompt, NEW) for prompt in prompts]
     prompts[0][2] = NAN

@@ -47,7 +47,7 @@ def test_everything_comes_in_one_copy() -> None:
 
 
 def test_filler_does_not_stand() -> None:
-    """Of a chain as many tokens stand as are real, of a path the nodes before its first padding."""
+    """Of a chain as many tokens are accepted as are real, of a path the nodes before its first padding."""
     tokens_BT = torch.tensor([[5, 6, 7, 8]])
     chain = Draft(tokens_BT[:, :3], counts_B=torch.tensor([1]))
     assert Acceptance(torch.tensor([3]), tokens_BT).within(chain).accepted_B.tolist() == [1]
@@ -57,7 +57,7 @@ def test_filler_does_not_stand() -> None:
 
 
 def test_a_round_goes_when_nobody_has_it() -> None:
-    """What is told of its cache does not hold it: a draft's logits would stay until Python collects garbage."""
+    """What it reports to its cache does not hold it: a draft's logits would stay until Python collects garbage."""
     round, collects = transfer("cpu"), gc.isenabled()
     kept, gone = round.kept, weakref.ref(round)
     assert kept.on_host is not None

@@ -46,7 +46,7 @@ POINTS = (
     ("draft-length policy", "policy", "budget"),
     ("draft-length policy", "policy", "observe"),
 )
-"""Members that fail: the role that is told, its field of a composition, and the name."""
+"""Members that fail: the role that is named, its field of a composition, and the name."""
 
 
 class Seconds(Observer):
@@ -101,7 +101,7 @@ def calls(pipe: Pipeline, usual: Any, asked: Any, field: str, member: str) -> in
 @pytest.mark.parametrize(("drafter", "policy"), [*PIPES, *OF_HEADS])
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_every_call_of_a_round_may_fail(point: tuple[str, str, str], drafter: str, policy: str) -> None:
-    """A lack of memory changes no token; an error is told with its strategy's role, and an engine that goes on loses nothing."""
+    """A lack of memory changes no token; an error names its strategy's role, and an engine that goes on loses nothing."""
     (role, field, member), (pipe, usual, asked) = point, seasoned(drafter, policy)
     target, tokens = pipe.target_model, wanted(pipe.target_model, asked)
     for at in turns(calls(pipe, usual, asked, field, member)):

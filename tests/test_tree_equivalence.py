@@ -84,7 +84,7 @@ def check(cell: Cell) -> float:
 
 
 def some_stand(cell: Cell, length: float) -> bool:
-    """Return whether draft tokens stood; under `rollback`, which keeps the fewest of all rows, it may be that none did."""
+    """Return whether draft tokens were accepted; under `rollback`, which keeps the fewest of all rows, it may be that none did."""
     return length > 1.0 or (cell.align == "rollback" and cell.batch_size > 1)
 
 

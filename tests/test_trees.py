@@ -29,7 +29,7 @@ def decode(target: Any, right: fakes.Right, **options: Any) -> list[harness.Resu
 @pytest.mark.wide
 @pytest.mark.parametrize(("batch_size", "right"), crossed([1, 3], [None, 0, 1, 2, {0: 3, 1: 0, 2: 2, 3: 1}]), ids=str)
 def test_tokens_are_the_targets(batch_size: int, right: fakes.Right) -> None:
-    """Whatever part of a tree stands, the output is the reference decoder's, and all invariants hold."""
+    """Whatever part of a tree is accepted, the output is the reference decoder's, and all invariants hold."""
     decode(fakes.fake_target(), right, batch_size=batch_size)
 
 

@@ -80,7 +80,7 @@ class Halving(ModelHook):
 
 
 def hook_in(model: Any) -> None:
-    """Put hooks in that take the place of a forward and tell its signature, around a part and around the whole."""
+    """Put hooks in that take the place of a forward and have its signature, around a part and around the whole."""
     for module in (model.model.layers[0].mlp, model):
         add_hook_to_module(module, Halving())
 

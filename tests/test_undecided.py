@@ -18,7 +18,7 @@ FAULTS = {"nan": float("nan"), "nothing": float("-inf"), "one nan": None}
 
 
 class Breaks(LogitsProcessor):
-    """Spoils the scores of the token that follows so many."""
+    """Spoils the scores of the token that follows a number of tokens."""
 
     def __init__(self, length: int, fault: str) -> None:
         self._length, self._fault = length, FAULTS[fault]
@@ -34,7 +34,7 @@ class Breaks(LogitsProcessor):
 
 
 def samplings(after: int, fault: str, temperature: float = 0.0) -> list[Sampling]:
-    """Return sampling parameters of which the second prompt's break after so many generated tokens."""
+    """Return sampling parameters of which the second prompt's break after some generated tokens."""
     broken = Sampling(temperature=temperature, processors=(Breaks(len(PROMPTS[1]) + after, fault),))
     usual = Sampling(temperature=temperature)
     return [usual, broken, usual, usual]

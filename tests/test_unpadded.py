@@ -1,4 +1,4 @@
-"""Forwards without padding: the real tokens of all rows are laid in one row, and nothing else changes."""
+"""Forwards without padding: the real tokens of all rows are put into one row, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ WAYS: list[tuple[dict[str, Any], str]] = [
     ({"accept": "gumbel"}, "tree"),
     ({"accept": "rejection"}, "chain"),
 ]
-"""What attends, stores and judges, and with which drafts it runs by default; the others are slow."""
+"""What attends, stores and accepts, and with which drafts it runs by default; the others are slow."""
 
 
 @pytest.mark.wide
@@ -167,7 +167,7 @@ def test_scores_of_real_nodes_do_not_depend_on_filler(tree: bool, fed: list[tupl
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("leaves_out", [False, True], ids=["rectangle", "laid"])
 def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]], leaves_out: bool, tree: bool) -> None:
-    """A recording is made of the rectangle, or of a bucket of tokens; each draft gets its own scores, whatever its counts are."""
+    """A graph is captured of the rectangle, or of a bucket of tokens; each draft gets its own scores, whatever its counts are."""
     asked = harness.requests(harness.random_prompts((7, 9, 8, 6), zoo.VOCABULARY), 3)
     run, pool = harness.open_run(zoo.build("qwen3"), 4, 28, align="ragged"), harness.open_pool(asked)
     cached, hidden = run.target, (1,)
@@ -196,7 +196,7 @@ def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]],
 
 
 def test_rows_that_pad_a_bucket_have_a_place_for_their_token() -> None:
-    """A recording computes the real tokens and one of each row of padding."""
+    """A captured graph computes the real tokens and one of each row of padding."""
     block = Block(torch.zeros(3, 5, dtype=torch.long), -1, counts=np.array([5, 2, 1]))
     recorded = CapturedForward(lambda *_: None, 4, 9, EagerGraph, leaves_out=lambda *_: True)  # type: ignore[arg-type, return-value]
     assert recorded._tokens(block, 3, 5) == 8
@@ -204,7 +204,7 @@ def test_rows_that_pad_a_bucket_have_a_place_for_their_token() -> None:
 
 
 def test_rows_that_pad_a_bucket_are_their_own() -> None:
-    """Rows that pad the bucket of a recording are spread from tokens of their own: another row's may be nan."""
+    """Rows that pad the bucket of a captured graph are spread from tokens of their own: another row's may be nan."""
     block = Block(torch.zeros(3, 4, dtype=torch.long), -1, counts=np.array([2, 1, 3]))
     laid, before = in_bucket(block, (5, 4, 11), 0), in_bucket(block, (5, 6, 11), 1)
     assert laid is not None
@@ -220,7 +220,7 @@ def test_rows_that_pad_a_bucket_are_their_own() -> None:
 @pytest.mark.wide(but=["falcon"])
 @pytest.mark.parametrize("way", ["falcon", "eager"])
 def test_a_model_that_attends_by_itself_keeps_the_rectangle(way: str, fed: list[tuple[int, ...]]) -> None:
-    """What does not go through the attention interface is found by a trial, and decodes as ever."""
+    """What does not go through the attention interface is found by a check, and decodes as ever."""
     target = architectures.build("falcon") if way == "falcon" else zoo.build("qwen3")
     if way == "eager":
         target.set_attn_implementation("eager")

@@ -100,7 +100,7 @@ def test_a_compiled_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     [(torch.bfloat16, 32, 8, 128), (torch.bfloat16, 32, 2, 128), (torch.float32, 12, 12, 64)],
 )
 def test_scores_agree_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
-    """The compiled kernels agree with masked attention for the heads of published models; each takes a while to compile."""
+    """The compiled kernels equal masked attention for the heads of published models; each takes a while to compile."""
     assert flex.works(torch.device("cuda"), dtype, heads, key_heads, size)
 
 

@@ -270,7 +270,7 @@ def test_pieces_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @PIECES
 def test_a_trial_without_memory_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forward for whose trial there is no memory calls the modules; a later one is tried, and runs as pieces."""
+    """The forward for whose check there is no memory calls the modules; a later one is checked, and runs as pieces."""
     runner, usual, left = runner_of(zoo.build("opt", num_hidden_layers=1)), SelfTests.require_agreement, [1]
 
     def runs_out(*given: Any) -> None:
