@@ -1,4 +1,4 @@
-"""With bitwise a token's logits are the same to the bit, whatever is decoded beside it, and without it they are not.
+"""With bitwise a token's logits are the same to the bit, whatever else is decoded, and without it they are not.
 
 Kernels of this machine may happen to agree where others do not. That plain forwards differ is therefore shown with a product that
 adds in another order for other numbers of rows, on any machine (:func:`by_shape`), and the rules are tested with such functions.
@@ -63,7 +63,7 @@ class Way(NamedTuple):
 
 @functools.cache
 def models(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Return a target in a precision, and a draft model that often agrees with it."""
+    """Return a target in a precision, and a draft model that often chooses the same."""
     target = zoo.build(name)
     return target.to(dtype), zoo.good_draft(target).to(dtype)
 
@@ -201,7 +201,7 @@ def test_an_architecture_is_the_same_to_the_bit_or_refused(name: str) -> None:
 
 
 def test_memory_can_be_bounded() -> None:
-    """Dry runs of an engine that is about to decode count the operators of the rules, and are not computed by these themselves."""
+    """Memory profiling before an engine decodes counts the operators of the rules, and are not computed by these themselves."""
     target, asked = zoo.build("llama", num_hidden_layers=1), prompts(2)
     pipe = harness.pipeline(target, None, memory="100MiB", batch_size=2, bitwise=True)
     results = harness.decode(pipe, harness.requests(asked, NEW))

@@ -1,6 +1,6 @@
 """With bitwise a token's logits are the same to the bit in models with states, too: each token is taken in by itself.
 
-What is rejected, fed beside, or fed in other pieces leaves a state as it is, and not nearly so.
+What is rejected, fed in other rows, or in other chunks leaves a state as it is, and not nearly so.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FURTHER = (
 
 
 def prompts(count: int = FEW) -> list[list[int]]:
-    """Return so many ragged prompts."""
+    """Return ``count`` ragged prompts."""
     return harness.random_prompts(LENGTHS[:count], zoo.VOCABULARY, seed=1)
 
 
@@ -153,7 +153,7 @@ def test_rows_that_begin_after_a_kept_state_are_the_same_to_the_bit() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("tree", [False, True])
 def test_what_is_not_real_leaves_a_state_as_it_is(tree: bool) -> None:
-    """A token that does not stand changes no bit of a state, not even where it is no number, and zeros keep their sign."""
+    """A rejected token changes no bit of a state, not even where it is no number, and zeros keep their sign."""
     before = torch.tensor([[0.1, -0.0, 3e38], [0.2, 1e-45, -0.0]])
     inputs = (torch.tensor([[torch.nan, 0.5], [0.5, torch.inf]])[..., None],)
     real_BT, parents_BT = torch.tensor([[False, True], [True, False]]), torch.tensor([[-1, 0]]) if tree else None
@@ -190,7 +190,7 @@ class Plain:
 
 @pytest.mark.wide
 def test_a_kind_that_does_not_allow_it_is_refused() -> None:
-    """A kind that does not offer it is told by its name and the number of its layer."""
+    """The error of a kind that does not offer it has its name and the number of its layer."""
     expected = (
         r"^the target \(FakeStateModel\) cannot be decoded with bitwise: layer 0 keeps a state of state kind 'theirs' of "
         r"their-dist, which does not take in one token after the other; expected a model made of linear layers and sdpa, and of "

@@ -1,6 +1,6 @@
 """Heads that draft in one pass, MTP layers and EAGLE-1: every draft is what the formulas say.
 
-The references are independent of what they judge: one row, no cache, a loop for every query, or transformers' own modules.
+The references are independent of what they check: one row, no cache, a loop for every query, or transformers' own modules.
 """
 
 from __future__ import annotations
@@ -417,7 +417,7 @@ def assert_the_formulas(seen: list[ScriptedCalls], reference: Any, most: int = 2
 
 
 def by_rule(name: str, align: str, folder: Path) -> None:
-    """Decode a ragged batch with right and wrong drafts, and judge the logits of the drafts."""
+    """Decode a ragged batch with right and wrong drafts, and check the logits of the drafts."""
     target, drafter, reference = MADE[name](folder)
     asked = harness.requests(harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY), [9, 14, 6, 11])
     seen: list[ScriptedCalls] = []

@@ -62,7 +62,7 @@ def test_a_wrong_offset_is_found(tmp_path: Path) -> None:
 def test_chance_allows_no_conclusion(
     more: float, error: float, marks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An offset that is accepted about as much as the file as read is told neither as the right one nor as a wrong one."""
+    """An offset that is accepted about as much as the file as read is reported neither as right nor as wrong."""
     target = checkpoints.planted_target()
     patient = examine(str(checkpoints.planted_eagle3(tmp_path, target, 3, [1, 3, 6])), target)
     monkeypatch.setattr(
@@ -136,7 +136,7 @@ def test_the_command_prints_findings(tmp_path: Path) -> None:
 
 
 def test_targets_without_a_tokenizer_are_checked(tmp_path: Path) -> None:
-    """A target without a tokenizer continues token ids, which the report tells."""
+    """A target without a tokenizer continues token ids, which the report says."""
     checkpoints.planted_target(3, zoo.VOCABULARY).save_pretrained(tmp_path / "target")
     head = checkpoints.planted_eagle3(tmp_path / "head", checkpoints.planted_target(3, zoo.VOCABULARY), 2, [1, 2, 3])
     line = ["models", "check", str(head), "--max-new-tokens", "12", "--target", str(tmp_path / "target")]

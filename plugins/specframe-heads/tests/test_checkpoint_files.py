@@ -66,7 +66,7 @@ def test_a_file_that_the_index_names_and_that_is_missing_is_told(folder: Path, r
 
 @pytest.mark.wide
 def test_pickle_files_are_read_where_there_are_no_others(tmp_path: Path) -> None:
-    """Tensors of a pickle file have their shapes and names; other things beside them are refused."""
+    """Tensors of a pickle file have their shapes and names; other things with them are refused."""
     (tmp_path / CONFIG[0]).write_text("{}")
     checkpoint = Checkpoint.open(str(tmp_path))
     with pytest.raises(ModelError, match=r"has no tensors: expected a \.safetensors or \.bin file in "):
@@ -83,7 +83,7 @@ def test_pickle_files_are_read_where_there_are_no_others(tmp_path: Path) -> None
 
 @pytest.mark.wide
 def test_files_of_the_hub_are_fetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub id is fetched: configuration, tensors and index; where that fails, the id and the reason are told."""
+    """A hub id is fetched: configuration, tensors and index; where that fails, the error has the id and the reason."""
     asked: list[Any] = []
 
     def fetch(location: str, allow_patterns: list[str]) -> str:

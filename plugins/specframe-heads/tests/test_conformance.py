@@ -61,7 +61,7 @@ class TestEagle2(HeadSuite, TreeDrafterSuite):
 
     @pytest.mark.parametrize("align", standard.ALIGNMENTS)
     def test_draft_model_is_fed_few_tokens(self, align: str) -> None:
-        """A round feeds a head once per depth: pairs of the tokens that stood, or the three nodes of each depth before."""
+        """A round feeds a head once per depth: pairs of the accepted tokens, or the three nodes of each depth before."""
         for round in self.watch(align=align):
             draft = round.report.draft
             assert len(round.draft) <= draft.depth

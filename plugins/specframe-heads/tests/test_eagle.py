@@ -1,7 +1,7 @@
 """EAGLE heads: what is theirs alone among the families of heads, of which test_every_family.py is the table.
 
-Heads have random weights, so their own drafts hardly ever stand. :class:`Helped` replaces some draft tokens by right ones: rows
-then accept unequal numbers of tokens, and what the head is fed after that shows in the drafts that follow.
+Heads have random weights, so their own drafts are hardly ever accepted. :class:`Helped` replaces some draft tokens by right ones:
+rows then accept unequal numbers of tokens, and what the head is fed after that shows in the drafts that follow.
 """
 
 from __future__ import annotations

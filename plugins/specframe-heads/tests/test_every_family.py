@@ -1,6 +1,6 @@
 """Every family of heads, one table: output is the target's own, and a row's drafts are its own whatever happens around it.
 
-Heads have random weights, so their own drafts hardly ever stand. :func:`specframe_testing.heads.scripted.steered` puts the
+Heads have random weights, so their own drafts are hardly ever accepted. :func:`specframe_testing.heads.scripted.steered` puts the
 target's tokens on a path of each draft: rows then accept unequal numbers of tokens, on unlike branches, and what a head is fed
 after that shows in its next drafts. What runs by default holds every family in every form, the slow sample every form on every
 architecture, and ``SPECFRAME_FULL_MATRIX=1`` runs all cells.
@@ -97,7 +97,7 @@ def fitting(family: str, architecture: str) -> str:
 
 
 def cells(architectures: int) -> list[Cell]:
-    """Return every family in every form on so many architectures, with the other values in turn; or all cells."""
+    """Return every family in every form on as many ``architectures``, with the other values in turn; or all cells."""
     if FULL and architectures > 1:
         return [
             Cell(*form, fitting(form[0], architecture), *more)
@@ -180,7 +180,7 @@ def check(cell: Cell, folder: Path) -> float:
 
 
 def assert_exact(cell: Cell, folder: Path) -> None:
-    """Compare every token with the target's own; tokens stand, under ``rollback`` at least where rows are alone."""
+    """Compare every token with the target's own; some are accepted, under ``rollback`` at least where rows are alone."""
     assert check(cell, folder) > (1.0 if cell.align == "rollback" and cell.batch_size > 1 else 1.3)
 
 
@@ -288,7 +288,7 @@ def test_deferred_rounds_draft_what_others_do(
     monkeypatch.setattr(loop, "launch", lambda *given: (launched.append(given[-1]), launch(*given))[1])
     usual = alone(family, "chain", False)
     assert not any(launched)
-    lonely = (23, 3, 13, 30, 4)  # prompts of one token are read beside a row, which then is alone again
+    lonely = (23, 3, 13, 30, 4)  # prompts of one token are read together with a row, which then is alone again
     cells: list[tuple[int, Any, tuple[int, ...]]] = [(3, 3, LIMITS), (3, Depths(), LIMITS), (2, 3, lonely)]
     for batch_size, length, limits in cells:
         options = {"batch_size": batch_size, "draft_length": length, "rounds": "deferred"}

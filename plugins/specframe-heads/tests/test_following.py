@@ -279,7 +279,7 @@ def test_texts_of_an_update() -> None:
 
 
 def test_what_cannot_be_learnt_is_refused(tmp_path: Path) -> None:
-    """Drafters without a head, heads of other kinds and texts of other tokens are told of in one sentence."""
+    """Drafters without a head, heads of other kinds and texts of other tokens end in one sentence."""
     model = policy()
     with pytest.raises(
         OptionError, match=r"^drafter: expected a head of a kind that can be trained, eagle, .*, got 'suffix'"

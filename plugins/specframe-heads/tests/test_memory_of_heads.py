@@ -1,4 +1,4 @@
-"""The memory of runs with heads, told beforehand without their numbers, and held under a bound."""
+"""The memory of runs with heads, profiled beforehand without their numbers, and held under a bound."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SLOW = [
     ],
 )
 def test_memory_is_told_beforehand(kind: str, shape: str, kv: str) -> None:
-    """Caches take as many bytes as was told, the head's to the byte, and all together no more, and less by 3% at most."""
+    """Caches take the profiled bytes, the head's to the byte, and all together no more, and less by 3% at most."""
     one, counter = case(kind, shape, kv=kv), Allocations()
     told = one.planned()
     report = one.counted(counter).report
@@ -86,7 +86,7 @@ def test_memory_is_told_beforehand(kind: str, shape: str, kv: str) -> None:
 
 
 def test_a_head_stays_in_memory_where_nothing_is_drafted() -> None:
-    """Plain decoding is told with the head that was asked for, since the next requests may have room for it."""
+    """Plain decoding is profiled with the head that was asked for, since the next requests may have room for it."""
     pipe = case("medusa").pipeline()
     ladder = ladder_of(pipe.recipe, hollow_parts(pipe.recipe, pipe.parts), True)
     load = Workload(1, 8, 16)

@@ -35,7 +35,7 @@ def acceptance(target, folder: Path, shift: int = 0, options: str = "", name: st
 @pytest.mark.wide(but=["authors"])
 @pytest.mark.parametrize("layout", HEADS)
 def test_an_offset_of_one_lowers_acceptance(layout: str, tmp_path: Path) -> None:
-    """As the format is read nearly every draft token stands; with the layers before, or those after, hardly any does."""
+    """As the format is read nearly every draft token is accepted; with the layers before, or those after, hardly any is."""
     target = checkpoints.planted_target(LAYERS)
     folder = HEADS[layout](tmp_path, target)
     name = "mtp" if layout == "mtp" else "eagle"

@@ -63,7 +63,7 @@ def decode(
     "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in PLAINER else []) for kind in KINDS]
 )
 def test_chains_and_trees_are_exact(kind: str, folder: Any) -> None:
-    """Each head drafts a chain, a static and a dynamic tree, alignments by turns, and of each some tokens stand and some do not."""
+    """Each head drafts a chain, a static and a dynamic tree, alignments by turns; of each some tokens are accepted, some not."""
     for number, tree in enumerate(TREES, KINDS.index(kind)):
         report = decode(kind, folder(kind, "qwen3"), tree=tree, align=ALIGNMENTS[number % 4], check=True)
         assert 0.05 < report.draft_acceptance_rate < 1, tree
@@ -143,7 +143,7 @@ def shortened(part: str) -> Any:
     ids=["missing head", "no token_map", "wrong shape", "no heads", "other vocabulary"],
 )
 def test_heads_that_do_not_fit(kind: str, spoil: Any, config: Any, message: str, folder: Any, tmp_path: Path) -> None:
-    """Whatever a file lacks is told in one sentence that names the head."""
+    """Whatever a file lacks ends in one sentence that names the head."""
     place = changed(folder(kind, "qwen3"), tmp_path / "head", spoil, **config)
     with pytest.raises(SpecframeError, match=message) as caught:
         decode(kind, place)

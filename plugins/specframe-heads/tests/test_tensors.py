@@ -148,7 +148,7 @@ def test_keys_of_other_networks_are_refused(name: str, keys: dict[str, Any], say
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["speculators eagle3", "speculators dspark", "z-lab DFlash", "DeepSpec"])
 def test_unknown_keys_are_told(name: str, tmp_path: Path) -> None:
-    """A key that nobody knows is told in a warning, since it may change what the head computes."""
+    """A key that nobody knows is named in a warning, since it may change what the head computes."""
     SAVES[name](tmp_path, target())
     with_keys(tmp_path, gated_residual=True, something_else=None)
     with pytest.warns(SpecframeWarning, match=r"has gated_residual, not known here"):

@@ -103,7 +103,7 @@ def least(kind: str, lesson: Lesson) -> float:
 @pytest.mark.wide
 @pytest.mark.parametrize("kind", crossed(KINDS))
 def test_training_helps(kind: str, target: Target, written: list[ContinuationText], tmp_path: Path) -> None:
-    """The loss falls, the chain agrees more with the target, and what is written decodes exactly with it."""
+    """The loss falls, the chain matches the target more, and what is written decodes exactly with it."""
     head, told = made(kind, target), []
     lesson = Reader(target.model, head.layers).read(written)
     before, floor = sum(training_loop.agreement(head, written, 64)), least(kind, lesson)

@@ -83,7 +83,7 @@ def runs(found: list[dict]) -> list[tuple[str, int, int]]:
 
 
 def interrupted_after(count: int):
-    """Return a progress callback that interrupts after so many runs."""
+    """Return a progress callback that interrupts after ``count`` runs."""
     seen = []
 
     def progress(step, line) -> None:
@@ -237,7 +237,7 @@ def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pyt
 
 @pytest.mark.wide
 def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
-    """Runs that are there are not run again; the others take what theirs took, or the mean; another comparison is told."""
+    """Runs that are there are not run again; the others take what theirs took, or the mean; another comparison is reported."""
     cells = checked(expand({**pair, **GRID, "draft_length": "5"}))
     with pytest.raises(KeyboardInterrupt):
         compare(cells, ComparisonSettings(PROMPTS, 6, repeats=2), "out", progress=interrupted_after(5))
@@ -297,7 +297,7 @@ def test_modelled_time_goes_by_rows_and_repeats(monkeypatch: pytest.MonkeyPatch)
     ("seconds", "words"), [(3.04, "3.0 s"), (119, "119.0 s"), (120, "2.0 minutes"), (9000, "2.5 hours")]
 )
 def test_durations_have_a_unit_that_is_read_at_once(seconds: float, words: str):
-    """A long comparison is told in minutes or hours."""
+    """A long comparison is given in minutes or hours."""
     assert in_time(seconds) == words
 
 
@@ -387,7 +387,7 @@ def test_load_options_tell_models_and_plain_decoding_apart(
 
 @pytest.mark.wide
 def test_branches_of_trees_are_counted() -> None:
-    """Each path counts the children of its nodes, within the row's limit; of a depth one child at most stands."""
+    """Each path counts the children of its nodes, within the row's limit; of a depth one child at most is accepted."""
     target = fakes.fake_target()
     asked = harness.requests(harness.random_prompts([5, 1, 8], 61), 9)
     drafter, branches, positions = (
@@ -490,7 +490,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(pair: dict[str, str], m
     def failing(step, *others):
         if step.case.scheme == "exspec":
             tried.append(str(step.case))
-            raise MemoryError("no room for so many rows")
+            raise MemoryError("no room for more rows")
         return measure(step, *others)
 
     with monkeypatch.context() as patched:
@@ -498,7 +498,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(pair: dict[str, str], m
         result = run(*command(pair, "--batch-size", "1"))
     assert result.exit_code == 1
     assert tried == ["exspec, batch size 1"]
-    assert "exspec, batch size 1 could not be run: MemoryError: no room for so many rows." in result.stdout
+    assert "exspec, batch size 1 could not be run: MemoryError: no room for more rows." in result.stdout
     failed = [("plain", False), ("ragged", False), ("exspec", True), ("exspec", True), ("ragged", False)]
     assert [(line["scheme"], "error" in line) for line in lines()] == [*failed, ("plain", False)]
     assert run(*command(pair, "--batch-size", "1")).exit_code == 0

@@ -54,7 +54,7 @@ def run(
 
 
 def drawn(drafts: Iterable[TableDraft], seed: int = 0, bend: float = 0.0) -> list[MeasuredRun]:
-    """Return a run of every draft, whose prompts differ and whose draft tokens stand at random, on average as planted.
+    """Return a run of every draft, whose prompts differ and whose draft tokens are accepted at random, on average as planted.
 
     Args:
         drafts: of the family.
@@ -187,7 +187,7 @@ def test_a_batch_size_that_is_left_out_is_not_fitted() -> None:
 
 @pytest.mark.wide
 def test_plain_decoding_may_be_the_best() -> None:
-    """Where plain decoding is the fastest the best length is 0; it is no point of the law, and stands in vLLM's list."""
+    """Where plain decoding is the fastest the best length is 0; it is no point of the law, and is in vLLM's list."""
     runs = [attrs.evolve(one, speed=99.0) if one.drafter == "none" and one.batch_size > 8 else one for one in timed()]
     found = only(budgets_of(runs, 50, 0))
     assert [best.draft_length for best in found.best][-2:] == [0, 0]
@@ -223,7 +223,7 @@ def test_speeds_of_two_files_are_not_compared() -> None:
 
 
 def costs(layers: int) -> ModelCosts:
-    """Return the costs of a model with so many layers of 100 million weights."""
+    """Return the costs of a model with ``layers`` layers of 100 million weights."""
     return ModelCosts(layers, 32000, 100_000_000 * layers, 0, 1, 2048 * layers, 4096 * layers, 2)
 
 

@@ -16,7 +16,7 @@ from specframe_lab.comparison.schemes import Case
 from specframe_lab.comparison.summary import bounded
 
 Trace = list[tuple[int, int]]
-"""The draft tokens of each round of a continuation, and those that stood. Its first token came with its prompt."""
+"""The draft tokens of each round of a continuation, and the accepted ones. Its first token came with its prompt."""
 FIRST: Trace = [(3, 3), (3, 0), (3, 1), (3, 2), (3, 3), (2, 2)]
 SECOND: Trace = [(3, 0), (3, 1), (3, 0), (3, 3)]
 PROMPT = [7, 7, 7]
@@ -111,7 +111,7 @@ def test_lengths_of_a_trace() -> None:
 
 
 def test_acceptance_by_position_of_a_trace() -> None:
-    """Joint acceptance is of all drafts that have room, conditional acceptance of those whose tokens before it all stood."""
+    """Joint acceptance is of all drafts that have room, conditional acceptance of those accepted up to there."""
     assert rows("acceptance_by_position") == [(1, 10, 7, 7 / 10), (2, 10, 5, 5 / 10), (3, 9, 3, 3 / 9)]
     assert rows("conditional_acceptance") == [(1, 10, 7, 7 / 10), (2, 7, 5, 5 / 7), (3, 4, 3, 3 / 4)]
 
@@ -124,7 +124,7 @@ def test_speed_and_stages_of_a_trace() -> None:
 
 
 def test_oracle_of_a_trace() -> None:
-    """Each round drafts what stands; of all schemes, plain rounds take the place of those in which nothing stood, by the token."""
+    """Each round drafts what is accepted; plain rounds replace those of all schemes in which nothing was, by the token."""
     own = 27 / (1 + (6 * 0.7 + 11 * 0.1) + (4 * 0.7 + 4 * 0.1))
     assert rows("oracle") == [pytest.approx((27 / 10.9, own, own * 10.9 / 27, own * 16 / 27))]
     every = 27 / (1 + (5 * 0.7 + 0.6 + 11 * 0.1) + (2 * 0.7 + 6 * 0.1))
@@ -137,7 +137,7 @@ def test_oracle_of_a_trace() -> None:
 
 
 def random_trace(random: Random, length: int) -> Trace:
-    """Return rounds of a continuation of so many tokens, none of which draft beyond its end."""
+    """Return rounds of a continuation of ``length`` tokens, none of which draft beyond its end."""
     found: Trace = []
     left = length - 1
     while left > 0:

@@ -88,7 +88,7 @@ def run(pair: list[str], *options: str) -> Any:
 
 @pytest.mark.quick
 def test_a_plan_is_that_of_the_run(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without loading weights the command tells the bytes of the caches to the byte, and no run takes more than it tells."""
+    """Without loading weights the command gives the bytes of the caches to the byte, and no run takes more than it says."""
     with monkeypatch.context() as patched:
         patched.setattr(loading, "load_model", None)
         found = run(pair, "--json")
@@ -108,7 +108,7 @@ def test_a_plan_is_that_of_the_run(pair: list[str], monkeypatch: pytest.MonkeyPa
 
 
 def test_the_table_tells_what_fits(pair: list[str]) -> None:
-    """Each candidate is a line, and the chosen one is told with its options; with less than the least there is one sentence."""
+    """Each candidate is a line, and the chosen one is shown with its options; with less than the least there is one sentence."""
     table = run(pair, "--memory", "1GB", "--acceptance", "0.5")
     assert table.exit_code == 0, table.output
     assert table.stdout.count("yes") == 2

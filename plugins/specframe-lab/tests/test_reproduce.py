@@ -150,7 +150,7 @@ def failing(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 @pytest.mark.quick
 def test_a_cell_that_fails_is_named(failing: tuple[Result, Path]) -> None:
-    """Its reason stands on standard error and on both pages beside the other cells, and the command exits with status 1."""
+    """Its reason is on standard error and on both pages with the other cells, and the command exits with status 1."""
     result, folder = failing
     assert result.exit_code == 1
     assert "assisted, batch size 1: MemoryError: no room" in result.stderr
@@ -161,7 +161,7 @@ def test_a_cell_that_fails_is_named(failing: tuple[Result, Path]) -> None:
 
 
 def test_batches_that_prompts_do_not_fill_are_told(pair: list[str], failing: tuple[Result, Path]) -> None:
-    """Batch sizes above the number of prompts are named on standard error, in a dry run, too, and on both pages."""
+    """Batch sizes above the number of prompts are named on standard error, with ``--dry-run``, too, and on both pages."""
     result, folder = failing
     told = "match: with 1 prompt no batch has more than 1 row, so batch size 2 measures a batch of 1"
     assert result.stderr.splitlines()[0] == told

@@ -26,7 +26,7 @@ def model() -> SpecframeModel:
 
 
 class Runner:
-    """Runs all turns of requests as the benchmark's loop does, so many requests at once, and keeps each turn's output."""
+    """Runs all turns of requests as the benchmark's loop does, several requests at once, and keeps each turn's output."""
 
     def __init__(self, model: Any, concurrency: int, end_id: int) -> None:
         self.model, self.end_id, self.semaphore = model, end_id, asyncio.Semaphore(concurrency)

@@ -298,7 +298,7 @@ def test_command_refuses(pair: list[str], given: list[str], said: str, tmp_path:
 
 
 def tree_trace(align: str) -> SchemeTrace:
-    """Return the trace of a run whose drafts are trees of which some paths stand."""
+    """Return the trace of a run whose drafts are trees of which some paths are accepted."""
     target = fakes.fake_target()
     asked = harness.requests(harness.random_prompts([5, 1, 8], 61), 9)
     drafter = fakes.ScriptedTree(harness.truth(target, asked), {0: 3, 1: 0, 2: 2})

@@ -203,7 +203,7 @@ def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) 
     ],
 )
 def test_a_value_that_cannot_be_used_is_told_for_its_cell(saved: list[str], given: list[str], message: str) -> None:
-    """The other cells are verified; the command exits with 1, and so does a dry run, which says the same."""
+    """The other cells are verified; the command exits with 1, and so does ``--dry-run``, which says the same."""
     result = invoke(*saved, "--max-new-tokens", "4", "ab", *given)
     assert result.exit_code == 1, result.output
     assert re.search(rf"^{re.escape(message)}", result.stdout, re.MULTILINE), result.output

@@ -1,4 +1,4 @@
-"""Pairs whose memory is told beforehand and counted, wide enough that a few numbers here and there are little."""
+"""Pairs whose memory is profiled beforehand and counted, wide enough that a few numbers here and there are little."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Case:
     def least(self, prompts: list[list[int]], new: int, ladders: dict[bool, Ladder], **asked: Any) -> int:
         """Return the fewest bytes that a run of these prompts is decoded within: one more is refused by name.
 
-        What its dry runs tell is kept in the ladders.
+        What its memory profiling finds is kept with the fallback configurations.
         """
         pipe = self.pipeline(memory=1)
         plans_of(pipe.parts).ladders = ladders
@@ -134,7 +134,7 @@ class Case:
         raise AssertionError("a byte suffices")
 
     def planned(self, *like: Request) -> Footprint:
-        """Return what a run takes at most, as it is told beforehand, of greedy requests or of those that are like others."""
+        """Return what a run takes at most, as profiled beforehand, of greedy requests or of those that are like others."""
         masks._STAIRCASES.clear()  # larger ones, of what the process has planned before, would count
         recipe = self.pipeline().recipe
         draft = hollow(self.drafting) if self.drafting is not None else None

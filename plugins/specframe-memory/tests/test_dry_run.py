@@ -1,4 +1,4 @@
-"""The memory of a run that is told beforehand, beside what an allocation counter finds when it is decoded."""
+"""Memory profiling of a run, compared with what an allocation counter finds when it is decoded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from specframe.model.runner import ModelRunner
     "name", ["slab", "columns", pytest.param("windows", marks=pytest.mark.slow), "experts", "biases", "states"]
 )
 def test_memory_is_told_beforehand(name: str) -> None:
-    """Caches take as many bytes as was told, to the byte, and all together no more, and less by 3% at most."""
+    """Caches take the profiled bytes, to the byte, and all together no more, and less by 3% at most."""
     if name == "biases" and not architectures.known("inkling_text"):
         pytest.skip("the transformers installed has no Inkling, or another one")
     case, counter = CASES[name], Allocations()
@@ -48,7 +48,7 @@ def test_memory_is_told_beforehand(name: str) -> None:
 
 
 def test_a_pool_holds_no_more_than_is_told() -> None:
-    """The bytes of a store whose rows grow in any order are told as a bound."""
+    """The bytes of a store whose rows grow in any order are given as a bound."""
     case = attrs.evolve(CASES["slab"], options={"draft_length": 3, "kv": "pool"})
     counter = Allocations()
     told = case.planned()
@@ -110,7 +110,7 @@ def test_a_draft_model_that_catches_up_takes_no_more_than_is_told() -> None:
 
 
 def test_drafters_in_turn_take_no_more_than_is_told() -> None:
-    """A dry run's prompts are found everywhere, and a run's may be found nowhere: then the draft model takes all steps."""
+    """Memory profiling's prompts are found everywhere, and a run's may be found nowhere: then the draft model takes all steps."""
     options = {"draft_length": 6, "kv": "slab", "accept": "rejection"}
     case = Case("qwen3", "first,of=suffix|model,weigh=off", Workload(4, 3, 18), options)
     counter, pipe = Allocations(), case.pipeline()
@@ -187,7 +187,7 @@ def test_a_copy_on_the_host_takes_no_memory_of_the_device() -> None:
 
 @pytest.mark.wide
 def test_copies_of_states_are_told() -> None:
-    """Copies of states that are kept for other prompts count as the states of so many rows do, and a run has no more."""
+    """Copies of states that are kept for other prompts count as the states of as many rows do, and a run has no more."""
     case, counter = attrs.evolve(CASES["states"], options={"kv": "paged,share=on,states=7"}), Allocations()
     told, without = case.planned(), attrs.evolve(case, options={"kv": "paged,share=on,states=0"}).planned()
     state = sum(

@@ -34,7 +34,7 @@ LATEST = 30
 
 
 class Sizes:
-    """Stands for a dry run: a byte for each place of a row, four for a node of its draft, 20 for a row whose tokens are drawn."""
+    """A stand-in for memory profiling: a byte for each place of a row, four for a draft's node, 20 for a row with sampling."""
 
     def __init__(self) -> None:
         self.asked: list[Workload] = []
@@ -82,7 +82,7 @@ class Within(Observer):
 
 @pytest.fixture
 def within(monkeypatch: pytest.MonkeyPatch) -> Within:
-    """Watches rounds; dry runs are replaced by sums."""
+    """Watches rounds; memory profiling is replaced by sums."""
     return Within(monkeypatch)
 
 
@@ -213,7 +213,7 @@ def test_a_server_under_load_stays_within_the_bound(within: Within) -> None:
 
 @pytest.mark.wide
 def test_what_rows_may_be_like_has_keys_of_its_own() -> None:
-    """Requests of all kinds are decoded together in a dry run, samples of one prompt and those of other runs among them."""
+    """Requests of all kinds are decoded together in memory profiling, samples of one prompt and those of other runs among them."""
     bound: Any = PlannedBound(harness.pipeline(TARGET, DRAFT, memory="1GB").recipe, None)  # type: ignore[arg-type]
     for plan in (Sampling(), Sampling(samples=3, temperature=0.8, logprobs=2)):
         for one in harness.requests([[1, 2, 3]], 4):
@@ -250,7 +250,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.wide
 @pytest.mark.parametrize(("options", "how"), ASKED.values(), ids=ASKED)
 def test_whatever_a_request_has_is_decoded_within_a_bound(options: dict[str, Any], how: dict[str, Any]) -> None:
-    """A bound of memory that suffices changes no token, whatever a dry run would have to ask of numbers that it has not."""
+    """A bound of memory that suffices changes no token, whatever memory profiling would have to ask of numbers that it has not."""
     prompts, target = [[3, 4, 5, 6], [9, 8], [7, 7, 7]], zoo.build("llama")
 
     def tokens(**more: Any) -> list[Any]:
@@ -275,7 +275,7 @@ class Unasked(Even):
 
 
 def test_masks_of_constraints_are_planned_for() -> None:
-    """A request's own constraint is a kind of its own, whose masks take memory; a dry run asks it nothing."""
+    """A request's own constraint is a kind of its own, whose masks take memory; memory profiling asks it nothing."""
     pipe = harness.pipeline(zoo.build("llama", vocab_size=4000), memory="200MB", batch_size=2)
     constraint = Unasked()
     plain = harness.requests([[3, 4, 5, 6]], 5)[0]

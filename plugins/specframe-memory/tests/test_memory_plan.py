@@ -1,4 +1,4 @@
-"""A bound of memory: which step of the ladder a run takes, that it never takes more, and that its tokens stay the same."""
+"""A bound of memory: which fallback configuration a run takes, that it never takes more, and that its tokens stay the same."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def bounded(seed: int) -> None:
 
 
 class Sizes:
-    """Stands for a dry run: so many bytes for a run, for each row, and for each node of a row."""
+    """A stand-in for memory profiling: bytes for a run, for each row, and for each node of a row."""
 
     def __init__(self, run: int, row: int, node: int = 0) -> None:
         self._run, self._row, self._node = run, row, node
@@ -120,7 +120,7 @@ FIVE = Budget(5)
 
 
 def ladder(maximum: Budget = FIVE) -> tuple[Ladder, Sizes]:
-    """Return a ladder of 1,000 bytes, 100 for each row with a drafter and 60 without, and 10 for each node of a row."""
+    """Return fallback configurations of 1,000 bytes, 100 for each row with a drafter and 60 without, and 10 for a row's node."""
     drafted: Any = Sizes(1000, 100, 10)
     plain: Any = Sizes(900, 60)
     return Ladder([Configuration(drafted), Configuration(plain, drafts=False)], maximum), drafted
@@ -177,7 +177,7 @@ def test_the_most_is_found_on_any_rising_line(bound: int) -> None:
 
 @pytest.mark.wide
 def test_a_policy_is_capped() -> None:
-    """Its budget has no more depth and nodes than memory suffices for, in no row, and what it learns it is told."""
+    """Its budget has no more depth and nodes than memory suffices for, in no row, and it receives what it learns from."""
     told: list[Any] = []
     policy: Any = types.SimpleNamespace(
         needs=frozenset(), offers=frozenset(), maximum=Budget(8), start=told.append, observe=told.append,

@@ -205,7 +205,7 @@ def test_what_cannot_be_mapped() -> None:
 
 
 def test_a_cluster_without_room(recwarn: pytest.WarningsRecorder) -> None:
-    """Actors that would leave nothing for reading are told of."""
+    """Actors that would leave nothing for reading are refused in a sentence."""
     job.warn_of_waiting(job.ResultPlace(2, 0, 1))
     assert not recwarn.list
     job.warn_of_waiting(job.ResultPlace(5, 0, 1))
@@ -213,7 +213,7 @@ def test_a_cluster_without_room(recwarn: pytest.WarningsRecorder) -> None:
 
 
 def test_the_innermost_error_is_told() -> None:
-    """Of an error with causes, the first one's sentence is told, without what Ray adds."""
+    """Of an error with causes, the first one's sentence is shown, without what Ray adds."""
     outer = RuntimeError("a task failed")
     outer.__cause__ = OSError(28, "No space left on device", "Failed to apply UDF transform")
     assert job.told(outer) == "No space left on device"

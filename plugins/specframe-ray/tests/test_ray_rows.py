@@ -167,7 +167,7 @@ def test_failures_are_forgotten(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_input_is_refused(tmp_path: Path, name: str, content: str | bytes | None, told: str) -> None:
-    """A file of another form, one that cannot be read, an id that comes twice and no file are told in a sentence."""
+    """A file of another form, one that cannot be read, an id that comes twice and no file end in a sentence."""
     if content is not None:
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(OptionError, match=told):
@@ -191,7 +191,7 @@ def test_an_output_folder_is_claimed_once(tmp_path: Path) -> None:
 
 
 def test_an_output_that_is_no_folder(tmp_path: Path, monkeypatch: Any) -> None:
-    """A file in its place, a folder below a file, and a folder that another run writes are told in one sentence."""
+    """A file in its place, a folder below a file, and a folder that another run writes end in one sentence."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
     for output, told in (
@@ -216,7 +216,7 @@ def test_options(options: dict[str, Any]) -> None:
 
 
 def test_versions_differ() -> None:
-    """The first version that differs is told, with both sides."""
+    """The first version that differs is named, with both sides."""
     assert difference({"torch": "1", "a": "1"}, {"torch": "1", "a": "1"}) is None
     assert difference({"torch": "1", "a": "1"}, {"torch": "2"}) == ("a", "1", "not loaded")
 
@@ -247,7 +247,7 @@ def test_figures_are_merged() -> None:
     ],
 )
 def test_what_a_job_cannot_have_is_refused(more: list[str], told: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """What such an executor does not do is told in one sentence."""
+    """What such an executor does not do ends in one sentence."""
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(cli, ["run", "--executor", "ray", *more])
     assert (done.exit_code, len(done.stderr.strip().splitlines())) == (2, 1), done.stderr
@@ -361,7 +361,7 @@ def test_a_process_that_ends_while_ray_begins(monkeypatch: pytest.MonkeyPatch, t
 def test_a_machine_that_is_lost(
     left: int, told: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """A machine that leaves the cluster is told of once, with what comes of it; the others are not."""
+    """A machine that leaves the cluster is reported once, with what comes of it; the others are not."""
     nodes = [{"NodeID": name, "Alive": True, "Resources": {"CPU": 4.0}} for name in "abc"]
     monkeypatch.setattr(ray_watch.ray, "nodes", lambda: [dict(node) for node in nodes])
     monkeypatch.setattr(ray_watch, "NODES_PACE", 0.01)
@@ -407,7 +407,7 @@ def test_a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told at once, and the folder is as new: the next run needs no ``--resume``."""
+    """It is reported at once, and the folder is as new: the next run needs no ``--resume``."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
     with socket.create_server(("127.0.0.1", 0)) as taken:

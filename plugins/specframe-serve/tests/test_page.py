@@ -109,7 +109,7 @@ STATE: dict[str, Any] = {
 
 @pytest.fixture
 def shown() -> Iterator[tuple[Page, dict[str, Any]]]:
-    """The page in a browser, and the state that it is told next."""
+    """The page in a browser, and the state that it receives next."""
     state = dict(STATE)
     text = resources.files("specframe_serve").joinpath("page.html").read_text(encoding="utf-8")
     with browsing() as page:

@@ -79,7 +79,7 @@ def test_penalties_and_biases_are_those_of_sampling():
 
 @pytest.mark.wide
 def test_unknown_fields_are_refused_with_null_too():
-    """A misspelt field is told of, whatever its value."""
+    """A misspelt field is reported, whatever its value."""
     for value in (1, None):
         with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
             read(**CHAT, colour=value)

@@ -249,7 +249,7 @@ def test_a_request_that_is_dropped_ends_in_the_engine(running):
 
 @pytest.mark.wide
 def test_a_failed_round_ends_its_requests_alone(running, monkeypatch):
-    """When a round fails, the requests under way are told so, and the next one is answered."""
+    """When a round fails, the requests under way receive its error, and the next one is answered."""
     step = LocalEngine.step
 
     def fails(engine: LocalEngine) -> Any:

@@ -190,7 +190,7 @@ def test_aborts_are_carried_out_between_jobs_that_come(serving, monkeypatch):
 
 
 def test_a_job_that_comes_while_the_service_ends_is_not_lost(serving, monkeypatch):
-    """Whatever ends the service's thread, those that wait are told, and those that come are refused."""
+    """Whatever ends the service's thread, those that wait receive an error, and those that come are refused."""
     service, client = serving(), Client()
 
     def ends(*_: Any) -> None:

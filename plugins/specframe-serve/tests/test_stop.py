@@ -12,7 +12,7 @@ LONG = {"model": "tiny", "prompt": "a", "max_tokens": 1500, "ignore_eos": True}
 
 
 def test_requests_end_with_a_sentence_where_there_is_no_grace(serve, hold):
-    """A stream and a whole answer that would never end are told that the server stops, and the server ends."""
+    """A stream and a whole answer that would never end receive that the server stops, and the server ends."""
     made = serve(grace=0, batch_size=2)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         asked = [threads.submit(made.post, {**LONG, "stream": stream}) for stream in (True, False)]

@@ -147,7 +147,7 @@ def no_memory_to_open() -> Any:
 
 
 def missed() -> Any:
-    """Memory runs out on rank 1 when its drafter is told of a round that stands."""
+    """Memory runs out on rank 1 when its drafter receives a committed round."""
 
     class Missing(PromptLookup):
         told = 0

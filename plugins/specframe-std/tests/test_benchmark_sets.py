@@ -95,7 +95,7 @@ def test_a_folder_of_parquet_is_a_copy(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_set_says_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A known digest is compared, whatever part is asked for; of another set it is told."""
+    """A known digest is compared, whatever part is asked for; of another set it is shown."""
     copy = written(MT_BENCH)
     digest = digest_of([entry_of(SETS["mt-bench"], row, "") for row in MT_BENCH])
     assert open_prompts(f"mt-bench@{copy}").about == (
@@ -131,7 +131,7 @@ def test_a_set_says_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_no_set_is_refused_in_a_sentence(given: str, rows: Any, words: str) -> None:
-    """A wrong name, part, category, copy or row is told in one sentence with what was expected."""
+    """A wrong name, part, category, copy or row ends in one sentence with what was expected."""
     if rows is not None:
         written(rows)
     with pytest.raises(OptionError, match=words) as caught:

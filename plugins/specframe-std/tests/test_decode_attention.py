@@ -1,4 +1,4 @@
-"""Decode attention but for its kernels: what it takes, what it leaves to packed attention, and the shapes of its blocks."""
+"""Decode attention but for its kernels: what it takes, what it leaves to varlen attention, and its blocks' shapes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def chosen(dtype: torch.dtype) -> Any:
 
 
 def test_rounds_are_the_kernels_and_prompts_packed_attentions(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "auto" takes it before packed attention, tried in rows and in pages, and leaves more than 16 tokens a row to the other."""
+    """ "auto" prefers it to variable-length attention, tried in rows and in pages, but for more than 16 tokens a row."""
     assert isinstance(chosen(torch.bfloat16), Decode)
     assert {*kernel.calls} >= {(DenseView, 3), (PagedView, 3)}
     packed, flash = list[int](), varlen.flash
@@ -87,7 +87,7 @@ def test_rounds_are_the_kernels_and_prompts_packed_attentions(kernel: Kernel, mo
 
 @pytest.mark.wide
 def test_a_kernel_that_is_wrong_is_left_out(kernel: Kernel) -> None:
-    """Packed attention takes rounds as well where the kernel does not agree with mask tensors, or is not there."""
+    """Variable-length attention takes rounds as well where the kernel does not give what mask tensors give, or is not there."""
     kernel.flaw = 0.5
     assert isinstance(chosen(torch.bfloat16), varlen.Packed)
     assert kernel.calls

@@ -43,7 +43,7 @@ class TestModel(DrafterSuite):
     @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=5"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
     def test_a_copy_of_the_target_is_always_right(self, align: str, schedule: str) -> None:
-        """Drafts of the target itself all stand, however rows are moved and left out: the cache is never wrong."""
+        """Drafts of the target itself are all accepted, however rows are moved and left out: the cache is never wrong."""
         asked = harness.requests(PROMPTS, [3, 17, 9, 12, 1, 6, 17])
         pipe = self.pipeline(TARGET, fakes.fake_draft(TARGET, slip_every=0), align=align, schedule=schedule)
         self.verify(pipe, asked)
@@ -54,7 +54,7 @@ class TestModel(DrafterSuite):
     @pytest.mark.parametrize("tree", [{}, {"branch": "2/1/1"}], ids=["chain", "tree"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec"])
     def test_budgets_of_rows_leave_its_cache_right(self, align: str, tree: dict[str, str], speculate: bool) -> None:
-        """What a row was not to draft is drafted again as rightly as what was rejected: drafts of the target itself all stand."""
+        """What a row was not to draft is drafted again as rightly as what was rejected: the target's own drafts are accepted."""
         drafter = ModelDrafter(**tree)
         policy = fakes.Uneven(drafter.budget() or Budget(3))
         asked = harness.requests(PROMPTS, [30, 14, 20, 9, 17, 12, 4])
@@ -71,7 +71,7 @@ class TestModel(DrafterSuite):
     @pytest.mark.parametrize("kv", ["slab", "pool", "paged", "paged,share=on"])
     @pytest.mark.parametrize("schedule", ["continuous", "continuous,piece=3", "same-length,window=5"])
     def test_prompts_are_read_when_a_draft_is_asked_for(self, schedule: str, kv: str, tree: dict[str, str]) -> None:
-        """While nothing is drafted no prompt is read, and afterwards drafts of the target itself all stand: nothing is missing."""
+        """While nothing is drafted no prompt is read, and afterwards the target's own drafts are accepted, complete."""
         drafter, feeds = ModelDrafter(**tree), harness.Feeds()
         policy = Paused(drafter.budget() or Budget(3), range(20), range(30, 50))
         asked = harness.requests(
@@ -105,7 +105,7 @@ class TestModel(DrafterSuite):
     @pytest.mark.parametrize("kv", ["slab", "pool"])
     @pytest.mark.parametrize("pause", [range(18), range(16, 40)], ids=["ends", "begins"])
     def test_a_pause_in_the_middle_of_a_prompt(self, pause: range, kv: str) -> None:
-        """Of a prompt in chunks of which some were read, and others not, nothing is taken for read: all drafts stand."""
+        """Of a prompt in chunks of which some were read, and others not, nothing is taken for read: all drafts are accepted."""
         asked = harness.requests(harness.random_prompts([5, 4, 60, 70], 61), [60, 12, 20, 30])
         options = {
             "schedule": "continuous,piece=3",

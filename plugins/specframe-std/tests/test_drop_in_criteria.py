@@ -31,7 +31,7 @@ class Noting(StoppingCriteria):
 
 
 class Tracker(Noting):
-    """A criterion made for so many rows: it looks for a text in each that has not had it, and ends all when all have had it."""
+    """A criterion made for a number of rows: it looks for a text in each that has not had it, and ends all when all have had it."""
 
     def __init__(self, texts="Rw9D", rows=8):
         super().__init__()

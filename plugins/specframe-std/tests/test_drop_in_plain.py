@@ -129,7 +129,7 @@ def test_rotary_factors_are_those_of_generate(case, recwarn):
 
 
 class PerRow(LogitsProcessor):
-    """A user's processor made for so many rows: a strength and an own list of tokens for each."""
+    """A user's processor made for a number of rows: a strength and an own list of tokens for each."""
 
     def __init__(self, rows=8):
         self.strengths, self.tokens = torch.linspace(1, 30, rows)[:, None], [[3 * row, 50 + row] for row in range(rows)]
@@ -155,7 +155,7 @@ class Lazy(LogitsProcessor):
 
 FREE = {
     "a processor that remembers nothing but constants": lambda: {"logits_processor": LogitsProcessorList([Lazy()])},
-    "a processor made for so many rows": lambda: {"logits_processor": LogitsProcessorList([PerRow()])},
+    "a processor made for a number of rows": lambda: {"logits_processor": LogitsProcessorList([PerRow()])},
     "a criterion": lambda: {"stopping_criteria": StoppingCriteriaList([Sums()])},
     "an older criterion": lambda: {
         "input_ids": padded()["input_ids"][4:5],
@@ -165,7 +165,7 @@ FREE = {
 }
 
 
-@pytest.mark.wide(but=["a processor made for so many rows"])
+@pytest.mark.wide(but=["a processor made for a number of rows"])
 @pytest.mark.parametrize("what", FREE)
 def test_what_goes_by_a_rows_ids_is_drafted_along(what, recwarn):
     """Processors and criteria that depend on the ids of a row alone see each prefix, and nothing is said."""

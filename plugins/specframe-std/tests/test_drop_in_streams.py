@@ -1,4 +1,4 @@
-"""Streamers under the drop-in, given to it or to ``generate``, are told of all tokens and of the end."""
+"""Streamers under the drop-in, given to it or to ``generate``, receive all tokens and the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WAYS = {"drafted": {}, "not drafted": {"use_cache": False}}
 @pytest.mark.filterwarnings("ignore:nothing is drafted")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_row_has_a_streamer(way):
-    """Each streamer gets its row's prompt, as ``generate`` gives it, and then its tokens, and is told of the end."""
+    """Each streamer gets its row's prompt, as ``generate`` gives it, and then its tokens, and the end."""
     streamers = [Notes() for _ in PROMPTS]
     ends = ending()
     plain, _ = both(options={"streamer": streamers}, eos_token_id=ends, **WAYS[way])
@@ -60,7 +60,7 @@ def test_every_row_has_a_streamer(way):
 @pytest.mark.filterwarnings("ignore:nothing is drafted")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_streamer_of_generate(way):
-    """The streamer that ``generate`` is given is told what it is told without the drop-in: steps of all rows, and the end."""
+    """The streamer that ``generate`` is given receives the same as without the drop-in: steps of all rows, and the end."""
     theirs, ours = Notes(), Notes()
     asked = {**padded(), "max_new_tokens": NEW, "do_sample": False, "eos_token_id": ending(), **WAYS[way]}
     MODEL.generate(**asked, streamer=theirs)

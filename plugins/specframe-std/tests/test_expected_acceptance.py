@@ -1,7 +1,7 @@
-"""How many tokens of a draft a rule lets stand on average, computed without sampling.
+"""How many tokens of a draft a rule accepts on average, computed without sampling.
 
 All drafts of a small vocabulary are enumerated with their probabilities. A rule tests a node by a random number in (0, 1). The
-number below which the node stands is found by bisection on the rule itself, so that the expectation is that of the code, to 1e-4.
+number below which the node is accepted is found by bisection on the rule itself: the expectation is the code's, to 1e-4.
 
 Tensor names carry their shape: B drafts, N nodes, V vocabulary.
 """
@@ -66,7 +66,7 @@ def path_to(shape: Shape, tokens: list[int], node: int) -> tuple[int, ...]:
 
 
 class Judged:
-    """All drafts of a shape, judged by a rule under chosen random numbers."""
+    """All drafts of a shape, with a rule's results under chosen random numbers."""
 
     def __init__(self, rule: Any, shape: Shape, pair: int, chain: bool = False) -> None:
         self.rule, self.shape, self.chain = rule, shape, chain
@@ -88,7 +88,7 @@ class Judged:
         rule.start(harness.open_run(fakes.fake_target(), rows=1, capacity=8))
 
     def stands(self, monkeypatch: pytest.MonkeyPatch, chances_BN: torch.Tensor, node: int) -> torch.Tensor:
-        """Return whether a node stands under these numbers, (B,)."""
+        """Return whether a node is accepted under these numbers, (B,)."""
         for module, name in (
             (rejection, "chances"),
             (traversal, "chances"),
@@ -104,7 +104,7 @@ class Judged:
         return ((acceptance.path_BT == node) & real_BT).any(1)
 
     def threshold(self, monkeypatch: pytest.MonkeyPatch, node: int, standing: tuple[int, ...] = ()) -> torch.Tensor:
-        """Return the number below which a node stands where those of ``standing`` do and no other does, (B,)."""
+        """Return the number below which a node is accepted where those of ``standing`` are and no other is, (B,)."""
         chances_BN = torch.full(self.draft.tokens_BN.shape, 2.0, dtype=torch.float64)
         chances_BN[:, list(standing)] = 0.0
         low_B, high_B = torch.zeros_like(self.chances_B), torch.ones_like(self.chances_B)
@@ -118,7 +118,7 @@ class Judged:
 
 
 def top_down(monkeypatch: pytest.MonkeyPatch, by_rule: Judged) -> float:
-    """Return the expected number of tokens that stand where nodes are tested from the root down, siblings in turn."""
+    """Return the expected number of accepted tokens where nodes are tested from the root down, siblings in turn."""
     total, reached = 0.0, dict[int, torch.Tensor]()
     for family in families(by_rule.shape):
         parent = by_rule.shape.parents[family[0]]
@@ -135,7 +135,7 @@ def top_down(monkeypatch: pytest.MonkeyPatch, by_rule: Judged) -> float:
 
 
 def leaves_up(monkeypatch: pytest.MonkeyPatch, by_rule: Judged) -> float:
-    """Return the expected number of tokens that stand where a node is tested after its children, with its path as a whole."""
+    """Return the expected number of accepted tokens where a node is tested after its children, with its path as a whole."""
     total, left_B = 0.0, by_rule.chances_B
     for node in after_children(by_rule.shape):
         weight_B = by_rule.threshold(monkeypatch, node)
@@ -151,7 +151,7 @@ def after_children(shape: Shape, parent: int = -1) -> list[int]:
 
 
 def test_on_a_chain_traversal_is_block_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a chain given as a tree, swept node by node, as much stands as under ``block``, and more than by rejection."""
+    """Of a chain given as a tree, swept node by node, as much is accepted as under ``block``, and more than by rejection."""
     shape = Shape.line(3)
     for pair in range(2):
         whole = leaves_up(monkeypatch, Judged(traversal.Traversal(), shape, pair))

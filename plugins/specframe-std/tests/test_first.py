@@ -30,7 +30,7 @@ TREES = 'first,"of=suffix,tree=dynamic,nodes=6,factor=3|model,branch=2/1"'
 
 @pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestFirst(DrafterSuite):
-    """The suite: found drafts beside those of a draft model."""
+    """The suite: found drafts with those of a draft model."""
 
     def make(self) -> str:
         return "first,of=suffix|model,match=1,weigh=off"
@@ -38,7 +38,7 @@ class TestFirst(DrafterSuite):
 
 @pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestFirstOfTrees(TreeDrafterSuite):
-    """The suite of trees: found ones beside those of a draft model."""
+    """The suite of trees: found ones with those of a draft model."""
 
     def make(self) -> str:
         return f"{TREES},match=1,weigh=off"
@@ -49,7 +49,7 @@ class TestFirstOfTrees(TreeDrafterSuite):
 
 
 class Known:
-    """A drafter that matches as it is told, and proposes what the target says next, or the same token for each row."""
+    """A drafter that matches as given, and proposes what the target says next, or the same token for each row."""
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"chain", "match"})
@@ -62,7 +62,7 @@ class Known:
         """Nothing to prepare."""
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Return up to so many tokens per row."""
+        """Return up to ``budget`` tokens per row."""
         self._round += 1
         indices = [sequence.request.index for sequence in batch.sequences]
         told = self._told or [4 * ((index + self._round) % 3 > 0) for index in range(max(indices) + 1)]
@@ -76,7 +76,7 @@ class Known:
         )
 
     def matches(self) -> np.ndarray:
-        """Return what was told."""
+        """Return the given matches."""
         return self._matches
 
     def observe(self, outcome: Outcome) -> None:
@@ -139,7 +139,7 @@ class Stepped(Same):
 @pytest.mark.wide(but=["0.15-0"])
 @pytest.mark.parametrize(("step", "depth"), [(0.01, 4), (0.03, 3), (0.15, 0)])
 def test_steps_are_taken_where_they_pay(step: float, depth: int) -> None:
-    """The cheaper steps are the more of them are taken; where none pays, what was found stands in for it."""
+    """The cheaper steps are the more of them are taken; where none pays, what was found takes its place."""
     stepped = Stepped()
     made = first_of(Known([5, 2, 0], tokens=1), stepped, weigh="on")
     made._logits, made._worth._prior = False, Prior(step, 0.02)
@@ -155,7 +155,7 @@ def test_steps_are_taken_where_they_pay(step: float, depth: int) -> None:
 
 @pytest.mark.wide
 def test_steps_are_weighed_by_what_stood() -> None:
-    """Of each source what stood is learnt by itself: found tokens that always fall make room for steps, and the other way round."""
+    """Of each source acceptance is learnt by itself: found tokens that are never accepted make room for steps, and vice versa."""
     for found, stepped in ((0, 3), (3, 0)):
         part = Stepped()
         made = first_of(Known([2, 2, 2, 2], tokens=3), part, weigh="on")
@@ -195,7 +195,7 @@ def test_certain_tokens_beside_drawn_ones_have_all_probability() -> None:
 def test_exact_under_every_lossless_rule(accept: str, drafter: str) -> None:
     """Certain and drawn tokens in one batch leave the output the target's."""
     if accept == "block" and drafter.startswith(TREES):
-        return  # judges chains only
+        return  # accepts chains only
     target = zoo.build("qwen3")
     prompts = harness.random_prompts((9, 1, 14), 97)
     asked = harness.requests([[*p, *p, *p] for p in prompts], 12)

@@ -73,7 +73,7 @@ def test_one_token_is_tried_where_no_draft_is_expected_to_pay() -> None:
 
 
 def test_two_tokens_are_tried_where_drafts_may_pay() -> None:
-    """A batch in which drafts are expected to lose a twentieth at most learns from its trial what deeper drafts cost."""
+    """A batch in which drafts are expected to lose a twentieth at most learns from its test what deeper drafts cost."""
     shapes = Prior(step=0.23, each=0.046)
     ratios = []
     for seed in range(12):

@@ -23,7 +23,7 @@ class Heedless(Goodput):
 def decoded(
     rows: int, prompts: int, new: int, policy: type[Goodput] = Goodput, seeds: int = 8, **of_rows: float
 ) -> tuple[np.ndarray, int]:
-    """Return the ratios of four runs to the best fixed length, means over so many queues, (4,), and the rounds with a draft."""
+    """Return the ratios of four runs to the best fixed length, means over the queues, (4,), and the rounds with a draft."""
     queues = [Queue(rows, prompts, new, seed, **of_rows) for seed in range(seeds)]
     return np.mean([queue.ratios(4, policy()) for queue in queues], axis=0), sum(queue.drafted for queue in queues)
 

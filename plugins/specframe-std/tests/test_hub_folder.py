@@ -96,7 +96,7 @@ def test_wrong_arguments_are_refused():
 
 
 def test_requirements_are_those_that_transformers_can_check(monkeypatch):
-    """transformers compares each line with what is installed: an older specframe is told."""
+    """transformers compares each line with what is installed: an older specframe is reported."""
     version = transformers.dynamic_module_utils.importlib.metadata.version
     monkeypatch.setattr(
         transformers.dynamic_module_utils.importlib.metadata,

@@ -84,7 +84,7 @@ def test_keys_tell_all_tokens_before() -> None:
 
 
 class Reader:
-    """Is told the target's features, and drafts nothing."""
+    """Receives the target's features, and drafts nothing."""
 
     needs = frozenset({"hidden"})
     offers = frozenset({"chain"})

@@ -102,7 +102,7 @@ def test_a_copy_that_a_row_waits_to_begin_with_stays() -> None:
 @pytest.mark.wide(but=["kimi_linear"])
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_state(name: str) -> None:
-    """Rows that begin after unlike numbers of tokens are read together, by every kind, in chunks and beside rows that decode."""
+    """Rows that begin after unlike numbers of tokens are read together, by every kind, in chunks and in mixed batches."""
     target = architectures.build(name)
     prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in [*ALIKE, [*COMMON, *COMMON, *COMMON]]]
     for options in ({}, {"schedule": "continuous,piece=4"}):

@@ -70,7 +70,7 @@ def models(name: str, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def check(name: str, align: str, tree: str | None, accept: str = "greedy", seed: int = 0, **options: Any) -> None:
-    """Compare every token; some draft tokens stand, unless the alignment keeps the fewest of all rows."""
+    """Compare every token; some draft tokens are accepted, unless the alignment keeps the fewest of all rows."""
     target, draft = models(name, seed)
     drafter = ModelDrafter(**TREES[tree]) if tree else ModelDrafter()
     length = "auto" if tree else 4
@@ -88,7 +88,7 @@ def check(name: str, align: str, tree: str | None, accept: str = "greedy", seed:
 @pytest.mark.wide(but=["roformer", "glm_moe_dsa"])
 @pytest.mark.parametrize("place", range(len(MODELS)), ids=list(MODELS))
 def test_trees_equal_the_target(place: int) -> None:
-    """Nodes of a tree stand where their path says, not where their slots are; each alignment by turns."""
+    """Nodes of a tree are where their path says, not where their slots are; each alignment by turns."""
     check([*MODELS][place], ALIGNMENTS[place % 4], [*TREES][place % 2])
 
 
@@ -138,7 +138,7 @@ def test_a_learned_bias_goes_by_the_distance_of_orders() -> None:
 
 
 def test_attention_without_masks_is_refused_beside_a_bias() -> None:
-    """A backend that takes a mask's place has no room for a bias, which is told in one sentence; unasked it is not taken."""
+    """A backend that takes a mask's place has no room for a bias, which one sentence says; unasked it is not taken."""
     target, draft = models("inkling")
     told = r"^attention 'flex' cannot be had for .*, because its layers add a bias of their own to scores"
     with pytest.raises(ModelError, match=told):

@@ -137,7 +137,7 @@ def continued(model: PreTrainedModel, draft: PreTrainedModel, given: list[int], 
 
 
 def test_memory_can_be_bounded() -> None:
-    """A dry run has no numbers to tell whether a layer does more than add its sublayers to its input; the run itself has."""
+    """Memory profiling has no numbers to show whether a layer does more than add its sublayers to its input; the run itself has."""
     harness.check(piped(target("qwen3"), memory="8MB", batch_size=1), asked()[:1])
 
 

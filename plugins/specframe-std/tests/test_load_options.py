@@ -1,4 +1,4 @@
-"""Load options: a quantisation by name reaches ``from_pretrained`` for target and draft model; what is wrong is told."""
+"""Load options: a quantisation by name reaches ``from_pretrained`` for target and draft model; what is wrong is named."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CoarseQuantizer(HfQuantizer):
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quantisation that transformers was told of."""
+    """A quantisation that is registered with transformers."""
     monkeypatch.setitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, NAME, Coarse)
     monkeypatch.setitem(auto.AUTO_QUANTIZER_MAPPING, NAME, CoarseQuantizer)
     monkeypatch.setattr(CoarseQuantizer, "missing", False)

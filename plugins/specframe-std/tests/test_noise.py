@@ -22,7 +22,7 @@ def test_gumbel_noise_is_finite_for_all_bits() -> None:
 
 @pytest.mark.wide
 def test_gumbel_noise_rises_as_the_bits_fall() -> None:
-    """The noise is the inverse of its distribution at the number that the bits stand for, also next to the extremes."""
+    """The noise is the inverse of its distribution at the number of the bits, also next to the extremes."""
     bits = torch.arange(2**32 - 4096, 2**32)
     drawn, exact = gumbel_of(bits << 32).double(), -(-torch.log1p(-(bits.double() + 0.5) * 2.0**-32)).log()
     sound = bits < 2**32 - 384  # those after them are rounded to 1, or to the number before it

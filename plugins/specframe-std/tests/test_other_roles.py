@@ -91,14 +91,14 @@ class TestTypical(AcceptanceRuleSuite):
         return "typical"
 
     def test_a_token_is_held_to_the_threshold_of_its_own_place(self) -> None:
-        """An unlikely token does not stand where the target is sure, however unsure it is of the token after it."""
+        """An unlikely token is rejected where the target is sure, however unsure it is of the token after it."""
         logits_1TV = torch.zeros(1, 3, VOCABULARY)
         logits_1TV[0, 0] = torch.tensor([0.95, 0.05, *[0.0] * (VOCABULARY - 2)]).log()
         acceptance, _ = self.accept_logits(logits_1TV.to(harness.device()), [[1, 0]])
         assert acceptance.accepted_B.tolist() == [0]
 
     def test_longest_typical_path(self) -> None:
-        """In a tree the longest path of typical tokens stands, of equally long ones the first."""
+        """In a tree the longest path of typical tokens is accepted, of equally long ones the first."""
         assert self.accept_tree([[4, 1, 7, 1, 1, 8, 9]], [[3, 4, 5, 6, 7, 8]], [-1, -1, 0, 1, 1, 4]) == [[4, 7, 8, 9]]
         assert self.accept_tree([[9, 1, 7, 1, 1, 8, 9]], [[3, 4, 5, 6, 7, 8]], [-1, -1, 0, 1, 1, 4]) == [[9]]
 

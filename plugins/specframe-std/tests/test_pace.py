@@ -1,4 +1,4 @@
-"""How much the machine's pace changes, told by the seconds of rounds."""
+"""How much the machine's pace changes, by the seconds of rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specframe.contracts.drafts import Budget
 
 
 def told(seconds: np.ndarray) -> float:
-    """Return the variance of the pace that rounds of one kind tell."""
+    """Return the variance of the pace by rounds of one kind."""
     pace = Pace()
     for number in range(APART, len(seconds)):
         pace.add(*(seconds[number] / seconds[[max(number + 1 - RECENT, 0), number - 1]]))
@@ -30,7 +30,7 @@ def wandering(deviation: float, seed: int, rounds: int = 1500) -> np.ndarray:
 
 @pytest.mark.wide
 def test_noise_is_no_pace() -> None:
-    """Rounds that differ by chance alone tell a steady machine, however much they differ."""
+    """Rounds that differ by chance alone show a steady machine, however much they differ."""
     for deviation in (0.02, 0.1):
         variances = [told(np.exp(np.random.default_rng(seed).normal(0, deviation, 1500))) for seed in range(8)]
         assert np.mean(variances) < 0.1 * deviation**2
@@ -79,7 +79,7 @@ def test_no_median_is_surer_than_the_pace() -> None:
 
 
 def test_more_tokens_are_no_pace() -> None:
-    """Rounds of one draft length whose rows draft fewer tokens as time goes by show a steady machine, where shapes tell the cost
+    """Rounds of one draft length whose rows draft fewer and fewer tokens show a steady machine, where shapes tell the cost
     of a token."""
     for each, steady in ((0.1, True), (0.0, False)):
         seconds = RoundSeconds(Levels(Budget(6)))
@@ -93,7 +93,7 @@ def test_more_tokens_are_no_pace() -> None:
 
 
 def test_each_round_tells_of_the_pace_once() -> None:
-    """Whether the seconds of rounds are asked for after each round or seldom, so many rounds tell of the pace."""
+    """Whether the seconds of rounds are asked for after each round or seldom, as many rounds show the pace."""
     for often in (1, 8, 14):
         seconds = RoundSeconds(Levels(Budget(6)))
         for number in range(1, 202):
@@ -108,7 +108,7 @@ def test_each_round_tells_of_the_pace_once() -> None:
 
 
 def test_rounds_that_are_near_each_other_tell_nothing() -> None:
-    """Of the first rounds those tell of the pace that have another so far before them."""
+    """Of the first rounds those show the pace that have another so far before them."""
     seconds = RoundSeconds(Levels(Budget(6)))
     for _ in range(1 + APART + 4):  # the first is left out
         seconds.add(2, 3, 8, 1.0)

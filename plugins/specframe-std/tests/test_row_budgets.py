@@ -60,7 +60,7 @@ def ended_rows(acceptance: AcceptanceRates, rates_R: np.ndarray, seed: int, roun
 def test_rows_that_have_ended_tell_how_much_rows_differ(belief: int) -> None:
     """Of rows of a beta distribution the belief is about its number of tokens, though a batch has one row.
 
-    It is rather more: rows whose drafts stand have more tokens, so that the others count less.
+    It is rather more: rows whose drafts are accepted have more tokens, so that the others count less.
     """
     found = []
     for seed in range(20):
@@ -221,7 +221,7 @@ def test_a_row_that_has_ended_stays_ended() -> None:
 
 
 def test_each_place_has_a_curve_of_its_own() -> None:
-    """The probability that a token stands is the product of its place's curve and those of the places before; rows add up."""
+    """A token's acceptance probability is the product of its place's curve and those of the places before; rows add up."""
     rows = [types.SimpleNamespace(request=types.SimpleNamespace(key=(number, 0))) for number in range(2)]
     batch: Any = types.SimpleNamespace(sequences=rows)
     weights_KF = np.array([[2.0, 0, 0], [0.0, 0, 0], [2.0, 0, 0]])  # 0.88, 0.5, 0.88: 0.88, 0.44, 0.39
@@ -262,7 +262,7 @@ def test_a_wrong_answer_of_a_stopping_rule_names_the_policy(answer: Any, words: 
 
 @pytest.mark.wide
 def test_the_calibration_finds_the_curve() -> None:
-    """Drafters that are too sure of themselves, and the more so at later places, are found out: predictions meet what stands."""
+    """Drafters that are too sure of themselves, and the more so at later places, are found out: predictions meet acceptance."""
     calibration, noise = Calibration(3), np.random.default_rng(0)
     true_KF = np.array([[-1.0, 0.6, 0.0], [-2.0, 0.5, -0.3], [0.5, 1.0, 0.0]])
     for _ in range(400):
@@ -339,7 +339,7 @@ def test_rounds_counted_at_once_say_what_each_says_by_itself() -> None:
         AcceptanceRates(Levels(Budget(4))),
     )
     batches = [Rows(3), Rows(2)]
-    batches[0].sequences[1].limit = 12  # of the row's 10 tokens: one more can stand
+    batches[0].sequences[1].limit = 12  # of the row's 10 tokens: one more can be accepted
     for number in range(12):
         rows, depth = batches[number // 4 % 2], number % 3 * 2
         drafted = draw.integers(0, depth + 1, len(rows))

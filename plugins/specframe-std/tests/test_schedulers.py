@@ -39,7 +39,7 @@ class TestContinuous(SchedulerSuite):
 
 @pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestMixed(SchedulerSuite):
-    """Prompts are read beside rows that decode."""
+    """Prompts are read in mixed batches."""
 
     reads_beside = True
 

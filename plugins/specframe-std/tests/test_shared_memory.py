@@ -85,7 +85,7 @@ def kept_slots(store: SharedPoolStore) -> set[int]:
 
 
 def require_accounts(store: SharedPoolStore, live: int = 0) -> None:
-    """Check that a store knows so many rows, and that each slot is one row's, shared, kept or free."""
+    """Check that a store knows ``live`` rows, and that each slot is one row's, shared, kept or free."""
     assert len(store._rows) == live
     if isinstance(store, PagedStore) and store.host:
         assert store.host.nbytes <= store._how.host

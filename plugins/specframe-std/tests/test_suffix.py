@@ -66,7 +66,7 @@ def proposed(drafter: SuffixDrafter, batch: Batch, budget: Budget) -> list[list[
 
 
 def end(drafter: SuffixDrafter, ids: list[int], reason: FinishReason = "length") -> None:
-    """Tell a drafter that a sequence with this response has ended, and nothing is left."""
+    """Report to a drafter that a sequence with this response has ended, and nothing is left."""
     batch = batch_of([[1]])
     (sequence,) = batch.sequences
     sequence.token_ids = ids
@@ -162,7 +162,7 @@ def test_memory_outlasts_a_pipeline(tmp_path: Path) -> None:
     ],
 )
 def test_other_files_are_refused(content: str, message: str, tmp_path: Path) -> None:
-    """A file that is empty, foreign or broken is told of in one sentence, and stays as it is."""
+    """A file that is empty, foreign or broken ends in one sentence, and stays as it is."""
     file = tmp_path / "memory"
     file.write_text(content)
     with pytest.raises(SpecframeError, match=f"^(drafter 'suffix': )?{message}"):
@@ -172,7 +172,7 @@ def test_other_files_are_refused(content: str, message: str, tmp_path: Path) -> 
 
 @pytest.mark.wide
 def test_memory_of_another_target_is_refused(tmp_path: Path) -> None:
-    """Token ids that the target has not are told of before anything is decoded."""
+    """Token ids that the target has not are reported before anything is decoded."""
     file = tmp_path / "memory"
     file.write_text(f"{HEAD}\n[1, 500]\n")
     pipe = Pipeline(fakes.fake_target(), f"suffix,memory={file}")

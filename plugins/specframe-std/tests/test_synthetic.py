@@ -48,7 +48,7 @@ def decode(accept: str, draft_length: int = 4, **options: Any) -> tuple[Acceptan
 
 
 def shares(accepted: list[int], draft_length: int) -> list[float]:
-    """Return, per place of the draft, the share that stands of those whose predecessors all do."""
+    """Return, per place of the draft, the accepted share of those whose predecessors all are."""
     reached = [sum(a >= place for a in accepted) for place in range(draft_length + 1)]
     return [after / before for before, after in itertools.pairwise(reached) if before]
 
@@ -62,7 +62,7 @@ def test_profile() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"align": "eqspec"}, {"schedule": "same-length,window=12"}])
 def test_the_same_tokens_stand_whatever_the_batch(options: dict[str, Any]) -> None:
-    """What stands depends on seed, sequence and position: not on batch size, alignment or scheduler.
+    """What is accepted depends on seed, sequence and position: not on batch size, alignment or scheduler.
 
     Near the end of a batch drafts are shorter, as far as its longest row needs them, and other tokens are bonus tokens.
     """

@@ -177,7 +177,7 @@ def test_draws_what_one_process_draws(also_found: Found) -> None:
 
 @pytest.mark.wide
 def test_memory_that_runs_out_on_one_rank(found: Found) -> None:
-    """All ranks go on with half the rows and lose no token where memory runs out on one, inside a forward; rank 0 tells it once."""
+    """All ranks go on with half the rows and lose no token where memory runs out on one, in a forward; rank 0 reports it once."""
     told = ["the device's memory ran out: going on in batches of 1"]
     assert found("out_of_memory") == [[expected(), 1, told], [expected(), 1, []]]
 
@@ -190,13 +190,13 @@ def test_memory_for_caches_that_runs_out_on_one_rank(also_found: Found) -> None:
 
 @pytest.mark.wide
 def test_memory_that_runs_out_after_a_round_ends_the_run_of_all(found: Found) -> None:
-    """A round that stands is not tried again: where memory runs out on one rank for its drafter, all tell so alike."""
+    """A committed round is not tried again: where memory runs out on one rank for its drafter, all report so alike."""
     assert found("missed") == [{"error": "RankError", "told": "rank 1: no memory to learn"}] * 2
 
 
 @pytest.mark.wide
 def test_a_fault_of_one_rank_ends_the_run_of_all(found: Found) -> None:
-    """Rank 1 tells what its strategy did, rank 0 that rank 1 has failed and why; the ranks can decode again afterwards."""
+    """Rank 1 reports what its strategy did, rank 0 that rank 1 has failed and why; the ranks can decode again afterwards."""
     first, second = found("failing")
     assert second["error"] == "ContractError"
     assert "store.write() raised ValueError: a slot is on fire" in second["told"]
@@ -291,7 +291,7 @@ def torchrun(folder: Path, *arguments: str) -> list[tuple[int, str]]:
 
 @pytest.mark.slow
 def test_an_error_of_rank_zero_ends_all_ranks(tmp_path: Path) -> None:
-    """A file that rank 0 alone cannot write is told once, and both ranks end with its exit status."""
+    """A file that rank 0 alone cannot write is reported once, and both ranks end with its exit status."""
     (tmp_path / "taken").write_text("something else")
     (first, told), second = torchrun(tmp_path, "--output", str(tmp_path / "taken"), "def f")
     assert (first, second) == (2, (2, ""))

@@ -77,7 +77,7 @@ class TestTranslated(DrafterSuite):
     @pytest.mark.parametrize("schedule", ["fixed", "continuous", "continuous,piece=3", "same-length,window=5"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
     def test_a_copy_of_the_target_is_always_right(self, align: str, schedule: str) -> None:
-        """Drafts of the target itself all stand, however rows are moved and left out: the cache is never wrong."""
+        """Drafts of the target itself are all accepted, however rows are moved and left out: the cache is never wrong."""
         target = fakes.fake_target()
         asked = harness.requests(harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5), [3, 17, 9, 12, 1, 6, 17])
         pipe = self.pipeline(target, fakes.fake_draft(target, slip_every=0), align=align, schedule=schedule)
@@ -176,7 +176,7 @@ class Reciter(fakes.FakeModel):
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
     def following(self, place: int) -> int:
-        """Return the token after so many letters: that of the text's own encoding or, off its beat, the longest that fits."""
+        """Return the token after ``place`` letters: that of the text's own encoding or, off its beat, the longest that fits."""
         fits = (i for i, token in enumerate(self.spelling) if self.sizes[i] and self.score.startswith(token, place))
         return self.canonical.get(place) or max(fits, key=self.sizes.__getitem__, default=0)
 
@@ -192,9 +192,9 @@ def reciter(tokenizer: Any, text: str) -> Reciter:
     ("sizes", "least"), [((80, 80), 1.0), ((10, 80), 1.0), ((0, 80), 1.0), ((80, 20), 0.5), ((80, 0), 0.2)]
 )
 def test_one_text_in_tokens_of_other_sizes(sizes: tuple[int, int], least: float) -> None:
-    """Two models that say the same text agree, though one's tokens end inside the other's, and inside characters.
+    """Two models that say the same text give the same, though one's tokens end inside the other's, and inside characters.
 
-    All stands where the draft model's tokens are no shorter; where they are, K of them are fewer of the target's. A row of
+    All is accepted where the draft model's tokens are no shorter; where they are, K of them are fewer of the target's. A row of
     single bytes is longer than its cache was made for.
     """
     first, second = (byte_level(size) for size in sizes)

@@ -60,7 +60,7 @@ def test_levels_of_a_tree_have_its_nodes_in_equal_parts() -> None:
 
 
 def test_a_level_stands_where_one_of_its_nodes_does() -> None:
-    """Of rows with as many nodes as three levels have, one of which stands up to the second, the third is tested there alone."""
+    """Of rows with as many nodes as three levels have, one accepted up to the second, the third is tested there alone."""
     acceptance, rows = AcceptanceRates(Levels(Budget(4, 12))), Rows(2)
     for _ in range(300):
         acceptance.add(round_report(np.array([3, 2]), 4, rows, np.array([9, 9])))
@@ -86,13 +86,13 @@ def test_plans_take_the_levels_that_pay(width: int) -> None:
     budgets = [plans.budget(depth) for depth in range(4)]
     owns = [(0, 0, 0) if one.depths_B is None else tuple(one.depths_B.tolist()) for one in budgets]
     assert best in owns
-    assert best == {1: (3, 2, 0), 3: (3, 1, 0)}[width], "the wider a tree, the more its levels have to promise"
+    assert best == {1: (3, 2, 0), 3: (3, 1, 0)}[width], "the wider a tree, the more its levels have to gain"
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("policy", [Explicit, Goodput])
 def test_rows_have_the_trees_that_they_are_worth(policy: type[Explicit] | type[Goodput]) -> None:
-    """Rows of whose drafts all stands draft the whole tree, others fewer levels."""
+    """Rows of whose drafts all is accepted draft the whole tree, others fewer levels."""
     one, rows, now = policy(), Rows(2), [0.0]
     one.draft_trees(Budget(4, 12))
     if isinstance(one, Goodput):

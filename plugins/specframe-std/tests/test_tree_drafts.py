@@ -226,7 +226,7 @@ def test_rows_of_a_static_tree_have_their_own_first() -> None:
 
 
 class Nodes:
-    """A policy by which the rows of some requests have so many nodes."""
+    """A policy by which the rows of some requests have a number of nodes."""
 
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset()

@@ -15,7 +15,7 @@ IDS = torch.tensor([[5, 6, 7], [8, 9, 10], [5, 6, 11]])
 
 
 class Holding(LogitsProcessor):
-    """Holds some object, and changes it as it is told when it is called."""
+    """Holds some object, and changes it in a given way when it is called."""
 
     def __init__(self, held, change):
         self.held, self.change = held, change

@@ -171,7 +171,7 @@ def test_the_rule_of_a_narrow_placement() -> None:
 
 
 def test_recordings_for_rows_of_any_length_keep_to_the_window() -> None:
-    """Where a target attends by lengths, one recording serves all: drafts are those of forwards that are not recorded."""
+    """Where a target attends by lengths, one captured graph serves all: drafts are those of forwards that are not captured."""
     with suite_device.running_on("sim"):
         model = zoo.build("qwen3", head_dim=16, num_attention_heads=4, num_key_value_heads=2).to(torch.bfloat16)
         drafted = []

@@ -327,7 +327,7 @@ class Mortal:
 
 
 class DyingProcesses:
-    """Workers that tell what they are made to tell, the first one unless a message says which; a None is a death."""
+    """Workers that send what they are made to send, the first one unless a message says which; a None is a death."""
 
     def __init__(self, messages: list[Any], count: int = 1) -> None:
         self.run, self.processes, self._messages, self._count = 1, [Mortal()], messages, count
@@ -454,7 +454,7 @@ def test_a_number_of_workers_that_is_left_open(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_aborts_reach_the_worker_that_decodes_and_what_waits_is_never_dealt() -> None:
-    """A worker is told of the requests it has that were aborted; one that no worker has yet is given to none."""
+    """A worker receives its requests that were aborted; one that no worker has yet is given to none."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
     processes: Any = DyingProcesses([Ready(), Ready(), Ready()])
     engine = DispatchingEngine(pipe.recipe, pipe.parts, [], HandClock(), processes)
@@ -485,7 +485,7 @@ class Loud(Observer):
 @pytest.mark.wide(but=["forward"])
 @pytest.mark.parametrize("member", ["forward", "leave", "round"])
 def test_an_observers_error_comes_after_the_round_of_a_worker(member: str) -> None:
-    """What a worker's round has ended is reported before an error of the observer that is told of it."""
+    """What a worker's round has ended is reported before an error of the observer that receives it."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
     processes: Any = DyingProcesses([Ready(), told(0, [1, 2, 3, 4, 5], ended=True)])
     engine = DispatchingEngine(pipe.recipe, pipe.parts, [], HandClock(), processes)
@@ -502,7 +502,7 @@ def test_an_observers_error_comes_after_the_round_of_a_worker(member: str) -> No
 
 @pytest.mark.wide
 def test_a_strategys_error_in_a_worker_comes_once_and_loses_no_result(local: Workers) -> None:
-    """Results that a worker has told of come first; the error names the strategy, and the workers are free again."""
+    """Results that a worker has reported come first; the error names the strategy, and the workers are free again."""
     asked, found = harness.requests(PROMPTS[:6], [2, 2, 2, 9, 9, 9]), []
     completed = harness.pipeline(TARGET, Tiring(), executor=local, batch_size=2).decode(asked)
     with pytest.raises(ContractError, match=r"^drafter Tiring: propose\(\) raised ValueError: planted"):

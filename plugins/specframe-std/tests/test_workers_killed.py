@@ -59,7 +59,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 1200.0) -> Any:
 
 
 def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
-    """A script without a main guard is told in one sentence what to do."""
+    """A script without a main guard ends in one sentence that says what to do."""
     script = tmp_path / "script.py"
     script.write_text(
         "from specframe import Pipeline\n"
@@ -126,7 +126,7 @@ def gone(pids: list[int]) -> bool:
 def test_a_run_that_is_ended_in_every_way(tmp_path: Path) -> None:
     """SIGTERM, Ctrl-C and ``kill -9`` leave no process, and ``--resume`` completes the results as if nothing had happened.
 
-    The first two are told in one line, with their exit status. Ctrl-C reaches every process of a terminal; workers do not hear it.
+    The first two are reported in one line, with their exit status. Ctrl-C reaches every process of a terminal; workers ignore it.
     """
     command = Command(tmp_path)
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)):

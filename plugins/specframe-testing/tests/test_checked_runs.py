@@ -43,7 +43,7 @@ def test_a_cache_of_another_vocabulary_is_checked(monkeypatch: pytest.MonkeyPatc
 
 
 class Late(RaggedLayout):
-    """Tells every token the position before its own."""
+    """Gives every token the position before its own."""
 
     def place(self, batch: Batch, block: Block) -> Placement:
         placement = super().place(batch, block)

@@ -121,7 +121,7 @@ class Reordered(Ragged):
 
 
 class Greedier(Ragged):
-    """Lets a rejected token stand."""
+    """Keeps a rejected token."""
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         tokens_BT = torch.cat([draft.tokens_BN, transfer.acceptance.tokens_BT[:, -1:]], dim=1)
@@ -281,7 +281,7 @@ def test_checks_name_what_is_broken(name: str) -> None:
 
 
 class AnotherBonus(Greedy):
-    """Judges drafts rightly, and follows the accepted tokens with another than the target's choice."""
+    """Accepts drafts rightly, and follows the accepted tokens with another than the target's choice."""
 
     def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         acceptance = super().accept(batch, draft, scores)
@@ -322,7 +322,7 @@ def test_a_model_that_is_called_during_a_round_attends_as_ever(name: str) -> Non
 @pytest.mark.wide
 @pytest.mark.parametrize("name", FIVE)
 def test_verify_finds_what_is_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``verify`` finds every one of the five without checks, and tells each from a tie."""
+    """``verify`` finds every one of the five without checks, and distinguishes each from a tie."""
     monkeypatch.setattr("specframe.models.loading.stop_token_ids", lambda *_: stop_ids())
     grid = checked(expand({"target": TARGET, "drafter": [DRAFT], "align": name, "batch_size": 3, "draft_length": 4}))
     (outcome,) = verify(grid, PROMPTS, 12)
@@ -371,7 +371,7 @@ def test_what_is_sound_passes(align: str, schedule: str) -> None:
     ],
 )
 def test_published_flaws_are_named(align: str, invariant: str) -> None:
-    """What is wrong with the alignments that reproduce published flaws is told by the checks."""
+    """What is wrong with the alignments that reproduce published flaws is found by the checks."""
     with pytest.raises(InvariantError) as caught:
         decode(align=align)
     assert caught.value.invariant == invariant

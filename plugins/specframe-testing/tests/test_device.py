@@ -154,7 +154,7 @@ def test_memory_is_counted_and_limited() -> None:
 @pytest.mark.wide(but=["index_copy"])
 @pytest.mark.parametrize("way", ["index_copy", "index_put", "scatter"])
 def test_the_first_of_several_writes_to_one_place_stands(way: str) -> None:
-    """What a GPU leaves open is decided otherwise than on a CPU, where the last write stands; other places are written alike."""
+    """What a GPU leaves open is decided otherwise than on a CPU, where the last write is kept; other places are written alike."""
     found = {}
     for device in ("cpu", "sim"):
         into, index = torch.zeros(4, device=device), torch.tensor([2, 0, 2, 3]).to(device)
@@ -285,7 +285,7 @@ def test_suites_of_cuda_leave_the_simulated_device_out(monkeypatch: pytest.Monke
 
 
 class Greedy(AcceptanceRuleSuite):
-    """The suite of a rule that judges trees as well."""
+    """The suite of a rule for trees as well."""
 
     def make(self) -> str:
         return "greedy"

@@ -95,7 +95,7 @@ def test_more_accepted_than_drafted(sequences: list[Sequence], accepted: int) ->
 @pytest.mark.wide(but=["0-2"])
 @pytest.mark.parametrize(("accepted", "token"), [(1, 1), (0, 2)])
 def test_a_host_that_has_another_verdict(sequences: list[Sequence], accepted: int, token: int) -> None:
-    """What the host is told is what stands on the device: counts, and the tokens up to the bonus token."""
+    """What the host receives is what the device has: counts, and the tokens up to the bonus token."""
     acceptance = Acceptance(torch.tensor([0]), torch.tensor([[1, 5]]))
     on_host = SimpleNamespace(accepted=np.array([accepted]), tokens=np.array([[token, 5]]))
     stands: Any = SimpleNamespace(acceptance=acceptance, host=on_host)

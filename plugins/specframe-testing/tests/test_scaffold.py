@@ -108,7 +108,7 @@ def test_what_is_written_decodes(role: str, installed: Path) -> None:
 @pytest.mark.wide(but=["drafter-span=0"])
 @pytest.mark.parametrize(("role", "option"), [("drafter", "span=0"), ("policy", "maximum=no")])
 def test_wrong_options_are_sentences(role: str, option: str, installed: Path) -> None:
-    """A value that the example's option does not take is told with the option's name."""
+    """A value that the example's option does not take is reported with the option's name."""
     with pytest.raises(OptionError, match=rf"{option.partition('=')[0]}: expected a whole number"):
         registry().make(TEMPLATES[role].role, f"my-{role},{option}")
 

@@ -148,7 +148,7 @@ class Alike(Greedy):
 
 
 class Generous(Greedy):
-    """A rule that lets the first rejected token stand."""
+    """A rule that accepts the first rejected token."""
 
     def accept(self, batch, draft, scores):
         acceptance = super().accept(batch, draft, scores)

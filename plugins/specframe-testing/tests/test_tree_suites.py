@@ -84,7 +84,7 @@ class AnyParent(Greedy):
     """Looks at tokens, not at parents."""
 
     def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
-        """Judge as if every node followed every other."""
+        """Accept as if every node followed every other."""
         if draft.parents_BN is None:
             return super().accept(batch, draft, scores)
         flat = attrs.evolve(draft, parents_BN=draft.parents_BN.clamp(max=-1))
@@ -92,7 +92,7 @@ class AnyParent(Greedy):
 
 
 class StaleBranch(ModelDrafter):
-    """Forgets to move what stood in its own cache."""
+    """Forgets to move what was accepted in its own cache."""
 
     def __init__(self) -> None:
         super().__init__(branch="2/2/1")

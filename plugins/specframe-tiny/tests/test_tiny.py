@@ -62,7 +62,7 @@ def test_chats_are_comments_and_code():
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_the_draft_agrees_with_the_target_on_held_out_modules():
-    """At K = 4 at least six in ten draft tokens stand on modules that were not trained on, as the card says.
+    """At K = 4 at least six in ten draft tokens are accepted on modules that were not trained on, as the card says.
 
     Another version of Python has another library, on which the figure is a little different.
     """
@@ -81,7 +81,7 @@ def test_the_draft_agrees_with_the_target_on_held_out_modules():
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_the_draft_agrees_after_long_prompts():
-    """After 768 tokens, too, at least two in five draft tokens stand; next to none did when it was trained on short windows."""
+    """After 768 tokens, too, at least two in five draft tokens are accepted; next to none were by training on short windows."""
     tokenizer = Tokenizer.from_file(str(FOLDER / "target" / "tokenizer.json"))
     library = Path(sysconfig.get_path("stdlib"))
     streams = [train.encode(tokenizer, [(library / name).read_text(encoding="utf-8")]) for name in train.HELD_OUT]

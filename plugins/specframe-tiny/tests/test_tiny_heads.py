@@ -1,4 +1,4 @@
-"""The heads of the embedded target: their files, that they decode exactly, and what they let stand."""
+"""The heads of the embedded target: their files, that they decode exactly, and how much is accepted."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_heads_files(kind: str) -> None:
     ("kind", "options", "align"), [pytest.param(*cell, marks=[pytest.mark.slow] * bool(cell[1])) for cell in CELLS]
 )
 def test_a_head_decodes_exactly(kind: str, options: str, align: str, target: Any) -> None:
-    """Chains and trees of a trained head give the target's own tokens in ragged batches, and some of their tokens stand."""
+    """Chains and trees of a trained head give the target's own tokens in ragged batches, and some of their tokens are accepted."""
     pipe = harness.pipeline(target, f"tiny-{kind}{options}", align=align, batch_size=3, draft_length=4)
     harness.check(pipe, harness.requests(held_out(6, 64), 24, {0}))
     assert pipe.report.mean_acceptance_length > 1.2

@@ -56,7 +56,7 @@ def test_a_draft_saved_on_the_way_is_that_of_a_shorter_run() -> None:
 
 @pytest.mark.wide
 def test_a_new_draft_has_its_depth_and_the_targets_embeddings() -> None:
-    """Each depth has so many layers; what is not in a layer is the same in all."""
+    """Each depth is as many layers; what is not in a layer is the same in all."""
     target = AutoModelForCausalLM.from_pretrained(train_family.FOLDER / "target", dtype=torch.float32)
     for layers in (1, 3):
         draft = train_family.new_draft(target, layers)
