@@ -3,6 +3,7 @@
 docs/hooks.md    from the hook specifications and the protocols
 docs/cli.md      from the commands
 docs/strategies.md  its tables of strategies and their options, from what the plugins of this repository register
+docs/heads.md    its tables of options, likewise
 docs/plugins.md  the files of its example, from what ``specframe plugins new`` writes
 docs/roles.md    its table of roles, from the protocols
 docs/capabilities.md  its table of larger protocols, from these
@@ -249,6 +250,11 @@ def strategies_page() -> str:
             says = ("yes" if "lossless" in factory.offers else "no") if role in PROMISING else ""
             rows.append(f"| {role} | `{name}` | {plain(factory.__doc__ or '').partition(chr(10))[0]} | {says} |")
     text = STRATEGIES.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("docs/strategies.md"))
+    return with_options(text)
+
+
+def with_options(text: str) -> str:
+    """Return a page with its tables of strategies' options."""
     return OPTION_TABLES.sub(lambda found: found[1] + option_table(found[2], found[3]) + found[4], text)
 
 
@@ -296,6 +302,7 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/capabilities.md": capabilities_page,
     "docs/works-with.md": lambda: works_with.fill(current("docs/works-with.md")),
     "docs/strategies.md": strategies_page,
+    "docs/heads.md": lambda: with_options(current("docs/heads.md")),
     **{f"docs/images/round-{theme}.svg": functools.partial(pictures.draw, theme) for theme in pictures.COLOURS},
     **{
         f"docs/images/following-{theme}.svg": functools.partial(pictures.following, theme) for theme in pictures.COLOURS

@@ -23,8 +23,9 @@ class StepDrafter(PairDrafter):
         shift: added to the number of the hidden state that the head is fed, for finding out whether a file is read rightly.
         tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the head's probabilities.
         branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
-            (Medusa's ``medusa_choices``); without it the nodes with the highest probabilities are taken. nodes: nodes of the tree;
-        16, or those of branch. top: nodes that each level of a dynamic tree runs, and children of each; as many as its
+            (Medusa's ``medusa_choices``); without it the likeliest nodes are taken.
+        nodes: nodes of the tree; 16, or those of branch.
+        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
             nodes have room for, up to 10.
     """
 

@@ -206,8 +206,9 @@ def failures(comparison: Comparison) -> list[str]:
 
 def fastest(tables: dict[str, Table]) -> tuple[tuple[Any, ...] | None, bool]:
     """Return the row of the fastest scheme whose output is plain decoding's own, or declared so, and whether it surely is faster
-    than plain decoding. Of schemes that surely are it is the one with the highest lower bound: the highest median of several noisy
-    ones would often be chance.
+    than plain decoding.
+
+    Of schemes that surely are it is the one with the highest lower bound: the highest median of several would often be chance.
     """
     equal = {row[:2]: row for row in tables["equality"].rows}
     rows = [row for row in tables["speed_up"].rows if row[:2] in equal]

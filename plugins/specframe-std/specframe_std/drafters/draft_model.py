@@ -43,7 +43,7 @@ class ModelDrafter:
     Options:
         tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the draft model's probabilities.
         branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists, as
-            Medusa's medusa_choices; without it the nodes with the highest probabilities are taken.
+            Medusa's medusa_choices; without it the likeliest nodes are taken.
         nodes: nodes of the tree; without it 16, or those of branch.
         top: nodes that each level of a dynamic tree runs, and children of each; all levels together
             have room for as many as the tree has nodes. Without it as many as have room, up to 10.
