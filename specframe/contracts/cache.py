@@ -74,7 +74,7 @@ class Placement:
     :attr:`even`."""
 
     written: Callable[[], Written] | None = None
-    """Returns the slots that are written, as the host knows them without a wait, or None if they are known on the device alone."""
+    """Returns the slots that are written, as the host knows them, or None if they are known on the device alone."""
     attended_BS: torch.Tensor | None = None
     """The slots that a store hands out, (B, N), the written ones among them, or None for the first S. It needs a store of
     "gather"."""
@@ -95,7 +95,7 @@ class Placement:
     @property
     def even(self) -> bool:
         """Whether slot s of every row is known to hold the token of order s, and the T tokens fed to take the last of S slots: what
-        they see follows from T and S alone. One made from an even one, with other orders or slots, is not even."""
+        they see follows from T and S alone. One made from an even one, with other indices or slots, is not even."""
         if self.even_of is None or self.sees_BTT is not None:
             return False
         slots_BT, index_BT, key_index_BS = self.even_of

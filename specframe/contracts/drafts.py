@@ -282,7 +282,7 @@ class Transfer:
         return lambda: {name: part.numpy() for name, part in parts.items()}
 
     def send(self) -> None:
-        """Send the numbers to the host, without a wait."""
+        """Send the numbers to the host, without synchronisation."""
         self._arriving  # noqa: B018
 
     @functools.cached_property

@@ -46,7 +46,7 @@ class DeviceTraffic(NamedTuple):
     """Counts since the program began."""
 
     waits: int
-    """Times that the host waited for the device."""
+    """Number of device synchronisations."""
     copies: int
     """Copies from the host to the device."""
 
@@ -256,7 +256,7 @@ def free() -> None:
 
 
 def on_device(values: Any, device: torch.device) -> torch.Tensor:
-    """Return whole numbers of the host as int64 on a device, without waiting for it.
+    """Return whole numbers of the host as int64 on a device, without synchronisation.
 
     Args:
         values: an array, or lists.
@@ -286,7 +286,7 @@ def on_host(parts: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def sent_to_host(parts: Mapping[str, torch.Tensor]) -> Callable[[], dict[str, np.ndarray]]:
-    """Send the same to the host in one copy, without a wait; the function that is returned waits for that copy alone."""
+    """Send the same to the host in one copy, asynchronously; the function that is returned waits for that copy alone."""
     device = next(iter(parts.values())).device
     kind = of(device)
     columns_B = [part.to(torch.long).reshape(len(part), -1) for part in parts.values()]

@@ -47,7 +47,7 @@ def single_rank() -> contextlib.AbstractContextManager[Callable[[], None]]:
 
 
 class DiscardedRoundError(Exception):
-    """The round under way counts for nothing: a request of it was aborted from inside, or the engine closed."""
+    """The round under way is discarded: a request of it was aborted from inside, or the engine closed."""
 
 
 class LocalEngine:
@@ -245,7 +245,7 @@ class LocalEngine:
     def _land(
         self, pool: Pool, flight: loop.Flight | None, commit_point: Callable[[], None]
     ) -> tuple[RoundReport, list[Outcome]] | None:
-        """Land a round; one during which a request was aborted, or the engine closed, counts for nothing."""
+        """Land a round; one during which a request was aborted, or the engine closed, is discarded."""
         kept = functools.partial(self._require_kept_round, commit_point)
         try:
             return loop.land(flight, pool, self._watch, kept) if flight and not self._discarded else None

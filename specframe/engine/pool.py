@@ -86,7 +86,7 @@ class Pool:
     def put_back(self, rows: int, capacity: int | None = None) -> None:
         """Continue with another number of rows. Live sequences keep their generated tokens and wait for a new row.
 
-        A round that was under way counts for nothing.
+        A round that was under way is discarded.
 
         Args:
             rows: sequences that may be live at once.

@@ -134,7 +134,7 @@ class RunReport:
     draft_forwards: int
     peak_kv_bytes: int
     host_syncs: float | None = None
-    """Waits of the host for the device, per decoding round, or None if the device does not count them."""
+    """Device synchronisations per decoding round, or None if the device does not count them."""
     h2d_copies: float | None = None
     """Copies from the host to the device, per decoding round, or None if the device does not count them."""
     prefix_hit_tokens: int = 0

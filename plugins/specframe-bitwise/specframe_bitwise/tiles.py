@@ -1,4 +1,4 @@
-"""Tensors cut into pieces of one shape.
+"""Tensors cut into tiles of one shape.
 
 Letters in addition to the usual ones: R rows of a matrix, D their length.
 """
@@ -18,7 +18,7 @@ TILE = {False: 16, True: 128}
 """Rows of a matrix product of one shape, by :func:`is_accelerator`: as few as fill a CPU's registers, for each row costs its time;
 on an accelerator as many as are computed while weights are read."""
 PIECE = {False: 2**14, True: 2**19}
-"""Numbers of a piece that is reduced row by row, likewise: half of what torch shares out among a CPU's threads at least; on an
+"""Numbers of a tile that is reduced row by row, likewise: half of what torch shares out among a CPU's threads at least; on an
 accelerator 128 rows of 4,096."""
 
 VECTOR = 64
@@ -49,7 +49,7 @@ def pieces(x_RD: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
 
 
 def join_tiles(outputs: list[torch.Tensor], count: int) -> torch.Tensor:
-    """Return the first ``count`` rows of what came of the pieces."""
+    """Return the first ``count`` rows of what came of the tiles."""
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[:count]
 
 
@@ -107,7 +107,7 @@ def by_numbers(call: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch
     """Compute a function of every number of tensors that broadcast together.
 
     A CPU computes most of a tensor in vectors and what is left over, or lies apart, one by one, which gives other last bits.
-    Pieces are contiguous here, leave nothing over, and are too short to be shared out among threads.
+    Tiles are contiguous here, leave nothing over, and are too short to be shared out among threads.
     """
     if not kinds.of(given[0].device).vectors:
         return call(*given)

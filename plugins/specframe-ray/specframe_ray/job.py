@@ -70,7 +70,7 @@ class ResultPlace:
 
 
 class Source(Datasource):
-    """Reads pieces, one per task."""
+    """Reads blocks, one per task."""
 
     def __init__(self, given: Input) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Source(Datasource):
         return None
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
-        """Return a task per piece."""
+        """Return a task per block."""
         return [self._task(piece) for piece in self._given.pieces]
 
     def _task(self, piece: RowChunk) -> ReadTask:
@@ -280,7 +280,7 @@ def silent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_advice() -> Iterator[None]:
-    """Leave out of standard error what Ray says where there are fewer pieces than actors, as when few are left to resume."""
+    """Leave out of standard error what Ray says where there are fewer blocks than actors, as when few are left to resume."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The minimum number of concurrent actors")
         yield

@@ -26,7 +26,7 @@ def rows_of(prompts: str, folder: Path, size: int) -> Input:
     Args:
         prompts: a file or a folder, see :func:`specframe_ray.rows.found`, or ``hf:NAME[:SPLIT[:COLUMN]]``.
         folder: the folder of results.
-        size: rows of a piece.
+        size: rows of a block.
 
     Raises:
         OptionError: they cannot be read.

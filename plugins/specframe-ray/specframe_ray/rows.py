@@ -1,4 +1,4 @@
-"""Files of prompts as pieces of rows, each with an id, its number and its columns.
+"""Files of prompts as blocks of rows, each with an id, its number and its columns.
 
 The number of a row is its place among the rows of all files in the order of their names. Random numbers follow from it, as they
 do from the number of a prompt in ``specframe run``.
@@ -61,7 +61,7 @@ def found(path: str, size: int, name: str | None = None) -> Input:
 
     Args:
         path: the file or the folder.
-        size: rows of a piece.
+        size: rows of a block.
         name: what ids call the file, or None if its own name.
 
     Raises:
@@ -201,7 +201,7 @@ def table_of(path: str) -> pa.Table:
 
 
 def block(piece: RowChunk, columns: pa.Schema) -> pa.Table:
-    """Return a piece as a table: the columns of the input, and those that every row has."""
+    """Return a block as a table: the columns of the input, and those that every row has."""
     following = entries(piece.path, piece.start, piece.offset)
     held = [entry for _, entry in itertools.islice(following, piece.stop - piece.start)]
     rows = [entry if isinstance(entry, dict) else {"prompt": entry} for entry in held]

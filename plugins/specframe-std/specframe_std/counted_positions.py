@@ -232,7 +232,7 @@ def alibi(
 ) -> torch.Tensor:
     """Return the bias of each slot by the order of its token, (B * H, 1, S).
 
-    ``usual`` returns it for the tokens of a mask (B, S), by their order among those; slots have orders below ``orders``.
+    ``usual`` returns it for the tokens of a mask (B, S), by their index among those; slots have indices below ``orders``.
     """
     table_HN = usual(key_index_BS.new_ones(1, orders), num_heads, dtype).view(num_heads, orders)
     found_HBS = table_HN[:, key_index_BS.clamp(min=0)].expand(-1, rows, -1)
@@ -249,7 +249,7 @@ def attend_with_bias(
     attention_mask: torch.Tensor,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return what MPT's attention returns, (B, T, D), with a bias by the orders of keys.
+    """Return what MPT's attention returns, (B, T, D), with a bias by the token indices of keys.
 
     Args:
         attention: the module.

@@ -37,7 +37,7 @@ class Guard(Wrapper):
         super().__init__(inner)
         self._owner, self._below = owner, below
         self._waits = False
-        """Whether it may wait for the device, to look at ids there too: a run that is checked may."""
+        """Whether it may synchronise, to look at ids on the device, too: a run that is checked may."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (self.kind, self.__wrapped__), {**vars(self), "_owner": None}  # an owner holds its run

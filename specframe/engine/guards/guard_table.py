@@ -281,7 +281,7 @@ def has(what: str, members: Any) -> Look:
 
 
 def readable(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's numbers can be read without a wait."""
+    """Return whether a tensor's numbers can be read without synchronisation."""
     return not kinds.of(tensor.device).queues
 
 
@@ -372,7 +372,7 @@ def guard(kind: str, strategy: Any) -> Any:
 
 
 def guard_all(use: Composition, checked: bool = False) -> Composition:
-    """Return the composition with a guard around each of its strategies; ``checked``: the run is, and may wait for the device."""
+    """Return the composition with a guard around each of its strategies; a ``checked`` run may synchronise."""
     made = {field: guard(kind, getattr(use, field)) for kind, field in FIELDS.items() if kind != "attention backend"}
     made["drafter"]._waits = checked
     attends: Any = use.attention

@@ -50,7 +50,7 @@ class Score:
     queries: list[int]
     """Order of each fed token, as the mask has it."""
     keys: list[int]
-    """Order of each slot attended to, as the mask has it; a query sees the slots of orders 0 up to its own."""
+    """Token index of each slot attended to, as the mask has it; a query sees the indices 0 up to its own."""
     leaks: int
     """Slots that some query sees and that do not hold a token of its row up to itself."""
     blind: int

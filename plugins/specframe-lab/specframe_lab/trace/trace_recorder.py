@@ -51,7 +51,7 @@ from specframe_lab.verify import encode
 
 @attrs.frozen(eq=False)
 class _Pass:
-    """The latest pass of the target: every slot right after it, the sequence of each row, and the mask's orders."""
+    """The latest pass of the target: every slot right after it, the sequence of each row, and the mask's token indices."""
 
     slots: dict[int, list[int]]
     rows: list[int]

@@ -59,7 +59,7 @@ class MaskedColumns:
         self._first_R1: torch.Tensor | None = None
 
     def arrange(self, batch: Batch) -> None:
-        """Let the store and the columns' orders follow the batch."""
+        """Let the store and the columns' token indices follow the batch."""
         self._rows(batch)
 
     def commit(self, batch: Batch, kept: Kept) -> None:
@@ -82,7 +82,7 @@ class MaskedColumns:
         return Placement(positions_BT, slots_BT, index_BT, index_BS[:, : column + width])
 
     def _rows(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the batch's orders, with room for what it may append, and first columns, as views."""
+        """Return the batch's token indices, with room for what it may append, and first columns, as views."""
         self._store.arrange(batch.sequences)
         order_RS, first_R1 = self._room(batch)
         moves = self._row_map.arrange(batch.sequences)
@@ -99,7 +99,7 @@ class MaskedColumns:
         return order_RS[: len(batch)], first_R1[: len(batch)]
 
     def _room(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return all rows' orders and first columns, with room for the columns that a forward of this batch appends."""
+        """Return all rows' token indices and first columns, with room for the columns that a forward of this batch appends."""
         needed = int(self._columns.max()) + batch.tokens_BS.shape[1]
         rows, device = len(self._columns), batch.lengths_B.device
         if self._index_RS is None or self._first_R1 is None:

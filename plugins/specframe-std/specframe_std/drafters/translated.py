@@ -66,7 +66,7 @@ class TranslatedDrafter:
 
     The draft model's cache lives as long as its sequences. Its rows have lengths of their own, in its own tokens, so it is a
     ragged slab under every alignment; what a row's tokens have in common with those cached is not read again. Strings are
-    made on the host: a round waits for the device once more than with the drafter ``model``.
+    made on the host: a round synchronises with the device once more than with the drafter ``model``.
     """
 
     needs: frozenset[str] = frozenset()

@@ -25,7 +25,7 @@ class HostPage:
 
 
 class HostCopies:
-    """First slots of sequences that wait, copied from a pool and back without a wait for the device.
+    """First slots of sequences that wait, copied from a pool and back without device synchronisation.
 
     Copies are queued on the device like all that is computed there, so what is copied is what was there before.
 

@@ -151,7 +151,7 @@ class KeptStates(RowStates):
     def begin(self, batch: Batch, block: Block) -> None:
         """Begin a forward, and see what copies are taken of it: where rows' own tokens are fed."""
         super().begin(batch, block)
-        self._free += self._coming.values()  # of a forward that counts for nothing
+        self._free += self._coming.values()  # of a discarded forward
         self._coming, self._steps = {}, []
         if self._reading and len(self._fed) == 1 and block.end <= 0 and block.parents_BT is None:
             self._plan(batch.sequences, block)

@@ -86,7 +86,7 @@ class Slots:
                 part.index_copy_(0, written, held)
 
     def to_host(self, slots: np.ndarray, copied: list[torch.Tensor]) -> None:
-        """Add copies of slots on the host to a list, one of each part of each layer, without a wait.
+        """Add copies of slots on the host to a list, one of each part of each layer, without synchronisation.
 
         They are for the device to read: what it has queued may not be there yet.
 
@@ -98,7 +98,7 @@ class Slots:
             copied.append(kinds.of(part.device).to_host(chosen))
 
     def from_host(self, slots: np.ndarray, copied: list[torch.Tensor]) -> None:
-        """Copy what :meth:`to_host` has copied to slots, without a wait."""
+        """Copy what :meth:`to_host` has copied to slots, without synchronisation."""
         places = {device: to_device(slots, device) for device in self.devices}
         for part, held in zip(self._parts, copied, strict=True):
             part.index_copy_(0, places[part.device], held.to(part.device, non_blocking=True))
@@ -112,5 +112,5 @@ class Slots:
 
 
 def to_device(slots: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return numbers of slots on a device, (N,), without a wait."""
+    """Return numbers of slots on a device, (N,), without synchronisation."""
     return slots.to(device, non_blocking=True) if isinstance(slots, torch.Tensor) else on_device(slots, device)

@@ -104,7 +104,7 @@ class Goodput:
     Options:
         maximum: the longest draft, from 1 to 64; the deepest tree.
         confidence: "on" or "off": whether the drafter's distributions end drafts, where the drafter offers "stops" and looking at
-            them takes no wait for the device and a draft step takes at least 50 milliseconds.
+            them takes no device synchronisation and a draft step takes at least 50 milliseconds.
     """
 
     needs: frozenset[str] = frozenset()

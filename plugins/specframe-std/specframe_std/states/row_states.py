@@ -221,7 +221,7 @@ class RowStates:
         self._fed.clear()
 
     def _forget_discarded(self) -> None:
-        """Let go of what was fed to rows that have all ended since: their round counts for nothing."""
+        """Let go of what was fed to rows that have all ended since: their round is discarded."""
         if self._fed and all(sequence.gone for sequence in self._arranged):
             self.forget()
 

@@ -60,7 +60,7 @@ class ModelSuite:
         keys: list[int] | None = None,
         **tree: Any,
     ) -> torch.Tensor:
-        """Return the logits (T, V) after tokens of one row; the slots hold tokens of these orders, -1: none."""
+        """Return the logits (T, V) after tokens of one row; the slots hold tokens of these indices, -1 for none."""
         device, width = self.model().device, len(ids)
         index_BT = torch.tensor([slots if orders is None else orders], device=device)
         key_index_BS = torch.tensor([[*range(max(slots) + 1)] if keys is None else keys], device=device)

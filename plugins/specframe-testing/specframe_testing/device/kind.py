@@ -96,7 +96,7 @@ class Simulated(DeviceKind):
         COUNTERS.note(WAIT, "synchronize")
 
     def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
-        """Return memory to which the device copies without a wait."""
+        """Return memory to which the device copies asynchronously."""
         return page_locked(super().host_buffer(like))
 
     def any_shape(self) -> AbstractContextManager[None]:

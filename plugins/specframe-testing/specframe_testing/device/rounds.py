@@ -24,7 +24,7 @@ class Traffic:
 
     @property
     def waits(self) -> int:
-        """Times that the host waited for the device."""
+        """Number of device synchronisations."""
         return count(self.events, WAIT)
 
     @property
