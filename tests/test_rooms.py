@@ -1,4 +1,4 @@
-"""The structure of the core: rooms of one subject each, whose imports go one way."""
+"""The structure of the core: packages of one subject each, whose imports go one way."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import specframe
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "specframe"
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-TABLE = GUIDE.partition("## Rooms")[2].partition("\n## ")[0]
+TABLE = GUIDE.partition("## Packages")[2].partition("\n## ")[0]
 ROOMS = re.findall(r"^\| `(\w+)(?:\.py|/)` \|", TABLE, re.MULTILINE)
-"""The rooms from the bottom to the top, as the table of CONTRIBUTING.md has them."""
+"""The packages from the bottom to the top, as the table of CONTRIBUTING.md has them."""
 BUDGETS = re.findall(r"^\| `(\w+(?:\.py)?)/?` \| ([\d,]+) \|", TABLE, re.MULTILINE)
-"""Each room's file or folder, and the lines that it may have."""
+"""Each package's file or folder, and the lines that it may have."""
 LAYERS = re.findall(r"^\| `(\w+)` \| .* \| (`.*`) \|$", GUIDE, re.MULTILINE)
-"""A room, and some of its modules, from the bottom to the top."""
+"""A package, and some of its modules, from the bottom to the top."""
 MOST_ATTRIBUTES = 12
 MORE_ATTRIBUTES = {
     "contracts.requests.Request": 13,
@@ -35,7 +35,7 @@ MORE_ATTRIBUTES = {
 }
 """The classes with more attributes than :data:`MOST_ATTRIBUTES`, and their number, which may only fall."""
 TOP = ["__init__", "__main__"]
-"""The public names and the command: they import any room, and no room imports them."""
+"""The public names and the command: they import any package, and no package imports them."""
 
 
 def sources(package: Path = PACKAGE) -> dict[str, str]:
@@ -85,12 +85,12 @@ def arrows(modules: Mapping[str, str], public: Mapping[str, str]) -> dict[str, s
 
 
 def room(module: str) -> str:
-    """Return the room of a module: the first name below the package."""
+    """Return the package of a module: the first name below ``specframe``."""
     return module.partition(".")[2].partition(".")[0] or "__init__"
 
 
 def upward(found: Mapping[str, set[str]], order: list[str]) -> list[str]:
-    """Return the imports that go to a room above, or to one that has no place, as "module -> module"."""
+    """Return the imports that go to a package above, or to one that has no place, as "module -> module"."""
     place = {name: number for number, name in enumerate(order)}
     return sorted(
         f"{module} -> {other}"
@@ -115,26 +115,26 @@ def core() -> dict[str, set[str]]:
 
 
 def test_rooms_import_only_rooms_below_them():
-    """No module imports a module of a room above its own, in functions as little as at its head."""
+    """No module imports a module of a package above its own, in functions as little as at its head."""
     assert upward(core(), ROOMS + TOP) == []
 
 
 @pytest.mark.parametrize(("name", "most"), BUDGETS)
 def test_no_room_has_more_lines_than_the_table_allows(name: str, most: str) -> None:
-    """A room that grows says so in the table of CONTRIBUTING.md; docstrings count."""
+    """A package that grows says so in the table of CONTRIBUTING.md; docstrings count."""
     place = PACKAGE / name
     paths = [place] if place.is_file() else [*place.rglob("*.py")]
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) <= int(most.replace(",", ""))
 
 
 def test_every_room_has_a_budget() -> None:
-    """No room is left out."""
+    """No package is left out."""
     assert [name.removesuffix(".py") for name, _ in BUDGETS] == ROOMS
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in LAYERS}))
 def test_modules_of_a_room_import_only_modules_below_them(name: str) -> None:
-    """In a room with layers, each module has its place in the table, and imports only modules that come before it."""
+    """In a package with layers, each module has its place in the table, and imports only modules that come before it."""
     order = [
         f"specframe.{name}.{module}" for own, row in LAYERS if own == name for module in re.findall(r"`(.+?)`", row)
     ]
@@ -176,13 +176,13 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/specframe_*/__init
 @pytest.mark.wide
 @pytest.mark.parametrize("package", [PACKAGE, *PLUGINS], ids=lambda package: package.name)
 def test_no_import_circle(package):
-    """No module imports itself over others, within a room or across rooms, in the core as in its plugins."""
+    """No module imports itself over others, within a package or across packages, in the core as in its plugins."""
     assert circle(arrows(sources(package), specframe._WHERE)) == []
 
 
 @pytest.mark.wide
 def test_every_room_is_described():
-    """Each file and folder of the package has its place in the table, and each row of the table is there."""
+    """Each file and folder of the core has its place in the table, and each row of the table is there."""
     present = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert sorted(ROOMS + TOP) == sorted(present)
 
@@ -221,7 +221,7 @@ def test_imports_upward_are_found(module, source, wrong):
 
 @pytest.mark.wide
 def test_circles_are_found():
-    """Two modules of one room that import each other are a circle, unless the one import is for type checkers alone."""
+    """Two modules of one package that import each other are a circle, unless the one import is for type checkers alone."""
     back = "from specframe.high import part"
     modules = {**MADE_UP, "specframe.high.other": back}
     assert set(circle(arrows(modules, {}))) == {"specframe.high.part", "specframe.high.other"}
