@@ -309,7 +309,7 @@ def test_tokens_are_exact_on_cuda(graph: str) -> None:
 
 
 def test_auto_takes_pieces_when_they_pay(compiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many forwards call the modules; then they are pieces, which another process compiles, and which are taken when it has
+    """The first forwards call the modules; later ones are pieces, which another process compiles, and which are taken when it has
     done so, and at once in the next process."""
     model, begun = zoo.build("opt"), list[Path]()
     monkeypatch.setattr(traces, "TRACING_PAYS", 2)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,7 +37,7 @@ def begin(pieces: Iterable[tuple[torch.fx.GraphModule, Path]]) -> subprocess.Pop
         pickle.dump(sent, file)
         file.seek(0)
         return subprocess.Popen(
-            [sys.executable, "-m", __name__, str(torch.get_num_threads())],  # the code is written for so many
+            [sys.executable, "-m", __name__, str(torch.get_num_threads())],  # the code is written for this number
             stdin=file,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -50,7 +51,8 @@ def main() -> None:
     os.nice(NICE)
     torch.set_num_threads(int(sys.argv[1]))
     for code, path in pickle.load(sys.stdin.buffer):
-        compile_piece(GraphPickler.loads(code, FakeTensorMode(shape_env=ShapeEnv())), Path(path))
+        graph = cast(torch.fx.GraphModule, GraphPickler.loads(code, FakeTensorMode(shape_env=ShapeEnv())))
+        compile_piece(graph, Path(path))
 
 
 if __name__ == "__main__":

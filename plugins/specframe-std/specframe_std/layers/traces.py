@@ -105,7 +105,7 @@ class Traces:
         return self._made[kind]
 
     def _are_compiled(self, seen: int, found: TracedForward) -> bool:
-        """Return whether another process has compiled a trace's pieces, which one is begun for once so many forwards were seen."""
+        """Return whether another process has compiled a trace's pieces, which one is begun for once that has paid."""
         if found.looks % LOOKS or self._runner.layer_weights > SMALL_LAYER:
             found.looks += 1
             return False
