@@ -32,8 +32,8 @@ PROBED_PAGE = 16
 LARGEST_PROBE = 2048
 """Slots per row that a model is tried on without masks, at most: 100 MB for one layer of a large model."""
 
-IN_ORDER, SHUFFLED = [0, 1, 2, 3], [2, 0, 3, 1]
-"""The slots of the tokens that a model is tried on: more of them than a window of two."""
+SLOTS = [[0, 1, 2, 3], [2, 0, 3, 1]]
+"""Whose key a slot of each row holds, of the tokens that a model is tried on: more of them than a window of two."""
 
 _faults: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
 """Results of :meth:`SelfTests.without_masks` of a model, by attention backend, device and dtype."""
@@ -57,7 +57,7 @@ class SelfTests:
             ModelError: the model cannot be fed so, its logits are not finite, it does not depend on the masks and positions it is
                 given, or it attends in another way when it makes its masks itself.
         """
-        probe = Reordered(IN_ORDER)
+        probe = Reordered()
         logits_BTV = self.tried(probe)
         if hold_numbers(logits_BTV) and not logits_BTV.isfinite().all():
             raise ModelError(
@@ -65,15 +65,15 @@ class SelfTests:
                 "that holds their products"
             )
         self._require_equal(
-            self.tried(Reordered(SHUFFLED)),
-            logits_BTV,
+            logits_BTV[1],
+            logits_BTV[0],
             "when the same tokens have other slots",
             "a model that attends by the mask and positions it is given",
         )
         self._require_positions_heard(logits_BTV)
         self._require_own_masks(None, logits_BTV)
         if any(window is not None for window in self._feeder.windows.values()):
-            self._require_own_masks(2, self.tried(Reordered(IN_ORDER), window=2))
+            self._require_own_masks(2, self.tried(Reordered(), window=2))
         elif self._feeder.state_layers and getattr(self._feeder.config, "sliding_window", None) is not None:
             self._require_own_masks(2, logits_BTV)  # a window that its layers' types do not mention
         self.attending = sorted(probe.shapes, key=lambda number: max(2 * number, -1 - 2 * number))
@@ -84,7 +84,7 @@ class SelfTests:
         """Raise :class:`ModelError` where a model that takes positions in another way ignores them."""
         if self._feeder.takes_positions or self._feeder.counts.relative or not self._feeder.windows:
             return
-        apart_BTV = self.tried(Reordered(IN_ORDER), apart=2)
+        apart_BTV = self.tried(Reordered(), apart=2)
         if hold_numbers(logits_BTV) and torch.equal(apart_BTV, logits_BTV):
             raise ModelError(
                 f"{self._feeder} gives the same logits whatever positions it is given: expected a model that takes position_ids, "
@@ -117,11 +117,11 @@ class SelfTests:
             apart: of the positions of tokens that follow each other.
         """
         places_BT, feeder = self._places, self._feeder
-        placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=feeder.device))
+        placement = Placement(places_BT, places_BT, places_BT, torch.tensor(SLOTS, device=feeder.device))
         ids_BT, orders_BS = places_BT % feeder.vocabulary, placement.key_index_BS
         try:
             shown = feeder.masks(placement, window)
-            return self._call(ids_BT, places_BT * apart, shown, probe, orders_BS, len(IN_ORDER)).float()
+            return self._call(ids_BT, places_BT * apart, shown, probe, orders_BS, places_BT.shape[1]).float()
         except (SpecframeError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever a model raises
@@ -160,7 +160,7 @@ class SelfTests:
     @functools.cached_property
     def _places(self) -> torch.Tensor:
         """The places of four tokens in two rows, which a store strides in another way than one."""
-        return torch.arange(len(IN_ORDER), device=self._feeder.device).repeat(2, 1)
+        return torch.arange(4, device=self._feeder.device).repeat(2, 1)
 
     @torch.inference_mode()
     def _alone(self, window: int | None) -> torch.Tensor:
@@ -314,10 +314,9 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 class Reordered:
-    """Hands keys and values back in the order of some slots, strided as a slab's are, and remembers nothing but shapes."""
+    """Hands keys and values back in the order of :data:`SLOTS`, strided as a slab's are, and remembers nothing but shapes."""
 
-    def __init__(self, slots: list[int]) -> None:
-        self.slots = slots
+    def __init__(self) -> None:
         self.shapes: dict[int, KVShape] = {}
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
@@ -326,7 +325,7 @@ class Reordered:
         return DenseView(self._in_order(keys), self._in_order(values))
 
     def _in_order(self, states: torch.Tensor) -> torch.Tensor:
-        return states.transpose(1, 2)[:, self.slots].contiguous().transpose(1, 2)
+        return states.transpose(1, 2)[[[0], [1]], SLOTS].contiguous().transpose(1, 2)
 
 
 class Scratch:

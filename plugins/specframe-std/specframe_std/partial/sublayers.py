@@ -19,7 +19,7 @@ from specframe.contracts.cache import DenseView
 from specframe.devices import kinds
 from specframe.errors import ModelError, OptionError, literal
 from specframe.model.decoder_layers import decoder_layers
-from specframe.model.model_checks import IN_ORDER, Reordered, SelfTests
+from specframe.model.model_checks import Reordered, SelfTests
 from specframe.model.transformers_model import TransformersModel
 from specframe_std.partial.model_copies import before, with_forward, with_module, with_modules
 
@@ -185,7 +185,7 @@ class _Trial:
     def _watched(self) -> dict[int, dict[str, _Seen]]:
         """Return what the children of each layer that compute something did, by their names."""
         seen: dict[int, dict[str, _Seen]] = {number: {} for number in self._layers}
-        probe, watching = _Counting(IN_ORDER), dict[str, torch.nn.Module]()
+        probe, watching = _Counting(), dict[str, torch.nn.Module]()
         for number, layer in self._layers.items():
             for name, child in layer.named_children():
                 if any(weight.dim() > 1 for weight in child.parameters()):
@@ -203,7 +203,7 @@ class _Trial:
                 for place, part in parts[Sublayer(kind, number)].items():
                     emptied = with_module(emptied, place.removeprefix(f"{path}.").split("."), part)
             checked[path] = with_forward(emptied, _comparing(number, unlike))
-        self._feed(with_modules(self._model, checked), Reordered(IN_ORDER))
+        self._feed(with_modules(self._model, checked), Reordered())
         if unlike:
             raise ModelError(
                 f"layer {unlike[0]} of {self._name} does more than add its attention and its MLP to its input: expected a layer "
