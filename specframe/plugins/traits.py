@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,8 @@ import click
 
 REQUIRED = inspect.Parameter.empty
 """Marks an option without a default."""
+_signature = functools.lru_cache(256)(inspect.signature)
+"""The signature of a class: where it has no constructor Python parses a text for it, and it is asked for often."""
 
 
 @attrs.frozen
@@ -46,7 +49,7 @@ def traits_of(factory: Callable[..., Any]) -> Traits:
     """Return the traits of an imported class, function or command."""
     any_name, variadic = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
     try:
-        parameters = list(inspect.signature(factory).parameters.values())
+        parameters = [*(_signature if isinstance(factory, type) else inspect.signature)(factory).parameters.values()]
     except (TypeError, ValueError):  # some built-in callables have no signature
         parameters = [inspect.Parameter("options", any_name)]
     where = factory.callback if isinstance(factory, click.Command) else factory
