@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+TRIED = list[tuple[object, list[object]]]()
+"""What models that this file has tried are made of, and what was found."""
 gc.disable()  # what is imported and collected stays: to look for garbage among it takes over a second
 
+PATCHES = pytest.StashKey[bool]()
+"""Whether the test that runs may patch something."""
 BEGUN = pytest.StashKey[float]()
 """When the run began, in seconds since the epoch."""
 
@@ -122,7 +126,45 @@ def pytest_collection_finish() -> None:
     gc.get_freeze_count = lambda: 1  # some are; to count all of them takes 50 ms, and each memory profiling asks
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note whether a test may patch what a model's self-test depends on."""
+    item.config.stash[PATCHES] = "monkeypatch" in item.fixturenames  # type: ignore[attr-defined]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _frozen() -> None:
     """Leave what there is before a file's tests out of garbage collections, of which each takes a third of a second otherwise."""
+    TRIED.clear()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _tried_once(request: pytest.FixtureRequest) -> None:
+    """In the quick set, have models that are made of the same modules and settings try themselves once a file.
+
+    In a test that patches something they try themselves for their own.
+    """
+    from specframe.model import current_numerics
+    from specframe.model.model_checks import SelfTests
+
+    def once(name: str) -> None:
+        member = vars(SelfTests)[name]
+        try_it = member.func
+
+        def tried(self: SelfTests) -> object:
+            if request.config.stash[PATCHES]:
+                return try_it(self)
+            feeder = self._feeder
+            made = [name, current_numerics._ACTIVE.get(), type(feeder), *feeder._made_of[1:]]
+            found = next((found for one, found in TRIED if one == made), None)
+            if found is None:
+                TRIED.append((made, found := [try_it(self), self.attending, feeder.dense]))
+            value, attending, feeder.dense = found
+            self.attending = attending or self.attending
+            return value
+
+        member.func = tried
+
+    if quick_alone(request.config):
+        once("kv_shapes")
+        once("without_padding")
