@@ -40,6 +40,7 @@ from transformers import (
 from specframe import assisted
 from specframe.cli import cli
 from specframe.errors import ModelError, OptionError, SpecframeWarning, UnknownNameError
+from specframe.model.runner import ModelRunner
 from specframe.models import aliases, hub
 from specframe.models import loading as models
 from specframe.models.pairs import choose
@@ -271,11 +272,7 @@ def test_other_kinds_of_models_are_refused(config: PreTrainedConfig, kind: str, 
 @pytest.mark.wide
 @pytest.mark.parametrize(
     "text",
-    [
-        "{",
-        '{"model_type": "unheard-of"}',
-        '{"model_type": "unheard-of", "auto_map": {"AutoConfig": "code.Config"}}',
-    ],
+    ["{", '{"model_type": "unheard-of"}', '{"model_type": "unheard-of", "auto_map": {"AutoConfig": "code.Config"}}'],
 )
 def test_a_configuration_that_transformers_cannot_read(text: str, copy: Path) -> None:
     """Broken JSON, an unknown kind of model and custom code are errors, and nothing is asked on the terminal."""
@@ -429,6 +426,17 @@ def test_loaded_models_of_other_kinds_are_refused(kind: str, role: str) -> None:
         harness.decode(harness.pipeline(*pair, batch_size=2, draft_length=2), harness.requests([[5, 7, 9]], 4))
     assert "\n" not in str(caught.value)
     assert f"the {role} " in str(caught.value)
+
+
+def test_a_model_that_goes_by_the_order_of_slots_is_refused() -> None:
+    """A model that has the first row's mask for all rows gives other logits where another row's keys are in other slots."""
+    model = zoo.build("llama", num_hidden_layers=1)
+    forward = model.forward
+    model.forward = functools.wraps(forward)(
+        lambda *, attention_mask, **given: forward(attention_mask=attention_mask[:1].expand_as(attention_mask), **given)
+    )
+    with pytest.raises(ModelError, match="gives other logits when the same tokens have other slots, off by"):
+        _ = ModelRunner(model, "target").kv_shapes
 
 
 @pytest.mark.wide
