@@ -119,16 +119,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    **dict.fromkeys(
-        (
-            "granitemoehybrid",
-            "olmo_hybrid",
-            "qwen3_5_moe_text",
-            "qwen3_5_text",
-            "qwen3_next",
-        ),
-        HYBRID,
-    ),
+    **dict.fromkeys(("granitemoehybrid", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), HYBRID),
     **dict.fromkeys(("bailing_hybrid", "kimi_linear"), MLA | HYBRID),
     "llama4": {"text_config": CHUNKED},
     "llama4_text": CHUNKED,

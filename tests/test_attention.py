@@ -188,7 +188,7 @@ def test_recorded_drafts_are_the_drafts(lengths: tuple[int, ...], options: dict[
         pipe = harness.pipeline(
             target, zoo.good_draft(target), batch_size=3, draft_length=4, graphs=kind, attention="masked", **options
         )
-        asked = harness.requests(harness.random_prompts(lengths, zoo.VOCABULARY), 40)
+        asked = harness.requests(harness.random_prompts(lengths, zoo.VOCABULARY), 24)
         found = harness.decode(pipe, asked)
         harness.assert_exact(target, asked, found)
         counts.append([one.metrics for one in found])

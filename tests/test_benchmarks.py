@@ -27,7 +27,6 @@ import contenders
 import following
 import gpu_fast
 import gpu_suite
-import kills
 import measure
 import traffic
 from exactness import Judge
@@ -168,14 +167,7 @@ def test_a_killed_run_is_completed(tmp_path: Path) -> None:
     command = [
         sys.executable,
         str(BENCHMARKS / "kills.py"),
-        "--victims",
-        "driver",
-        "--times",
-        "1",
-        "--count",
-        "12",
-        "--new",
-        "3",
+        *["--victims", "driver", "--times", "1", "--count", "12", "--new", "3"],
     ]
     done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
@@ -300,22 +292,6 @@ def test_the_cells_of_a_gpu_run_on_the_simulated_device(tmp_path: Path) -> None:
     measured = [row["section"] for row in rows if row["outcome"] == "measured"]
     assert set(measured) == set(gpu_fast.SHARES)
     assert all(one["nodes"] > 200 for row in rows if row["section"] == "forwards" for one in row.get("figures", []))
-
-
-@pytest.mark.wide
-def test_what_is_wrong_after_a_kill() -> None:
-    """What is lost, comes twice, has other ids or stays is a fault, and so is a traceback; what is complete has none."""
-    expected = {0: [1, 2], 1: [3]}
-    runs: list[dict[str, Any]] = [{"status": -9, "killed": {"written": 1}}, {"status": 0, "killed": {}}]
-    fine = {"runs": runs, "told": ["Error: it has ended"], "stay": 0, "complete": True}
-    assert kills.faults(fine, [(1, [3]), (0, [1, 2])], expected) == []
-    assert kills.faults(fine, [(0, [1, 2])], expected) == ["lost"]
-    assert kills.faults(fine, [(0, [1, 2]), (1, [3]), (1, [3])], expected) == ["twice"]
-    assert kills.faults(fine, [(0, [1, 2]), (1, [4])], expected) == ["other ids"]
-    wrong = {"runs": [{"status": "hangs", "killed": {}}], "told": ["Traceback (most"], "stay": 1, "complete": False}
-    assert kills.faults(wrong, [*expected.items()], expected) == [
-        *("not completed", "ends badly by itself", "hangs", "traceback", "processes stay")
-    ]
 
 
 def test_the_gpu_suite_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

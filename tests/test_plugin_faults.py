@@ -214,16 +214,10 @@ FAULTS = {
         "attention backend", "plan", lambda *_: 5, MUST + r"an object with attend, or None, got 5"
     ),
     "policy says less than nothing": Fault(
-        "draft-length policy",
-        "budget",
-        lambda *_: Budget(-1),
-        MUST + r"a depth from 0 to its maximum of 4, got -1",
+        "draft-length policy", "budget", lambda *_: Budget(-1), MUST + r"a depth from 0 to its maximum of 4, got -1"
     ),
     "policy says true": Fault(
-        "draft-length policy",
-        "budget",
-        lambda *_: Budget(True),
-        MUST + r"a depth from 0 to its maximum of 4, got True",
+        "draft-length policy", "budget", lambda *_: Budget(True), MUST + r"a depth from 0 to its maximum of 4, got True"
     ),
 }
 """Faults by what is wrong. The patterns hold for three rows, four draft tokens and sixty-one token ids."""

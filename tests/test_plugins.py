@@ -16,14 +16,7 @@ from specframe.errors import OptionError, PluginError, SpecframeWarning
 from specframe.models import aliases
 from specframe.plugins.entries import PURPOSES
 from specframe.plugins.hookspecs import hookimpl
-from specframe.plugins.registry import (
-    LIMIT_VARIABLE,
-    Registry,
-    discover,
-    offer,
-    parse_specification,
-    registry,
-)
+from specframe.plugins.registry import LIMIT_VARIABLE, Registry, discover, offer, parse_specification, registry
 from specframe.plugins.versions import bounds
 
 DRAFTER = """

@@ -478,11 +478,7 @@ def test_a_limit_reaches_into_data_sets(monkeypatch: pytest.MonkeyPatch) -> None
     assert [prompt.given for prompt in from_file("hf:some/set:train[:9]", 2)] == ["a", "b"]
     with pytest.raises(OptionError, match="cannot be read"):
         from_file("hf:some/set:train")
-    assert asked == [
-        ("some/set", "train", True),
-        ("some/set", "train[:9]", False),
-        ("some/set", "train", False),
-    ]
+    assert asked == [("some/set", "train", True), ("some/set", "train[:9]", False), ("some/set", "train", False)]
 
 
 @pytest.mark.wide

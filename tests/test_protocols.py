@@ -212,11 +212,7 @@ def test_what_strategies_may_use_is_told() -> None:
         assert set(re.findall(r"`(\w+)`", line[1])) == declared(one)
 
 
-OTHERS = {
-    "Run": {"caches", "draft_tokenizer"},
-    "CachedModel": {"forget", "reserve"},
-    "Watch": {"stage"},
-}
+OTHERS = {"Run": {"caches", "draft_tokenizer"}, "CachedModel": {"forget", "reserve"}, "Watch": {"stage"}}
 """Members that the core, or who listens to a run's layouts, uses of what strategies open or are."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 from collections.abc import Iterator, Mapping
@@ -109,6 +110,7 @@ def circle(found: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
+@functools.cache
 def core() -> dict[str, set[str]]:
     """Return the imports among the core's modules."""
     return arrows(sources(), specframe._WHERE)

@@ -19,8 +19,6 @@ import pytest
 
 from specframe.__main__ import main
 from specframe.cli import CommandLine, cli
-from specframe.cli.signals import Screen
-from specframe.errors import OptionError
 from specframe.files import Output
 
 RUN = [sys.executable, "-m", "specframe", "run", "import os", "--samples", "400", "--draft-length", "4"]
@@ -107,10 +105,7 @@ def test_an_error_after_a_signal_is_the_signal(capsys: pytest.CaptureFixture[str
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("number", "status", "said"),
-    [
-        (errno.EPIPE, 141, ""),
-        (errno.ENOSPC, 2, "Error: standard output cannot be written: No space left on device\n"),
-    ],
+    [(errno.EPIPE, 141, ""), (errno.ENOSPC, 2, "Error: standard output cannot be written: No space left on device\n")],
 )
 def test_output_that_cannot_be_printed(
     number: int, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

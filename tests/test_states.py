@@ -355,11 +355,7 @@ def test_each_row_keeps_its_own_number_of_tokens(where: str) -> None:
     lengths = rows.batch.lengths + stand + 1
     rows.batch = attrs.evolve(rows.batch, lengths=lengths, lengths_B=torch.from_numpy(lengths))
     (before_B2,) = rows.feed(DRAFT_BT[:, :1], -1).before
-    assert before_B2.tolist() == [
-        rows.expected(0),
-        rows.expected(1, 30, 31),
-        rows.expected(2, 40, 41, 42, 43),
-    ]
+    assert before_B2.tolist() == [rows.expected(0), rows.expected(1, 30, 31), rows.expected(2, 40, 41, 42, 43)]
 
 
 def test_a_path_is_taken_in_in_its_order() -> None:

@@ -2,58 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import bounds
 import pytest
-import quick
 
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
-
-SUITE = """
-import pytest
-
-@pytest.mark.parametrize("case", range(7))
-@pytest.mark.slow
-def test_wide(case): pass
-
-@pytest.mark.slow
-def test_other(): pass
-
-@pytest.mark.parametrize("case", range(3))
-def test_fast(case): pass
-
-@pytest.mark.parametrize("case", [pytest.param(0, marks=pytest.mark.slow), *range(1, 6)])
-def test_part(case): pass
-"""
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("every", "slow", "parts"),
-    [
-        ("1", [*(f"test_wide[{case}]" for case in range(7)), "test_other"], range(6)),
-        ("3", ["test_wide[0]", "test_wide[3]", "test_wide[6]"], range(1, 6)),
-        ("9", ["test_wide[0]"], range(1, 6)),
-    ],
-)
-def test_every_nth_case_of_slow_tests_runs(
-    every: str, slow: list[str], parts: Sequence[int], pytester: pytest.Pytester
-) -> None:
-    """Of each slow test's cases each N-th runs, and the second test begins with its N-th, the third with the one before."""
-    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
-    pytester.makepyfile(SUITE)
-    result = pytester.runpytest_inprocess("--every", every, "--collect-only", "-q", "-p", "no:xdist")
-    ran = [line.partition("::")[2] for line in result.outlines if "::" in line]
-    assert ran == [
-        *slow,
-        *(f"test_fast[{case}]" for case in range(3)),
-        *(f"test_part[{case}]" for case in parts),
-    ]
-
 
 JUDGED = """
 import pytest

@@ -54,13 +54,7 @@ def side_by_side(model: PreTrainedModel, *tasks: Callable[[], Any]) -> list[Any]
 
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
-@pytest.mark.parametrize(
-    "ways",
-    [
-        ({"attention": "masked"}, {"attention": "flex"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("ways", [({"attention": "masked"}, {"attention": "flex"})], ids=str)
 def test_pipelines_do_not_see_each_other(ways: tuple[dict[str, str], dict[str, str]]) -> None:
     """Two pipelines on one model object, which attend and run layers in different ways at one time, are both exact."""
     target = zoo.build("mistral")

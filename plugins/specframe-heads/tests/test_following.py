@@ -89,13 +89,14 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> Drafts:
     return made
 
 
+@pytest.mark.wide(but=["medusa-options1"])
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
         ("eagle3", {"kv": "paged,block=4,share=on", "graphs": "on"}),
         ("medusa", {}),
-        pytest.param("eagle3", {"layers": "traced"}, marks=pytest.mark.wide),
-        pytest.param("clover2", {}, marks=pytest.mark.wide),
+        ("eagle3", {"layers": "traced"}),
+        ("clover2", {}),
     ],
 )
 def test_a_live_pipeline_drafts_with_what_was_learnt(
@@ -123,6 +124,7 @@ def test_a_live_pipeline_drafts_with_what_was_learnt(
     assert gained > 0.2, "what it has learnt is accepted"
 
 
+@pytest.mark.wide
 def test_sampled_tokens_do_not_depend_on_the_head(tmp_path: Path) -> None:
     """Under gumbel, inside ``Pipeline`` and inside ``generate``, tokens are those without drafts, before and after learning."""
     model = policy()
@@ -165,6 +167,7 @@ def test_the_target_is_left_as_it_is(tmp_path: Path) -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
+@pytest.mark.wide(but=["qwen3-more1"])
 @pytest.mark.parametrize(
     "more", [{}, {"norm_before_residual": True, "norm_output": True, "norm_before_fc": True, "fc_norm": True}]
 )
@@ -207,6 +210,7 @@ def test_published_eagle_heads_are_trained_on_what_they_draft(
     assert taught.layers == tuple(Follower(str(given), model)._learner.layers)
 
 
+@pytest.mark.wide
 def test_medusa_heads_of_the_authors_are_followed(tmp_path: Path) -> None:
     """Heads with biases learn, and are written so that they are read again."""
     model = policy()
@@ -240,6 +244,7 @@ def test_learning_goes_on_where_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(before, weights[0], strict=True))
 
 
+@pytest.mark.wide
 def test_half_precision(tmp_path: Path) -> None:
     """The head of a target in bfloat16 learns in float32, by updates that bfloat16 would lose, under no_grad as well."""
     model = policy().to(torch.bfloat16)

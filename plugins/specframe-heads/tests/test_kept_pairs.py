@@ -78,7 +78,7 @@ def test_prompts_that_begin_alike_are_drafted_for_as_if_they_shared_nothing(
         hits, taken = list[int](), dict[tuple[int, ...], Drafted]()
         for check in (True, False) if kv == KEPT else (False,):
             pipe, drafts = pipe_of(name, tmp_path / "head", kv, shape=shape, check=check)
-            for new in (6, 6):
+            for new in (4, 4):
                 harness.check(pipe, harness.requests(BEGINNING_ALIKE, new))
                 hits.append(pipe.report.prefix_hit_tokens)
             taken |= drafts
@@ -175,7 +175,7 @@ def test_several_mtp_layers_read_all_tokens(tmp_path: Path, monkeypatch: pytest.
         )
         pipe = harness.pipeline(target, drafter, kv=KEPT, batch_size=3, draft_length=3)
         for _ in range(2):
-            harness.check(pipe, harness.requests(prompts, 6))
+            harness.check(pipe, harness.requests(prompts, 4))
             assert pipe.report.prefix_hit_tokens == 0
         found.append(drafts)
     assert found[0] == found[1]

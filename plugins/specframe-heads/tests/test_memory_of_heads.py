@@ -59,13 +59,7 @@ SLOW = [
 
 @pytest.mark.wide(but=["eagle3--slab"])
 @pytest.mark.parametrize(
-    ("kind", "shape", "kv"),
-    [
-        ("eagle3", "", "slab"),
-        ("eagle3", TREE, "slab"),
-        ("dflash", "", "slab"),
-        *SLOW,
-    ],
+    ("kind", "shape", "kv"), [("eagle3", "", "slab"), ("eagle3", TREE, "slab"), ("dflash", "", "slab"), *SLOW]
 )
 def test_memory_is_told_beforehand(kind: str, shape: str, kv: str) -> None:
     """Caches take the profiled bytes, the head's to the byte, and all together no more, and less by 3% at most."""

@@ -103,12 +103,7 @@ def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
     found = cases(
         expand({**pair, "drafter": f"none,{pair['drafter']}", "schedule": [None, "continuous"], "draft_length": "3,5"})
     )
-    assert [case.scheme for case in found] == [
-        "plain",
-        "plain",
-        "drafter · K 3",
-        "drafter · K 5",
-    ]
+    assert [case.scheme for case in found] == ["plain", "plain", "drafter · K 3", "drafter · K 5"]
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -532,7 +527,7 @@ TURNS = [{"category": "c", "turns": ["x = [", "and"]}, {"category": "d", "turns"
 def test_later_turns_follow_the_target_s_own_answers() -> None:
     """Every cell decodes a second turn after the answer that plain decoding gave to the first, and its category has that turn."""
     Path("set.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in TURNS))
-    more = ["--batch-size", "2", "--repeats", "1", "--max-new-tokens", "6", "--align", "ragged", "--warm-up", "0"]
+    more = ["--batch-size", "2", "--repeats", "1", "--max-new-tokens", "4", "--align", "ragged", "--warm-up", "0"]
     result = CliRunner().invoke(cli, ["compare", "--prompts", "mt-bench@set.jsonl", *more])
     assert result.exit_code == 0, result.output
     about = json.loads(Path("comparison", ABOUT).read_text())
@@ -540,9 +535,9 @@ def test_later_turns_follow_the_target_s_own_answers() -> None:
     assert re.fullmatch(r"3 \(\w+\); mt-bench, 2 entries with the SHA-256 \w{16}, .*", about["settings"]["prompts"])
     pipe = Pipeline(drafter="none")
     chat = [{"role": "user", "content": "x = ["}]
-    first = next(pipe.generate([chat], 6))
+    first = next(pipe.generate([chat], 4))
     chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "and"}]
-    second = next(pipe.generate([chat], 6))
+    second = next(pipe.generate([chat], 4))
     found = [json.loads(line)["token_ids"] for line in Path("comparison", RESULTS).read_text().splitlines()]
     assert [ids[:2] for ids in found] == [[first.token_ids, second.token_ids]] * len(found)
     other = CliRunner().invoke(

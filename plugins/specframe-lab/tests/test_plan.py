@@ -76,14 +76,9 @@ def run(pair: list[str], *options: str) -> Any:
         pair[0],
         "--drafter",
         pair[1],
-        "--batch-size",
-        "2",
-        "--draft-length",
-        "2",
-        "--dtype",
-        "float32",
+        *["--batch-size", "2", "--draft-length", "2", "--dtype", "float32"],
     ]
-    return CliRunner().invoke(cli, ["plan", *asked, "--prompt-tokens", "24", "--max-new-tokens", "6", *options])
+    return CliRunner().invoke(cli, ["plan", *asked, "--prompt-tokens", "8", "--max-new-tokens", "3", *options])
 
 
 @pytest.mark.quick
@@ -102,7 +97,7 @@ def test_a_plan_is_that_of_the_run(pair: list[str], monkeypatch: pytest.MonkeyPa
     models = [model for model in (pipe.target_model, pipe.draft_model) if model is not None]
     counter.hold([tensor for one in models for tensor in (*one.parameters(), *one.buffers())], "weights")
     with counter, torch.inference_mode():
-        list(pipe.generate([[1] * 24, [2] * 24, [3] * 24, [4] * 15], 6))
+        list(pipe.generate([[1] * 8, [2] * 8, [3] * 8, [4] * 5], 3))
     assert pipe.report.peak_kv_bytes == planned["kv_bytes"]
     assert counter.peak.total <= planned["bytes"]
 

@@ -13,12 +13,7 @@ from click.testing import CliRunner
 from specframe_lab.prediction import profiles
 from specframe_lab.prediction.forward_times import FreeDrafts
 from specframe_lab.prediction.model_costs import ModelCosts, costs_of
-from specframe_lab.prediction.predict import (
-    acceptance_rate,
-    expected_length,
-    read_acceptance,
-    round_seconds,
-)
+from specframe_lab.prediction.predict import acceptance_rate, expected_length, read_acceptance, round_seconds
 from specframe_lab.prediction.profiles import PROFILES, DeviceProfile, read_profile, write_profile
 from specframe_testing import zoo
 

@@ -59,7 +59,8 @@ def test_turns_of_concurrent_requests(model: SpecframeModel, monkeypatch: pytest
     runner.run(QUESTIONS)
     assert sorted(runner.outputs) == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)]
     plain = Pipeline(drafter="none")
-    truth = {key: next(plain.generate([ids], NEW)).token_ids for key, ids in runner.prompts.items()}
+    alone = plain.generate([*runner.prompts.values()], NEW)
+    truth = {key: result.token_ids for key, result in zip(runner.prompts, alone, strict=True)}
     for key, output in runner.outputs.items():
         (steps,) = output["output_ids"]
         assert [token for step in steps for token in step] == truth[key]

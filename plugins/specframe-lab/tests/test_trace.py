@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner, Result
-from specframe_lab.trace.frames import (
-    Frame,
-    Lane,
-    SchemeTrace,
-)
+from specframe_lab.trace.frames import Frame, Lane, SchemeTrace
 from specframe_lab.trace.trace_page import render
 from specframe_lab.trace.trace_recorder import record
 from specframe_testing import fakes, harness, zoo

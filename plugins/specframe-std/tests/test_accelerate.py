@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
 import types
 import warnings
 
@@ -271,21 +270,6 @@ def test_a_pipeline_of_transformers_and_a_streamer():
     with specframe.accelerate(model, draft) as handle:
         assert call() == plain
         assert handle.report.num_draft_tokens
-
-
-@pytest.mark.wide
-def test_threads_take_turns():
-    """Calls from several threads get the tokens of ``generate``."""
-    model, draft = made()
-    plain, found = usual(model), {}
-    with specframe.accelerate(model, draft):
-        threads = [threading.Thread(target=lambda name=name: found.update({name: usual(model)})) for name in range(3)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-    assert len(found) == 3
-    assert all(torch.equal(plain, one) for one in found.values())
 
 
 class Shorter(type(zoo.build("qwen3"))):

@@ -171,7 +171,7 @@ def test_a_set_is_fetched_from_its_repository(monkeypatch: pytest.MonkeyPatch) -
 
 def run(*arguments: str) -> list[dict[str, Any]]:
     """Return the results of a run in order."""
-    out = CliRunner().invoke(cli, ["run", "--max-new-tokens", "6", "--quiet", *arguments])
+    out = CliRunner().invoke(cli, ["run", "--max-new-tokens", "4", "--quiet", *arguments])
     assert out.exit_code in (0, 1), out.output
     return [json.loads(line) for line in Path("out.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -190,10 +190,10 @@ def test_a_later_turn_follows_the_answer() -> None:
     pipe = Pipeline(drafter="none")
     for first, second in (found[2:], found[:2]):
         chat = user(first["prompt"])
-        assert [one.token_ids for one in pipe.generate([chat], 6)] == [first["token_ids"]]
+        assert [one.token_ids for one in pipe.generate([chat], 4)] == [first["token_ids"]]
         chat += [{"role": "assistant", "content": first["text"]}, *user(second["prompt"])]
-        assert [one.token_ids for one in pipe.generate([chat], 6)] == [second["token_ids"]]
-    assert [one.token_ids for one in pipe.generate([[chat[0], chat[2]]], 6)] != [found[1]["token_ids"]]
+        assert [one.token_ids for one in pipe.generate([chat], 4)] == [second["token_ids"]]
+    assert [one.token_ids for one in pipe.generate([[chat[0], chat[2]]], 4)] != [found[1]["token_ids"]]
     lines = Path("out.jsonl").read_text(encoding="utf-8").splitlines()
     Path("out.jsonl").write_text(f"{lines[0]}\n{lines[3]}\n", encoding="utf-8")
     assert run(*arguments, "--batch-size", "3", "--resume") == found

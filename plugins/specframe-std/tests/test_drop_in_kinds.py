@@ -67,11 +67,7 @@ KINDS = {
     "right padding": right_padded,
     "masked tokens": with_holes,
     "positions": with_positions,
-    "a least number of tokens": lambda model: {
-        **padded(),
-        "eos_token_id": list(range(0, 97, 3)),
-        "min_new_tokens": 3,
-    },
+    "a least number of tokens": lambda model: {**padded(), "eos_token_id": list(range(0, 97, 3)), "min_new_tokens": 3},
     "logits of all tokens": lambda model: {"input_ids": EQUAL, "logits_to_keep": 0},
     "one row": lambda model: padded(PROMPTS[4:5]),
     "from the first token on": lambda model: {"bos_token_id": 5},
@@ -121,15 +117,8 @@ def layers_of(cache):
 
 
 NOT_DRAFTED = {
-    "right padding",
-    "masked tokens",
-    "no cache",
-    "a static cache",
-    "a static cache and padding",
-    "embeddings",
-    "embeddings and a static cache",
-    "a cache that was begun",
-    "guidance",
+    *("right padding", "masked tokens", "no cache", "a static cache", "a static cache and padding", "embeddings"),
+    *("embeddings and a static cache", "a cache that was begun", "guidance"),
 }
 """Kinds in which nothing is drafted: a static cache among them for the sake of the attention weights."""
 

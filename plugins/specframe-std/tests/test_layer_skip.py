@@ -71,8 +71,7 @@ def piped(model: PreTrainedModel, skip: str = "attn:0+mlp:1", **options: Any) ->
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("place", "name"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] % 2)) for case in enumerate(zoo.NAMES)],
+    ("place", "name"), [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] % 2)) for case in enumerate(zoo.NAMES)]
 )
 def test_equals_the_reference(place: int, name: str) -> None:
     """Every architecture, under two alignments each and with all checks on, gives the reference decoder's tokens."""

@@ -181,17 +181,8 @@ def test_commands_take_load_options(command: str, monkeypatch: pytest.MonkeyPatc
         return usual(self, model, **named)
 
     monkeypatch.setattr(CoarseQuantizer, "_process_model_after_weight_loading", counted)
-    given = [
-        command,
-        "--target",
-        "tiny",
-        "--drafter",
-        "tiny-draft",
-        "--load-options",
-        "coarse,bits=3",
-        "--device",
-        "cpu",
-    ]
+    given = [command, "--target", "tiny", "--drafter", "tiny-draft", "--device", "cpu"]
+    given += ["--load-options", "coarse,bits=3"]
     done = CliRunner().invoke(cli, [*given, "--max-new-tokens", "4", "Once upon a time"])
     assert done.exit_code == 0, done.output
     assert made == [3, 3]

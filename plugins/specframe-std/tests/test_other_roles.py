@@ -78,11 +78,7 @@ def test_numbers_of_rejected_tokens_are_not_used_again(name: str) -> None:
 
 
 @pytest.mark.wide(
-    but=[
-        "test_equals_reference[default]",
-        "test_filler_is_as_if_it_had_not_been_drafted",
-        "test_longest_typical_path",
-    ]
+    but=["test_equals_reference[default]", "test_filler_is_as_if_it_had_not_been_drafted", "test_longest_typical_path"]
 )
 class TestTypical(AcceptanceRuleSuite):
     """The acceptance rule ``typical``, without doubt about any token."""

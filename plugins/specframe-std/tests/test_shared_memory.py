@@ -32,14 +32,7 @@ TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
 PROMPTS = harness.random_prompts([5, 21, 1, 9, 40, 3, 14, 7], 61)
 ASKED = harness.requests(PROMPTS, [9, 4, 17, 7, 12, 3, 25, 1], {7})
-STORES = [
-    "pool",
-    "paged,block=1",
-    "paged,block=3",
-    "paged,block=16",
-    "paged,block=3,view=blocks",
-    "paged,block=3,share=on",
-]
+STORES = ["pool", *(f"paged,block={rest}" for rest in ("1", "3", "16", "3,view=blocks", "3,share=on"))]
 
 
 @pytest.fixture(autouse=True)

@@ -50,13 +50,15 @@ FAST = [*EXACT, *HEADS, "late", "aborted", "command", "out_of_memory", "missed",
 OTHERS = ("mistral", "gemma3", "phi3", "glm4", "qwen3-moe", *zoo.HYBRIDS)
 """Further architectures, with heads that two ranks share; of layers with states both have all."""
 ALSO_EXACT = [
-    "exact:eqspec:3",
-    "exact:exspec:3",
-    "exact:rollback:3",
-    "exact:rollback:goodput,maximum=4",
-    "pieces",
-    "lookup",
-    "buffered",
+    *(
+        "exact:eqspec:3",
+        "exact:exspec:3",
+        "exact:rollback:3",
+        "exact:rollback:goodput,maximum=4",
+        "pieces",
+        "lookup",
+        "buffered",
+    )
 ]
 SLOW = [
     *ALSO_EXACT,

@@ -55,10 +55,7 @@ def local(request: pytest.FixtureRequest) -> Iterator[Workers]:
 def pipes(local: Workers) -> tuple[Pipeline, Pipeline]:
     """The same pipeline with workers and without."""
     options = {"batch_size": 2, "draft_length": 3, "seed": 4, "tokenizer": fakes.fake_tokenizer()}
-    return (
-        harness.pipeline(TARGET, DRAFT, executor=local, **options),
-        harness.pipeline(TARGET, DRAFT, **options),
-    )
+    return (harness.pipeline(TARGET, DRAFT, executor=local, **options), harness.pipeline(TARGET, DRAFT, **options))
 
 
 @pytest.mark.wide(but=["test_equals_reference[ragged]"])
