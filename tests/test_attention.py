@@ -172,12 +172,7 @@ def test_half_precision_packs_on_cuda() -> None:
 @pytest.mark.wide(but=["with rows that wait"])
 @pytest.mark.parametrize(
     ("lengths", "options"),
-    [
-        ((6,), {}),
-        ((6, 6, 6), {}),
-        ((6, 2, 11), {}),
-        ((6, 2, 11, 7, 9, 3, 8), {"schedule": "same-length,window=7"}),
-    ],
+    [((6,), {}), ((6, 6, 6), {}), ((6, 2, 11), {}), ((6, 2, 11, 7, 9, 3, 8), {"schedule": "same-length,window=7"})],
     ids=["one row", "even rows", "uneven rows", "with rows that wait"],
 )
 def test_recorded_drafts_are_the_drafts(lengths: tuple[int, ...], options: dict[str, Any]) -> None:

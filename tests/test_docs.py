@@ -307,26 +307,6 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-@pytest.mark.wide
-def test_check_names_what_is_stale(
-    generate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``generate.py --check`` names each file that differs and gives status 1; without it, they are written."""
-    monkeypatch.setattr(generate, "ROOT", tmp_path)
-    (tmp_path / "docs").mkdir()
-    row, table = "| alignment | `ragged` |", (ROOT / "docs/strategies.md").read_text(encoding="utf-8")
-    (tmp_path / "docs/strategies.md").write_text(table.replace(row, "| alignment | `jagged` |"), encoding="utf-8")
-    heads = (ROOT / "docs/heads.md").read_text(encoding="utf-8")
-    (tmp_path / "docs/heads.md").write_text(heads.replace("| `shift` | 0 |", "| `shift` | 1 |"), encoding="utf-8")
-    assert generate.main(["--check"]) == 1
-    stale = re.findall(r"^(\S+) is not up to date", capsys.readouterr().err, flags=re.MULTILINE)
-    pictures = [f"docs/images/{name}-{theme}.svg" for name in ("round", "following") for theme in ("light", "dark")]
-    assert stale == ["docs/hooks.md", "docs/cli.md", "docs/strategies.md", "docs/heads.md", *pictures]
-    assert generate.main([]) == 0
-    assert row in (tmp_path / "docs/strategies.md").read_text(encoding="utf-8")
-    assert generate.main(["--check"]) == 0
-
-
 class Stages(Observer):
     """Keeps the stages of the latest round that are not within another one, in the order in which they began first."""
 

@@ -52,17 +52,3 @@ def test_an_entry_that_has_rotted_is_told(copy: Copy, changed: dict, problem: st
     (found,) = mutation.problems([attrs.evolve(LEAP, **changed)], copy.folder)
     assert found.startswith("leap: ")
     assert problem in found
-
-
-@pytest.mark.wide
-def test_two_mutants_of_one_name_are_told(copy: Copy) -> None:
-    """A name is of one mutant."""
-    assert mutation.problems([LEAP, LEAP], copy.folder) == ["leap: 2 mutants have this name"]
-
-
-@pytest.mark.wide
-def test_an_entry_with_a_misspelt_key_is_told(tmp_path: Path) -> None:
-    """A key too many or too few is an error that names the file."""
-    (tmp_path / "engine.toml").write_text('[[mutant]]\nname = "a"\nfalt = "b"\n')
-    with pytest.raises(ValueError, match=r"engine\.toml: expected the keys .*'fault'.*, got \['falt', 'name'\]"):
-        mutation.read(tmp_path)

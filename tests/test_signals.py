@@ -117,29 +117,6 @@ def test_output_that_cannot_be_printed(
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC])
-def test_a_screen_that_is_not_needed(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be printed stops nothing when results are kept elsewhere; only a full disk is reported in the end."""
-    screen, done = Screen(needed=False), []
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", Broken(number))
-        for part in range(2):
-            with screen.showing():
-                click.echo("text")
-            done.append(part)
-        with pytest.raises(OSError, match=os.strerror(number)), Screen(needed=True).showing():
-            click.echo("text")
-    assert done == [0, 1]
-    with pytest.raises(ValueError, match="not of the screen"), screen.showing():
-        raise ValueError("not of the screen")
-    if number == errno.EPIPE:
-        screen.check()
-    else:
-        with pytest.raises(OptionError, match="standard output cannot be written: No space left on device; the resul"):
-            screen.check()
-
-
-@pytest.mark.wide
 def test_an_interruption_while_the_command_line_is_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,23 +61,6 @@ def test_the_quick_set_is_what_is_new_kept_or_chosen(pytester: pytest.Pytester) 
 
 
 @pytest.mark.wide
-def test_the_choice_catches_every_fault_with_the_cheapest_tests() -> None:
-    """Two cheap tests replace a dear one that catches both faults; a kept test counts; a fault that none catches is named."""
-    table = quick.Table(
-        {"a.py::dear": 9.0, "a.py::one": 0.1, "a.py::two": 0.1, "b.py::three": 0.1, "b.py::kept": 5.0},
-        {},
-        {
-            "one": ["a.py::dear", "a.py::one"],
-            "two": ["a.py::dear", "a.py::two", "b.py::three"],
-            "three": ["b.py::kept", "a.py::one"],
-            "missed": [],
-        },
-    )
-    assert quick.choose(table, ["b.py::kept"]) == (["b.py::kept", "b.py::three", "a.py::one"], ["missed"])
-    assert quick.choose(table, []) == (["a.py::one", "a.py::two"], ["missed"])
-
-
-@pytest.mark.wide
 def test_every_dependency_has_a_lowest_version() -> None:
     """What is declared can be installed at its lowest version, and the highest of several bounds counts."""
     lowest = bounds.lowest(bounds.declared())

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -32,9 +33,9 @@ def begin(pieces: Iterable[tuple[torch.fx.GraphModule, Path]]) -> subprocess.Pop
         Exception: whatever torch raises for code that cannot be pickled.
     """
     options = Options(ops_filter=None)  # operators of any library
-    sent = [(GraphPickler.dumps(graph, options), str(path)) for graph, path in pieces]
-    with tempfile.TemporaryFile() as file:  # a pipe would be full before the process reads
-        pickle.dump(sent, file)
+    sent = [(base64.b64encode(GraphPickler.dumps(graph, options)).decode(), str(path)) for graph, path in pieces]
+    with tempfile.TemporaryFile("w+") as file:  # a pipe would be full before the process reads
+        json.dump(sent, file)
         file.seek(0)
         return subprocess.Popen(
             [sys.executable, "-m", __name__, str(torch.get_num_threads())],  # the code is written for this number
@@ -50,8 +51,9 @@ def main() -> None:
     """Compile what comes by standard input."""
     os.nice(NICE)
     torch.set_num_threads(int(sys.argv[1]))
-    for code, path in pickle.load(sys.stdin.buffer):
-        graph = cast(torch.fx.GraphModule, GraphPickler.loads(code, FakeTensorMode(shape_env=ShapeEnv())))
+    for code, path in json.load(sys.stdin):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        graph = cast(torch.fx.GraphModule, GraphPickler.loads(base64.b64decode(code), mode))
         compile_piece(graph, Path(path))
 
 
