@@ -73,7 +73,7 @@ CHUNKED = {"attention_chunk_size": 5, "no_rope_layers": [1, 0], "floor_scale": 3
 """Chunks that rows begin and end within; a layer without positions, whose queries have another temperature every third token."""
 
 INDEXED = MLA | {"index_topk": 5, "index_n_heads": 16, "index_head_dim": 8}
-"""Fewer tokens are attended to than rows have. Every how many heads one has a score, so that no two tokens tie at 0."""
+"""Fewer tokens are attended to than rows have. One head in this many has a score, so that no two tokens tie at 0."""
 
 UNLIKE = INDEXED | {
     "layer_types": ["indexed_attention", "sliding_attention"],

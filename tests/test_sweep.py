@@ -41,7 +41,7 @@ share by repeating them), layers with other numbers of heads, sinks, latent keys
 REFUSED = {"cpmant", "deepseek_v4", "moshi", "recurrent_gemma"}
 """One for each reason to refuse: no positions, keys of several tokens, a window that is not kept, a state of no known kind."""
 EVERY = 8
-"""Of the others, in the order of their names, one in every few is in the sample."""
+"""Of the others, in the order of their names, one in this many is in the sample."""
 
 
 def sample() -> list[str]:

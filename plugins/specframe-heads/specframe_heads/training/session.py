@@ -27,7 +27,7 @@ TRAINING = "training"
 FIGURES = "figures.json"
 """The file of the figures, in the folder of the head's."""
 HELD_OUT = 20
-"""Every how many texts one is held out, where no others are given."""
+"""One text in this many is held out, where no others are given."""
 
 
 @attrs.frozen

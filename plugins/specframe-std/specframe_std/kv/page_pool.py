@@ -17,11 +17,11 @@ SPARE = 32
 """Slots that a row gets beyond those it needs, at least: some rounds' tokens, so that not every round lays rows out anew."""
 
 SHARE = 8
-"""Slots that a row needs for each one more to grow into: a long row costs more to copy."""
+"""A row that needs n slots gets n / ``SHARE`` more to grow into: a long row costs more to copy."""
 
 
 LOOSE = 16
-"""Slots that rows have for each one more of the pool: a pool that fits exactly would be copied for every row that grows. A pool
+"""A pool of rows with n slots has n / ``LOOSE`` more: a pool that fits exactly would be copied for every row that grows. A pool
 with twice as many beyond is made smaller."""
 
 

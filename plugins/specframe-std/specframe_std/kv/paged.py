@@ -27,8 +27,8 @@ from specframe_std.kv.quantised import EXACT, Quantisable
 from specframe_std.kv.slot_tables import FILLER
 
 GROWTH = 8
-"""Blocks of a pool that is too small for each one more that it gets: each growth copies it, layer by layer. One that has twice
-as many at its end without a user is made smaller."""
+"""A pool of n blocks that is too small gets n / ``GROWTH`` more: each growth copies it, layer by layer. A pool with twice as many
+at its end without a user is made smaller."""
 
 LEAST = 128
 """Slots that a pool grows by, at least: a small one would be copied for every block."""

@@ -42,8 +42,8 @@ UNREAD = 8
 """Rounds without a draft after which a draft model reads prompts no more, as at the start of a run
 (:mod:`specframe_std.drafters.draft_model`)."""
 READ = 0.6
-"""Seconds of a token that a draft model reads with hundreds of others, as a share of the seconds by its shapes and those of a token
-of a draft, which the target computes with few others. Two draft models on a CPU have 0.5 and 0.64."""
+"""Seconds of a token that a draft model reads with hundreds of others, as a share of the estimate by its shapes and the seconds of
+a draft's token, which the target computes with few others. Two draft models on a CPU have 0.5 and 0.64."""
 EVIDENCE = 4
 """Rows that the first draft length is tried on beyond :data:`TRIAL` rounds: the acceptance of two or three rows says little."""
 NEW_SHAPES = 4
