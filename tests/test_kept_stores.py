@@ -119,34 +119,21 @@ def test_what_a_round_has_failed_in_is_not_used_again(error: Exception) -> None:
     assert (len(kv.opened), kv.alive()) == (4, 2)
 
 
-def test_other_rotary_factors() -> None:
-    """What was cached with other rotary factors suits nobody; rows that keep nothing suit a model whose weights have changed."""
+def test_stores_are_taken_once() -> None:
+    """What is kept suits a run that needs less, once; rows that keep nothing suit a model whose weights have changed."""
     run = harness.open_run(zoo.build("llama", seed=5), 2, 20)
     model, kv, stores = run.runner, run.kv, Stores()
     opened = OpenStore(model, kv, 2, 20, run.target.store)
-    stores.keep([opened], group=False)
-    assert stores.room(model, kv, 1, 9, group=False) == (2, 20)
+    stores.keep([opened])
+    assert stores.room(model, kv, 1, 9) == (2, 20)
     assert stores.take(model, kv, 2, 20) is opened
     assert stores.take(model, kv, 2, 20) is None
-    stores.keep([opened], group=False)
-    assert stores.room(model, kv, 1, 9, group=True) == (1, 9)
+    stores.keep([opened])
+    assert stores.room(model, kv, 3, 9) == (3, 9)
     assert stores.take(model, kv, 2, 20) is None, "nothing is held beside what is opened"
-    stores.keep([opened], group=False)
+    stores.keep([opened])
     noise(model.module)
-    assert stores.room(model, kv, 1, 9, group=False) == (2, 20)
-
-
-def test_what_is_kept_of_prompts_is_of_the_same_rotary_factors() -> None:
-    """Stores whose rows share memory serve runs of any size, and none with other rotary factors."""
-    run = harness.open_run(zoo.build("llama"), 2, 20, kv="paged,block=4,share=on")
-    model, kv, stores = run.runner, run.kv, Stores()
-    opened = OpenStore(model, kv, 2, 20, run.target.store)
-    stores.keep([opened], group=False)
-    assert stores.room(model, kv, 2, 20, group=False) == (2, 20)
-    assert stores.take(model, kv, 2, 20) is opened
-    stores.keep([opened], group=False)
-    stores.room(model, kv, 2, 20, group=True)
-    assert stores.take(model, kv, 2, 20) is None
+    assert stores.room(model, kv, 1, 9) == (2, 20)
 
 
 # ---- prefixes ----------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_metrics_count_what_stands():
 
 
 def test_a_batch_tells_how_many_others_wait():
-    """They wait for a row, from when they are let in. Those whose row waits for a later round do not, nor those that get none."""
+    """They wait for a row, from when they are let in. Those whose row waits for a later round do not."""
     pool, batch = started(requests([[1]] * 3, 9))
     assert batch.waiting == 0
     pool.add(Request(3, [1], 9))
@@ -73,8 +73,6 @@ def test_a_batch_tells_how_many_others_wait():
     assert pool.batch(pool.live).waiting == pool.batch(pool.live[:2]).waiting == 1
     pool.preempt(pool.live[0])
     assert pool.batch(pool.live).waiting == 2
-    pool.draining = True
-    assert pool.batch(pool.live).waiting == 0
 
 
 def test_samples_of_an_aborted_reader_read_the_prompt_themselves():

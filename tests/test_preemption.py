@@ -114,15 +114,15 @@ def test_rows_of_no_round_under_way_keep_what_they_have() -> None:
         engine.add(request)
     for _ in range(9):
         engine.step()
-    live = list(engine._groups.pool.live)
+    live = list(engine._pool.live)
     kv.slots = 1
     with pytest.warns(RuntimeWarning, match="request .2, 0. gives its memory back to 2 others"):
         assert engine.step() is None
     kv.slots = 10**6
-    assert [one for one in engine._groups.pool.live if one in live] == engine._groups.pool.live != []
+    assert [one for one in engine._pool.live if one in live] == engine._pool.live != []
     for _ in range(20):
         engine.step()
-        assert len(engine._groups.pool.live) <= 2, "the third waits until another has ended"
+        assert len(engine._pool.live) <= 2, "the third waits until another has ended"
     while not engine.idle:
         engine.step()
 
@@ -175,7 +175,7 @@ def test_the_batch_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = harness.requests(harness.random_prompts([3] * 9, zoo.VOCABULARY), [20, 20, 20, 20, 4, 4, 4, 4, 4])
 
     def stepped(self: LocalEngine) -> Any:
-        rows.append(len(self._groups.pool.live))
+        rows.append(len(self._pool.live))
         if len(rows) == 14:
             kv.slots = 10**6
         return step(self)

@@ -103,9 +103,9 @@ def test_faults_inside_any_step(schedule: str, steps: int, way: str, monkeypatch
                 act()
                 return 0.0
 
-        engine._groups.pool._clock = Inside()
+        engine._pool._clock = Inside()
         engine.step()
-        engine._groups.pool._clock = HandClock()
+        engine._pool._clock = HandClock()
     else:
         verifier.error = ValueError("planted") if way == "error" else torch.OutOfMemoryError("CUDA out of memory")
     with warnings.catch_warnings():

@@ -15,13 +15,7 @@ from transformers import PreTrainedModel
 
 from specframe import assisted
 from specframe.contracts.requests import Request
-from specframe.engine import rotary_groups
-from specframe.engine.engine_clock import HandClock
-from specframe.engine.local_engine import LocalEngine
-from specframe.engine.local_executor import Local
-from specframe.engine.parts import parts_of
 from specframe.errors import SpecframeWarning
-from specframe.plugins.recipe import Recipe
 
 BOUNDARY = 24
 """Tokens up to which the models of these tests take short factors."""
@@ -68,18 +62,31 @@ def pipeline(target: PreTrainedModel, **options: Any) -> harness.Pipeline:
     return harness.pipeline(target, zoo.good_draft(target), **{"batch_size": 3, "draft_length": 4, **options})
 
 
-@pytest.mark.wide
+@pytest.mark.wide(but=["phi3-{}"])
 @pytest.mark.parametrize(
-    "options", [{}, {"align": "eqspec"}, {"align": "exspec"}, {"graphs": "on"}, {"drafter": None}], ids=str
+    "options",
+    [{}, {"align": "eqspec"}, {"align": "exspec"}, {"graphs": "on"}, {"drafter": None}, {"drafter": "early-exit"}],
+    ids=str,
 )
 @pytest.mark.parametrize("name", ["phi3", "phimoe"])
 def test_short_rows_beside_long_ones_are_exact(name: str, options: dict[str, Any]) -> None:
-    """Rows on both sides of the boundary, asked for in turns, have the reference's tokens and those of ``generate`` alone."""
+    """Rows on both sides of the boundary, in one batch, have the reference's tokens and those of ``generate`` alone."""
     target = model(name)
     requests = asked((3, 40, 19, BOUNDARY + 1, 1, 61, 12))
     results = harness.check(pipeline(target, **options), requests)
     for request, result in zip(requests, results, strict=True):
         assert result.token_ids == generated(target, request, 6)
+
+
+def test_unlike_rows_share_no_blocks() -> None:
+    """A long prompt that begins as a short one does has blocks of its own, and the next of its kind begins with them."""
+    target, (short, long) = model("phi3"), asked((16, BOUNDARY + 8))
+    like = Request(1, short.prompt_ids + long.prompt_ids[:16], 6)
+    pipe = pipeline(target, kv="paged,share=on,block=4", batch_size=2)
+    expected = [generated(target, request, 6) for request in (short, like)]
+    for _ in range(2):
+        assert [result.token_ids for result in harness.decode(pipe, [short, like])] == expected
+    assert pipe.report.figures()["prefix_hit_tokens"] > BOUNDARY
 
 
 @pytest.mark.wide(but=["20-6-False", "24-1-True"])
@@ -155,27 +162,3 @@ def test_dynamic_factors_are_those_of_the_context(grown: bool) -> None:
     for request, result in zip(requests, results, strict=True):
         new = min(9, BOUNDARY - len(request.prompt_ids))
         assert result.token_ids == generated(target, request, new)
-
-
-def test_neither_group_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a steady stream of requests of one group, those of the other are decoded after a bounded number of rounds, exactly."""
-    monkeypatch.setattr(rotary_groups, "TURN", 5)
-    target = model("phi3")
-    prompts = harness.random_prompts((3,) * 12 + (BOUNDARY + 1,), zoo.VOCABULARY, seed=4)
-    short, (long,) = harness.requests(prompts[:12], 6), harness.requests(prompts, 6)[12:]
-    recipe = Recipe(target, None, batch_size=2, generation_config=None).checked()
-    engine = LocalEngine(recipe, parts_of(recipe), [], HandClock(), Local())
-    for request in (*short[:3], long):
-        engine.add(request)
-    ended: list[int] = []
-    coming = iter(short[3:])
-    while not engine.idle:
-        progress = engine.step()
-        for one in progress.finished if progress else []:
-            ended.append(one.request.index)
-            assert one.token_ids == generated(target, one.request, 6)
-            if one.request is not long and (following := next(coming, None)):
-                engine.add(following)
-    engine.close()
-    assert sorted(ended) == list(range(13))
-    assert ended.index(12) <= 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -94,13 +93,11 @@ class Stranger:
         logits_BTV = 4 * states_BTD[:, -keep:] @ net.tokens.weight.T
         return Scores(logits_BTV.float(), {number: found[number] for number in hidden})
 
-    def group(self, request: Request) -> bool:
+    by_rows = None
+
+    def require_decodable(self, request: Request) -> None:
         if len(request.prompt_ids) + request.max_new_tokens > CONTEXT:
             raise PromptError(f"the model takes {CONTEXT} tokens")
-        return False
-
-    def decoding(self, group: bool) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
 
 @pytest.mark.wide(but=["test_chains[3-ragged]"])

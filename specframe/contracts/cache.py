@@ -271,6 +271,8 @@ class PrefixStore(KVStore, Protocol):
     ahead: int
     """How many tokens after a slot's own one its keys depend on, 0 until it is set: two rows have the same first s slots if their
     first s + ``ahead`` tokens are equal."""
+    apart: Callable[[Sequence], bool] | None
+    """Tells two kinds of rows, which share nothing, or None, until it is set, for rows of one kind."""
 
 
 class KVBackend(Protocol):

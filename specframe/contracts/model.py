@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 import attrs
@@ -13,6 +12,7 @@ from specframe.contracts.attention import Asked
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.states import StateLayer, StateStore
 
 
@@ -48,14 +48,21 @@ class StraightForward(Protocol):
 class Layers(Protocol):
     """Decides which forwards of one model run as straight code; made for a :class:`specframe.model.runner.ModelRunner`."""
 
-    def of(
-        self, layers: str, rows: int, width: int, hidden: tuple[int, ...], long_rope: bool
-    ) -> StraightForward | None:
+    def of(self, layers: str, rows: int, width: int, hidden: tuple[int, ...]) -> StraightForward | None:
         """Return the forward to run with ``rows`` times ``width`` tokens, or None where the modules are called.
 
-        ``layers`` is "traced", "compiled" or "auto"; ``long_rope`` says whether rotary modules give the long ones of two sets of
-        factors.
+        ``layers`` is "traced", "compiled" or "auto".
         """
+
+
+class ByRows(Protocol):
+    """What a model computes otherwise for some rows, as where a long prompt takes other rotary factors."""
+
+    def apart(self, sequence: Sequence) -> bool:
+        """Return whether a sequence is of the one kind or the other: those of unlike kinds share no keys."""
+
+    def placed(self, batch: Batch, placement: Placement) -> Placement:
+        """Return a placement that tells the model of its rows' kinds."""
 
 
 class Model(Protocol):
@@ -109,12 +116,9 @@ class Model(Protocol):
         of hidden states to return of all tokens, as :attr:`Scores.hidden`.
         """
 
-    def group(self, request: Request) -> bool:
-        """Return which of two groups, never decoded together, a request belongs to.
+    def require_decodable(self, request: Request) -> None:
+        """Raise :class:`specframe.errors.PromptError`, in one sentence, for a request that cannot be decoded."""
 
-        Raises:
-            PromptError: it cannot be decoded, in one sentence.
-        """
-
-    def decoding(self, group: bool) -> AbstractContextManager[None]:
-        """Return the context in which requests of a group are decoded."""
+    @property
+    def by_rows(self) -> ByRows | None:
+        """What is computed otherwise for some rows, or None."""

@@ -30,7 +30,6 @@ from specframe.engine.memory_limits import RowLimits, too_small
 from specframe.engine.open_run import Opened, defers, leaves_nan, share_memory
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
-from specframe.engine.rotary_groups import Groups
 from specframe.errors import PromptError, SpecframeWarning
 from specframe.model.padding_free import MANY
 from specframe.model.run import Run
@@ -58,9 +57,6 @@ class LocalEngine:
     live sequences are read in again with the tokens they have, and go on. The same happens, with half the rows, when the device's
     memory runs out, and with twice as many when it has sufficed for a while. Greedy tokens, and those of rules whose tokens are
     the same whatever was drafted, stay as they are.
-
-    Requests whose prompts need other rotary factors than those being decoded wait, for
-    :data:`specframe.engine.rotary_groups.TURN` rounds and until what is being decoded then has ended.
 
     Every request ends once, whatever a step raises: a round counts as a whole or not at all, and what it has ended is reported
     before an error of those who receive the report. The step after an error opens the caches anew, and goes on.
@@ -90,7 +86,6 @@ class LocalEngine:
         if recipe.memory is not None:
             self._bound = registry().entry("option", "memory").factory(recipe, parts)
         self._numerics = parts.composition.numerics
-        self._context = self._by_numerics if self._numerics else self._decoding
         self._checks: InvariantChecks | None = registry().make("option", "check") if recipe.check else None
         checks = [self._checks] if self._checks else []
         plugins = installed_observers(registry()) if installed else []
@@ -98,7 +93,7 @@ class LocalEngine:
         self._broadcast = guard("executor", executor).broadcast
         self._barrier = cast(RankedExecutor, executor).barrier if "ranks" in executor.offers else single_rank
         self._clock = BroadcastClock(clock, self._broadcast)
-        self._groups = Groups(self._pool)
+        self._pool = self._new_pool()
         self._joined = False
         """Whether requests come after the first step."""
         self._room = 0
@@ -111,7 +106,7 @@ class LocalEngine:
         """The error of an observer or policy that received the latest round, which the next step raises."""
         self._undrawn = UndrawnWarning()
 
-    def _pool(self) -> Pool:
+    def _new_pool(self) -> Pool:
         runner = self._parts.runner
         pool = Pool([], 0, 0, runner.context, runner.device, clock=self._clock)
         pool.guide = self._parts.constraints.guide
@@ -121,7 +116,7 @@ class LocalEngine:
     @property
     def idle(self) -> bool:
         """Whether every request has finished, and no error is left to raise."""
-        return self._late is None and self._groups.idle
+        return self._late is None and not self._pool.unfinished
 
     @property
     def held_bytes(self) -> tuple[int, int]:
@@ -138,17 +133,15 @@ class LocalEngine:
         """
         require_ids(request.prompt_ids, self._parts.runner)
         self._parts.constraints.require(request)
-        group = self._parts.runner.group(request)
-        if self._groups.holds(request.key):
+        self._parts.runner.require_decodable(request)
+        if self._pool.holds(request.key):
             raise PromptError(duplicate_key(request))
         joined = self._joined or self._opened is not None
-        counted = self._bound is None or self._bound.take(request, self._groups.of(group), joined)
+        counted = self._bound is None or self._bound.take(request, self._pool, joined)
         past = self.idle and self._opened is not None and self._is_past(self._opened, request)
-        self._groups.add(group, request)
+        self._pool.add(request)
         self._joined = joined
-        if self._opened and (
-            past or (group == self._groups.current and (not counted or not self._fits(self._opened, request)))
-        ):
+        if self._opened and (past or not counted or not self._fits(self._opened, request)):
             self._shut(keep=True)
 
     def make_room(self, tokens: int) -> None:
@@ -164,7 +157,7 @@ class LocalEngine:
             at once, too, and the round under way is discarded.
         """
         key = self._broadcast(key)
-        ended = next((one for pool in self._groups if (one := pool.abort(key)) is not None), None)
+        ended = self._pool.abort(key)
         if ended is not None and self._opened:
             if self._deciding:
                 self._shut()
@@ -186,12 +179,10 @@ class LocalEngine:
             raise error
         if self.idle:
             return None
-        if self._groups.turn():
-            self._shut()  # what is cached was computed with other rotary factors
-        pool, report = self._groups.pool, None
+        pool, report = self._pool, None
         pool.most = self._limits.live
         try:
-            with self._barrier() as commit_point, self._context(self._groups.current):
+            with self._barrier() as commit_point, self._computing():
                 try:
                     with self._running(pool) as opened, torch.inference_mode():
                         flight = opened.take_ahead() or self._launch(pool, opened)
@@ -300,26 +291,20 @@ class LocalEngine:
 
     def close(self) -> None:
         """Release the caches; their stores stay open for a later run. Requests that have not finished are forgotten."""
-        for pool in self._groups:
-            pool.abort_all()  # first: nothing is kept for who does not come back
+        self._pool.abort_all()  # first: nothing is kept for who does not come back
         self._shut(keep=True)
-        self._groups.clear()
+        self._pool = self._new_pool()
         self._late = None
 
-    def _decoding(self, group: bool) -> contextlib.AbstractContextManager[None]:
+    def _computing(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a step's forwards."""
         if self._opened is None:
             self._parts.renew()
-        return self._parts.runner.decoding(group)
-
-    @contextlib.contextmanager
-    def _by_numerics(self, group: bool) -> Iterator[None]:
-        assert self._numerics is not None
-        with self._decoding(group), self._numerics.around(self._parts.runner.device):
-            yield
+        return self._numerics.around(self._parts.runner.device) if self._numerics else contextlib.nullcontext()
 
     def _fits(self, opened: Opened, request: Request) -> bool:
         """Return whether a request that was just added can be decoded as things are open."""
-        pool = self._groups.pool
+        pool = self._pool
         ruled = request.plan.greedy or not opened.greedy or not is_auto(self._recipe.accept)
         longest = pool.capacity - opened.use.policy.maximum.nodes - 1
         short = pool.limit(request) <= longest and (opened.prompt is None or len(request.prompt_ids) <= opened.prompt)
@@ -333,7 +318,7 @@ class LocalEngine:
         """Return whether a bound of memory has left few rows, for the sake of sequences longer than those that there are now."""
         if self._bound is None or opened.most >= self._limits.of(opened.use.scheduler.rows(self._limits.batch_size)):
             return False
-        pool = self._groups.pool
+        pool = self._pool
         longest = pool.capacity - opened.use.policy.maximum.nodes - 1
         return longest > max(min(self._room, pool.context), pool.limit(request))
 
@@ -381,9 +366,7 @@ class LocalEngine:
         bounded = recipe.memory is not None
         if self._barrier is not single_rank:
             parts.stores.forget_prompts()  # no rank sees what was written to another's part of the weights
-        rows, capacity = parts.stores.room(
-            parts.runner, use.kv, pool.rows, pool.capacity, self._groups.current, bounded
-        )
+        rows, capacity = parts.stores.room(parts.runner, use.kv, pool.rows, pool.capacity, bounded)
         return start(
             parts.runner,
             use.alignment,
@@ -415,7 +398,7 @@ class LocalEngine:
         opened, self._opened = self._opened, None
         with contextlib.closing(self._held):
             if opened and keep:
-                opened.run.put_away(self._groups.current)
+                opened.run.put_away()
 
     def _recover(self, how: str) -> None:
         """Free the device's memory after it ran out, and say how things go on."""

@@ -68,8 +68,6 @@ class Pool:
         """Whether samples of one prompt begin from each other, and requests with equal prompts do not."""
         self.late_forks = True
         """Whether a fork may begin from a parent that decodes already: layers that keep a state have none of its start by then."""
-        self.draining = False
-        """Whether no request is made live: those that are live are decoded to their end."""
         self._rounds = 0
         self._furnish(rows)
 
@@ -206,15 +204,8 @@ class Pool:
         return now + sum(map(self.length, self.live)), end + sum(one.limit for one in self.live)
 
     @property
-    def due(self) -> bool:
-        """Whether a request waits for a row: it has arrived, or has given its row back."""
-        return bool(self._returned) or self._queue.due(self._clock)
-
-    @property
     def waiting(self) -> Collection[Request]:
         """Requests that have arrived and have no row yet. When there is nothing else to do, the next to arrive has."""
-        if self.draining:
-            return ()
         if self._queue.coming:
             idle = not (self.live or self._queue.arrived or self._returned)
             self._queue.let_in(self._clock, idle)
@@ -232,8 +223,6 @@ class Pool:
             ModelError: there is no room for a request, and nothing is live that could end.
         """
         reading: list[Sequence] = []
-        if self.draining:
-            return reading
         most = self.rows if self.most is None else min(self.rows, self.most)
         for _ in range(min(count, len(self._returned) + len(self.waiting), most - rows_taken(self.live))):
             returned = self._returned
@@ -304,7 +293,7 @@ class Pool:
         for sequence in self._under_way:
             sequence.waited = 0
         other = held.made(held.mixed, held.own.stop, piece, least=1) if held.mixed else None
-        waiting = 0 if self.draining else len(self._returned) + len(self._queue.arrived)
+        waiting = len(self._returned) + len(self._queue.arrived)
         self.latest = held.made(held.batch, held.first, piece, starts=starts, mixed=other, waiting=waiting)
         return self.latest
 

@@ -69,13 +69,6 @@ class WaitingQueue:
             heapq.heappop(self._heap)
             self.arrived[following.key] = self.coming.pop(following.key)
 
-    def due(self, clock: Clock) -> bool:
-        """Return whether a request has arrived, let in or not."""
-        if self.arrived:
-            return True
-        following = self._following
-        return following is not None and following.arrival <= clock.now
-
     @property
     def _following(self) -> Request | None:
         """The request that arrives next, or None if there is none to come."""

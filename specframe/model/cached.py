@@ -82,6 +82,7 @@ class CachedModel:
         if graphs is not None and (slots := store.slots) is not None:
             self._graphs = graphs
             self._captured, self._chain = graphs.begin(self._forward, store, slots, layout)
+            self._chain = None if runner.by_rows else self._chain
 
     @property
     def new_shapes(self) -> int:
@@ -178,7 +179,7 @@ class CachedModel:
                 return self._feed_both(batch, block, keep, mixed, chunk)
         if not followed:
             self.follow(batch)
-        placement = self.layout.place(batch, block)
+        placement = self._place(batch, block)
         if self._borrowed:
             placement = placement.by_a_draft()
         if self.states is not None:
@@ -246,7 +247,13 @@ class CachedModel:
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the places of the tokens about to be fed, after moving whatever has to move for them."""
         self.follow(batch)
-        return self.layout.place(batch, block)
+        return self._place(batch, block)
+
+    def _place(self, batch: Batch, block: Block) -> Placement:
+        """Return the places of the tokens about to be fed to a batch that is arranged."""
+        placement = self.layout.place(batch, block)
+        by_rows = self.runner.by_rows
+        return placement if by_rows is None else by_rows.placed(batch, placement)
 
     def follow(self, batch: Batch) -> None:
         """Make the batch's sequences the rows of this cache and its layout."""

@@ -143,16 +143,12 @@ class SelfTests:
         keep: int,
         options: CallOptions = AS_IS,
     ) -> torch.Tensor:
-        """Call the model with the rotary factors that it takes by itself, whatever the run that asks decodes with.
-
-        Layers with states begin with new ones.
-        """
+        """Call the model. Layers with states begin with new ones."""
         if layers := self._feeder.state_layers:
             states = open_states(layers, len(ids_BT), self._feeder.device)
             states.feed(positions_BT)
             options = attrs.evolve(options, forwards={**options.forwards, **state_forwards(layers, states)})
-        with self._feeder.rope.decoding(False):
-            logits_BTV = self._feeder.call(ids_BT, positions_BT, masks, store, key_index_BS, keep, options)
+        logits_BTV = self._feeder.call(ids_BT, positions_BT, masks, store, key_index_BS, keep, options)
         if layers:
             states.forget()  # what is noted knows its forward, and would stay until garbage is collected
         return logits_BTV

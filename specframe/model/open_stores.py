@@ -79,7 +79,6 @@ class Stores:
     def __init__(self) -> None:
         self._kept: list[OpenStore] = []
         self._runners: list[ModelRunner] = []
-        self._group = False
 
     def runner(self, model: PreTrainedModel) -> ModelRunner:
         """Return what feeds a draft model of transformers: one that has tried it in an earlier run, while the model has not
@@ -88,14 +87,11 @@ class Stores:
         self._runners = [found, *(one for one in self._runners if one.module is not model)]
         return found
 
-    def room(
-        self, model: Model, kv: KVBackend, rows: int, capacity: int, group: bool, exact: bool = False
-    ) -> tuple[int, int]:
+    def room(self, model: Model, kv: KVBackend, rows: int, capacity: int, exact: bool = False) -> tuple[int, int]:
         """Return the rows and the capacity that a run is to open caches with: those that are kept, if they suffice.
 
         Args:
             rows, capacity: what the run needs at least.
-            group: of rotary factors, see :meth:`specframe.contracts.model.Model.group`; keys of another mean nothing.
             exact: whether there is no memory for more rows or slots than the run needs.
         """
         before = [
@@ -106,9 +102,9 @@ class Stores:
         target = next((one for one in self._kept if one.suits(model, kv)), None)
         if exact and target is not None and (target.rows, target.capacity) != (rows, capacity):
             target = None
-        if target is not None and target.any_size and group == self._group:
+        if target is not None and target.any_size:
             return rows, capacity
-        if target is None or target.rows < rows or target.capacity < capacity or group != self._group:
+        if target is None or target.rows < rows or target.capacity < capacity:
             self.clear()
             return rows, capacity
         return target.rows, target.capacity
@@ -121,9 +117,9 @@ class Stores:
                 return one.sized(rows, capacity)
         return None
 
-    def keep(self, opened: Iterable[OpenStore], group: bool) -> None:
+    def keep(self, opened: Iterable[OpenStore]) -> None:
         """Keep the stores of a run that has ended, in place of all others."""
-        self._kept, self._group = list(opened), group
+        self._kept = list(opened)
         self._runners = [one for one in self._runners if any(one is held.model for held in self._kept)]
 
     def forget_prompts(self) -> None:

@@ -3,40 +3,52 @@ rotary factors depend on.
 
 Some factors (rope type "longrope": Phi-3 long, Phi-4-mini, MiniCPM3) depend on the longest position of a forward: where any
 position is beyond ``original_max_position_embeddings``, all its tokens take another set of factors, and keys cached with the
-first set do not fit the second. So sequences that stay within that length and sequences that begin beyond it are decoded one
-group after the other, and a sequence that may cross it is refused.
+first set do not fit the second. So a row takes one set from its first token on, as it has when it is decoded alone: the long one
+where its prompt is longer than that. A sequence that may cross the boundary is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import attrs
 import torch
 from transformers import PreTrainedModel
 
+from specframe.contracts.cache import Placement
 from specframe.contracts.positions import UNCOUNTED, CountedPositions, PositionKind
 from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch, Sequence
+from specframe.devices.kinds import constant
 from specframe.errors import ContractError, ModelError, literal
 from specframe.model.state_layers import call_kind
 from specframe.model.twin import own
 from specframe.plugins.protocols import require_members
 from specframe.plugins.registry import registry
 
+FAR = 2**40
+"""Added to the positions of rows that take long factors: no context is as long."""
+
 
 class Rope:
-    """Dependence of a model's rotary factors on sequence lengths, ``context`` at most; most models have none."""
+    """Dependence of a model's rotary factors on sequence lengths, ``context`` at most; most models have none.
 
-    def __init__(self, model: PreTrainedModel, context: int, name: str) -> None:
+    Short rows of a target, whose ``bounded`` is true, end before the boundary, so tokens beyond it are drafts past a row's end.
+    """
+
+    def __init__(self, model: PreTrainedModel, context: int, name: str, bounded: bool) -> None:
         told = {module: found for module in model.modules() if (found := _boundaries(module))}
-        self._modules, self._context, self._name = [*told], context, name
+        self._context, self._name = context, name
         self._boundary = min((min(found) for found in told.values()), default=context)
-        self.forwards: Mapping[torch.nn.Module, Callable[..., Any]] = {}
-        """The functions called in place of rotary modules' ``forward``: they give all positions the long factors."""
-        self.last_position = context - 1
+        self._last_short = (min(context, self._boundary) if bounded else context) - 1
+        self.forwards: Mapping[torch.nn.Module, Callable[..., Any]] = {
+            one: functools.partial(_by_rows, own(one), self._boundary) for one in told
+        }
+        """The functions called in place of rotary modules' ``forward``."""
+        self.last_position = context - 1 + (FAR if told else 0)
         """The position beyond which a forward must not look: draft tokens past a row's end have that one, too."""
 
     def refusal(self, request: Request) -> str | None:
@@ -51,22 +63,17 @@ class Rope:
             f"{boundary} tokens"
         )
 
-    def group(self, request: Request) -> bool:
-        """Return the group that a request belongs to: whether it takes long factors. One run decodes requests of one group."""
-        return bool(self._modules) and len(request.prompt_ids) > self._boundary
+    def apart(self, sequence: Sequence) -> bool:
+        """Return whether a sequence takes long factors."""
+        return len(sequence.request.prompt_ids) > self._boundary
 
-    @contextlib.contextmanager
-    def decoding(self, group: bool) -> Iterator[None]:
-        """Have forwards inside the block take the factors of a group."""
-        before = self.forwards, self.last_position
-        self.forwards = {}
-        if group:
-            self.forwards = {one: functools.partial(_beyond, own(one), self._boundary) for one in self._modules}
-        self.last_position = (self._context if group else min(self._context, self._boundary)) - 1
-        try:
-            yield
-        finally:
-            self.forwards, self.last_position = before
+    def placed(self, batch: Batch, placement: Placement) -> Placement:
+        """Return a placement whose positions tell by :data:`FAR` which rows take long factors."""
+        takes_long = tuple(map(self.apart, batch.sequences))
+        long_B1 = constant(takes_long, placement.positions_BT.device)[:, None]
+        short_BT = placement.positions_BT.clamp(0, self._last_short)
+        long_BT = placement.positions_BT.clamp(0, self._context - 1) + FAR
+        return attrs.evolve(placement, positions_BT=long_BT.where(long_B1, short_BT))
 
 
 def _boundaries(module: torch.nn.Module) -> list[int]:
@@ -79,7 +86,7 @@ def _boundaries(module: torch.nn.Module) -> list[int]:
     return [int(one["original_max_position_embeddings"]) for kind, one in told if kind == "longrope"]
 
 
-def _beyond(
+def _by_rows(
     forward: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     boundary: int,
     x: torch.Tensor,
@@ -87,10 +94,14 @@ def _beyond(
     *arguments: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the cosines and sines (B, T, D) of positions that one beyond the boundary is added to."""
-    further_B1 = torch.full_like(position_ids[..., :1], boundary)
-    made = forward(x, torch.cat([position_ids, further_B1], dim=-1), *arguments, **options)
-    return tuple(part[..., :-1, :] for part in made)
+    """Return the cosines and sines (B, T, D) of positions: from :data:`FAR` on those that a position beyond the boundary gives."""
+    long_BT = position_ids >= FAR
+    ids_BT, further_B1 = position_ids.where(long_BT, FAR) - FAR, torch.full_like(position_ids[..., :1], boundary)
+    of_long = forward(x, torch.cat([ids_BT, further_B1], dim=-1), *arguments, **options)
+    of_short = forward(x, position_ids.where(~long_BT, 0), *arguments, **options)
+    return tuple(
+        one[..., :-1, :].where(long_BT[..., None], other) for one, other in zip(of_long, of_short, strict=True)
+    )
 
 
 def counted_positions(model: PreTrainedModel, called: str) -> CountedPositions:

@@ -115,7 +115,8 @@ class Run:
         if layout is not None:
             how = ForwardOptions(self.attention if isinstance(self.attention, tuple) else ())
         if "prefix" in backend.offers:
-            cast(PrefixStore, opened.store).ahead = ahead
+            prefixes = cast(PrefixStore, opened.store)
+            prefixes.ahead, prefixes.apart = ahead, model.by_rows.apart if model.by_rows else None
         graphs = self._captured(opened, model, how, record)
         cached = self._cached(model, opened.store, layout, backend, slots, graphs.how if graphs else how, graphs)
         cached.keeps_states = keeps_prefixes(backend)
@@ -216,14 +217,14 @@ class Run:
                 released.callback(cached.release)
             self.caches, self._sharing, self._reserved, self._stores = [], [], {}, {}
 
-    def put_away(self, group: bool) -> None:
-        """Let go of all caches, and leave their stores open for a later run; ``group``: of rotary factors, that they are for."""
+    def put_away(self) -> None:
+        """Let go of all caches, and leave their stores open for a later run."""
         left = list(self._stores.values())
         self.release()
         for one in left:
             one.graphs.end()
         if self.stores:
-            self.stores.keep(left, group)
+            self.stores.keep(left)
 
     @property
     def current(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Iterable, Mapping
@@ -23,6 +22,7 @@ from specframe.model.attention.choice import Attention, AttentionChoice
 from specframe.model.decoder_layers import Forwards, HiddenStates, decoder_layers
 from specframe.model.model_checks import SelfTests
 from specframe.model.padding_free import PaddingFree, PaddingFreeBlock, pays
+from specframe.model.positions import Rope
 from specframe.model.state_layers import state_forwards
 from specframe.model.transformers_model import NOTHING, CallOptions, TransformersModel
 from specframe.plugins.registry import registry
@@ -109,7 +109,7 @@ class ModelRunner(TransformersModel):
         traced, found = None, dict[int, torch.Tensor]()
         if how.layers != "eager" and not of_tokens and not forwards:
             rows, width = ids_BT.shape if padding_free is None else (1, padding_free.tokens)
-            traced = self.layers.of(how.layers, rows, width, hidden, bool(self.rope.forwards))
+            traced = self.layers.of(how.layers, rows, width, hidden)
         if hidden and traced is None:
             forwards, found = self.taps.placed(hidden, forwards)
         if padding_free is not None:
@@ -190,7 +190,7 @@ class ModelRunner(TransformersModel):
             self.taps.check(wanted)
         if how.layers in ("traced", "compiled"):
             with torch.inference_mode():
-                self.layers.of(how.layers, 2, 2, wanted, bool(self.rope.forwards))
+                self.layers.of(how.layers, 2, 2, wanted)
 
     def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
         """Return how many tokens of prompts, over all rows, are read in one forward that attends to ``slots`` slots."""
@@ -200,15 +200,15 @@ class ModelRunner(TransformersModel):
         """Return whether tokens whose slots are their places attend by lengths alone."""
         return self._kept(how)[0].packs
 
-    def group(self, request: Request) -> bool:
-        """Return whether a request takes the long ones of two sets of rotary factors."""
+    def require_decodable(self, request: Request) -> None:
+        """Raise :class:`PromptError` for a request whose rotary factors may change while it is decoded."""
         if why := self.rope.refusal(request):
             raise PromptError(why)
-        return self.rope.group(request)
 
-    def decoding(self, group: bool) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which forwards take the rotary factors of a group."""
-        return self.rope.decoding(group)
+    @property
+    def by_rows(self) -> Rope | None:
+        """The rotary factors of rows, or None where these do not depend on lengths."""
+        return self.rope if self.rope.forwards else None
 
     @functools.cached_property
     def layer_weights(self) -> int:

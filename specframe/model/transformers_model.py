@@ -121,7 +121,7 @@ class TransformersModel:
         self.takes_logits_to_keep = "logits_to_keep" in takes
         self._kinds = hasattr(self.config, "layer_types")
         """Whether each kind of layer has a mask of its own, or there is one for all."""
-        self.rope = Rope(model, self.context, str(self))
+        self.rope = Rope(model, self.context, str(self), bounded=role == "target")
         if self.implementation == "sdpa" and by_interface(model):
             self.config._attn_implementation = NAME
         self.dense = False

@@ -117,8 +117,8 @@ def test_an_abort_and_a_stop_while_rows_are_on_the_host(
         while not engine.idle:
             if (report := engine.step()) is not None:
                 ended |= {one.request.index: one.token_ids for one in report.finished}
-            waiting = [*engine._groups.pool._returned]  # keys: copies stay as long as somebody has their sequence
-            if waiting and not gone and (engine._groups.pool.live or "while" not in closes):
+            waiting = [*engine._pool._returned]  # keys: copies stay as long as somebody has their sequence
+            if waiting and not gone and (engine._pool.live or "while" not in closes):
                 assert any(store.host and store.host.nbytes for store in stores)
                 if closes:
                     with monkeypatch.context() as patched:  # nothing more goes there for nobody

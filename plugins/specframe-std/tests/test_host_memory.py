@@ -110,7 +110,7 @@ def begun(kv: str, *observers: Observer, steps: int = 6) -> LocalEngine:
 
 def test_all_copies_together_have_the_bytes(stores: list[PagedStore]) -> None:
     """The host's memory is for all sequences that wait, not for each."""
-    pool = begun("paged,block=4,host=400")._groups.pool
+    pool = begun("paged,block=4,host=400")._pool
     for one in [*pool.live]:
         pool.preempt(one)
     for store in stores:

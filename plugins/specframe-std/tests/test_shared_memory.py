@@ -208,7 +208,7 @@ def come_and_go(kv: str, stores: list[SharedPoolStore], count: int, seed: int) -
         if waiting and choose.random() < 0.08:
             aborted.add(choose.choice(waiting))
             assert engine.abort(next(iter(aborted - {*ended} & {*waiting}))) is not None
-        pool = engine._groups.pool
+        pool = engine._pool
         if len(pool.live) > 1 and choose.random() < 0.1:
             pool.preempt(choose.choice(pool.live))
         report = engine.step()

@@ -113,12 +113,12 @@ def test_a_weight_that_is_no_longer_tied_is_seen() -> None:
     model = zoo.build("qwen3", num_hidden_layers=1)
     runner = runner_of(model)
     with torch.inference_mode():
-        first = runner.layers.of("traced", 3, 4, (), False)
+        first = runner.layers.of("traced", 3, 4, ())
     assert first is not None
     assert first.holds
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * -1)
     with torch.inference_mode():
-        second = runner.layers.of("traced", 3, 4, (), False)
+        second = runner.layers.of("traced", 3, 4, ())
     assert second is not None
     assert second is not first
     runner.tests.require_agreement(second, False, False)
@@ -140,7 +140,7 @@ def test_a_target_is_traced_before_its_first_hidden_state() -> None:
     """That hidden states are taken in modules' place is no change of the model: its first forward may be a trace."""
     runner = runner_of(zoo.build("llama"))
     with torch.inference_mode():
-        assert runner.layers.of("traced", 2, 2, (0, 1, 2, 3), False) is not None
+        assert runner.layers.of("traced", 2, 2, (0, 1, 2, 3)) is not None
 
 
 @pytest.mark.wide
@@ -265,7 +265,7 @@ def test_pieces_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_
     runner = runner_of(zoo.build("opt", num_hidden_layers=1))
     for rows, width in ((3, 4), (1, 1)):
         with torch.inference_mode(), pytest.warns(RuntimeWarning, match="not compiled, and run eagerly: .* off by"):
-            assert runner.layers.of("compiled", rows, width, (), False) is None
+            assert runner.layers.of("compiled", rows, width, ()) is None
 
 
 @PIECES
@@ -281,8 +281,8 @@ def test_a_trial_without_memory_is_made_again(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(SelfTests, "require_agreement", runs_out)
     with torch.inference_mode():
-        assert runner.layers.of("traced", 3, 4, (), False) is None
-        assert runner.layers.of("traced", 3, 4, (), False) is not None
+        assert runner.layers.of("traced", 3, 4, ()) is None
+        assert runner.layers.of("traced", 3, 4, ()) is not None
 
 
 @pytest.mark.slow
@@ -330,7 +330,7 @@ def test_auto_takes_pieces_when_they_pay(compiled: list[Any], monkeypatch: pytes
                     for path in begun:  # as that process does, at some time
                         path.parent.mkdir(exist_ok=True)
                         path.touch()
-                found = runner.layers.of("auto", 3, 4, (), False)
+                found = runner.layers.of("auto", 3, 4, ())
                 told.append("eager" if found is None else "compiled" if found.compiled else "traced")
         return told
 
@@ -351,6 +351,6 @@ def test_another_process_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         pieces = [(piece.graph, traces.compiled_file(piece)) for piece in trace(runner).pieces]
         assert begin(pieces).wait() == 0
         monkeypatch.setattr(torch._inductor, "standalone_compile", None)  # nothing is compiled here
-        found = runner.layers.of("compiled", 3, 4, (), False)
+        found = runner.layers.of("compiled", 3, 4, ())
     assert found is not None
     assert found.compiled

@@ -5,7 +5,6 @@ Tensor names carry their shape: B rows, T tokens, S slots.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -55,13 +54,10 @@ class HeadRunner:
         """Refuse: the drafter feeds its head itself, at the places that its cache gives."""
         raise NotImplementedError
 
-    def group(self, request: Request) -> bool:
-        """Return the one group that all requests belong to."""
-        return False
+    def require_decodable(self, request: Request) -> None:
+        """Refuse nothing: the target does."""
 
-    def decoding(self, group: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context of nothing."""
-        return contextlib.nullcontext()
+    by_rows = None
 
 
 class HeadCache:

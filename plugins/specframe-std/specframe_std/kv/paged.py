@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import attrs
 import numpy as np
@@ -156,6 +156,7 @@ class PagedStore(SharedPoolStore):
     def __init__(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device, how: Paged) -> None:
         super().__init__(shapes, rows, capacity, device)
         self._how, self.block, self._share, self.ahead = how, how.block, how.share, 0
+        self.apart: Callable[[Sequence], bool] | None = None
         self.states: KeptStates | None = None
         """The states of the model's rows, or None if no layer keeps one. With states, blocks of prompts alone are kept: layers may
         take in generated tokens in another way."""
@@ -184,7 +185,7 @@ class PagedStore(SharedPoolStore):
             needed = 1
         else:
             if self._share:
-                row.keys = self._contents(self._ids(sequence)[:tokens])
+                row.keys = self._contents(sequence, self._ids(sequence)[:tokens])
                 self._keep_all()
                 found = self.blocks.holding(row.keys[: (tokens - 1) // self.block])
                 if waits and self._being_read(row, len(found)):
@@ -344,12 +345,13 @@ class PagedStore(SharedPoolStore):
         """Return those of a sequence's tokens whose blocks may be another's."""
         return sequence.start_ids if self.states is None else sequence.request.prompt_ids
 
-    def _contents(self, ids: list[int], known: Collection[bytes] = ()) -> list[bytes]:
+    def _contents(self, sequence: Sequence, ids: list[int], known: Collection[bytes] = ()) -> list[bytes]:
         """Return the keys of the blocks that a row's tokens fill, but for those of its first ones, which are known.
 
         What a slot holds depends on the tokens up to ``ahead`` after its own one, so a block's key includes these.
         """
-        after = [*known][-1] if known else b"".join(token.to_bytes(8, "little") for token in ids[: self.ahead])
+        kind = b"apart" * (self.apart is not None and self.apart(sequence))
+        after = [*known][-1] if known else kind + b"".join(token.to_bytes(8, "little") for token in ids[: self.ahead])
         return [*contents(ids[self.ahead + len(known) * self.block :], self.block, after)]
 
     def _keep_all(self) -> None:
@@ -363,7 +365,7 @@ class PagedStore(SharedPoolStore):
         if not self._share or full <= row.kept:
             return
         if full > len(row.keys) and row.sequence.finished:  # the tokens that it has generated are known by now
-            row.keys += self._contents(self._ids(row.sequence), row.keys)
+            row.keys += self._contents(row.sequence, self._ids(row.sequence), row.keys)
         for block, key in [*zip(row.blocks, row.keys, strict=False)][row.kept : full]:
             self.blocks.keep(block, key)
         row.kept = min(full, len(row.keys))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -62,6 +63,15 @@ class QuantisedStore:
     @ahead.setter
     def ahead(self, tokens: int) -> None:
         cast(PrefixStore, self.packed).ahead = tokens
+
+    @property
+    def apart(self) -> Callable[[Sequence], bool] | None:
+        """Tells two kinds of rows, which share nothing."""
+        return cast(PrefixStore, self.packed).apart
+
+    @apart.setter
+    def apart(self, kind: Callable[[Sequence], bool] | None) -> None:
+        cast(PrefixStore, self.packed).apart = kind
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Make these sequences the rows."""

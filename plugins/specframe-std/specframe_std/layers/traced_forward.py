@@ -275,7 +275,7 @@ def _graph(model: ModelRunner, hidden: tuple[int, ...]) -> torch.fx.GraphModule:
     def forward(ids_BT: Any, positions_BT: Any, key_index_BS: Any, kept_K: Any, *masks: Any) -> list[torch.Tensor]:
         slots, found = key_index_BS.shape[1], dict[int, torch.Tensor]()
         told = model.counts.told(positions_BT, key_index_BS, slots)
-        replaced: Forwards = {**model.rope.forwards, **told.forwards}
+        replaced: Forwards = dict(told.forwards)
         if hidden:
             replaced, found = model.taps.placed(hidden, replaced)
         with running(CurrentForward(None, Untold(slots), replaced, told.functions, attention=as_operator)):

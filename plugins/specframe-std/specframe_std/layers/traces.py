@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -45,13 +45,8 @@ SMALL_LAYER = 1_000_000
 _log = logging.getLogger(__name__)
 
 
-class Kind(NamedTuple):
-    """What the forwards that share a trace have in common."""
-
-    hidden: tuple[int, ...] = ()
-    """The numbers of the hidden states that are taken."""
-    long_rope: bool = False
-    """Whether rotary modules give the long ones of two sets of factors."""
+Kind = tuple[int, ...]
+"""What the forwards that share a trace have in common: the numbers of the hidden states that are taken."""
 
 
 @attrs.define(eq=False)
@@ -68,15 +63,13 @@ class Traces:
     _ahead: subprocess.Popen[bytes] | None = None
     """The process that compiles pieces while forwards go on, or None if none was begun."""
 
-    def of(
-        self, layers: str, rows: int, width: int, hidden: tuple[int, ...] = (), long_rope: bool = False
-    ) -> TracedForward | None:
+    def of(self, layers: str, rows: int, width: int, kind: Kind) -> TracedForward | None:
         """Return the forward to run as pieces, or None: see :meth:`specframe.contracts.model.Layers.of`.
 
         "auto" calls the modules until pieces have paid by now, and on a GPU: a server would pause for seconds, and its
         forwards are captured.
         """
-        kind, asked, device = Kind(hidden, long_rope), layers != "auto", self._runner.device
+        asked, device = layers != "auto", self._runner.device
         self._seen[kind] = seen = self._seen[kind] + 1
         early = not asked and (seen <= TRACING_PAYS or device.type != "cpu")
         if early or not kinds.of(device).values or current_numerics.are_active():
@@ -99,7 +92,7 @@ class Traces:
         if kind not in self._made:
             self._made[kind] = None
             try:
-                self._made[kind] = trace(self._runner, kind.hidden, asked and self._runner.device.type != "cpu")
+                self._made[kind] = trace(self._runner, kind, asked and self._runner.device.type != "cpu")
             except ModelError as error:
                 self._tell("traced", error, asked)
         return self._made[kind]

@@ -88,9 +88,9 @@ class ModelSuite:
         require_members("model", model)
         assert model.kv_shapes
         assert model.vocabulary >= max(TOKENS)
-        assert not model.group(Request(0, [1], 2))
-        with model.decoding(False):
-            assert model.tokens_at_once(64, PLAIN) > 0
+        model.require_decodable(Request(0, [1], 2))
+        assert model.by_rows is None
+        assert model.tokens_at_once(64, PLAIN) > 0
 
     def test_at_once_and_one_by_one(self) -> None:
         """Tokens fed at once have the logits that they have one after the other."""

@@ -23,7 +23,7 @@ from specframe.contracts.round import Batch, Sequence
 from specframe.model import current_numerics
 from specframe.model.attention.interface import gather_slots
 from specframe.model.attention.masks import masks
-from specframe.model.positions import takes_position_ids
+from specframe.model.positions import FAR, takes_position_ids
 from specframe.model.twin import twin
 from specframe.models.own_cache import RoundedCache
 from specframe_testing.instrumentation.instrumented import CallListener
@@ -130,7 +130,7 @@ class ShadowCache(CallListener):
             yield np.array([node]), np.concatenate([before, ids_T[sees_TT[node]]])
 
     def _check_positions(self, accounts: list[Account], places_BT: np.ndarray, placement: Placement) -> None:
-        positions_BT = placement.positions_BT.expand(places_BT.shape).cpu().numpy()
+        positions_BT = placement.positions_BT.expand(places_BT.shape).cpu().numpy() % FAR
         for row, account in enumerate(accounts):
             wrong = np.flatnonzero((positions_BT[row] != places_BT[row]) & (places_BT[row] >= 0))
             if len(wrong):

@@ -116,7 +116,7 @@ class DispatchingEngine:
         runner = self._parts.runner
         require_ids(request.prompt_ids, runner)
         self._parts.constraints.require(request)
-        runner.group(request)
+        runner.require_decodable(request)
         if request.key in self._keys:
             raise PromptError(duplicate_key(request))
         limit = min(len(request.prompt_ids) + request.max_new_tokens, runner.context)
