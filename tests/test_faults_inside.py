@@ -131,7 +131,7 @@ def attended(backend: Gathering) -> tuple[list[Result], str]:
     return collected(pipe.decode(ATTENDED))
 
 
-@pytest.mark.wide
+@pytest.mark.wide(but=["attend"])
 @pytest.mark.parametrize("member", ["suits", "plan", "attend"])
 def test_an_attention_backend_may_fail_at_any_call(member: str) -> None:
     """The backend is named, in the middle of a model's forward as well, in its check and later; a lack of memory passes."""

@@ -28,7 +28,7 @@ from specframe.model.run import Run
 from specframe.model.twin import settings
 from specframe.text.sampling import Sampling
 
-ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [12, 9, 14, 7], {7})
+ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [8, 6, 9, 5], {7})
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from specframe.reference import reference_decode
 
 COMMON = harness.random_prompts([9], zoo.VOCABULARY, seed=4)[0]
 PROMPTS = [[*COMMON, 5, 6], [*COMMON, 7], harness.random_prompts([4], zoo.VOCABULARY)[0]]
-NEW = 14
+NEW = 10
 
 
 def policy(**options: Any) -> Any:

@@ -78,7 +78,7 @@ def test_prompts_that_begin_alike_are_drafted_for_as_if_they_shared_nothing(
         hits, taken = list[int](), dict[tuple[int, ...], Drafted]()
         for check in (True, False) if kv == KEPT else (False,):
             pipe, drafts = pipe_of(name, tmp_path / "head", kv, shape=shape, check=check)
-            for new in (4, 4):
+            for new in (6, 6):
                 harness.check(pipe, harness.requests(BEGINNING_ALIKE, new))
                 hits.append(pipe.report.prefix_hit_tokens)
             taken |= drafts

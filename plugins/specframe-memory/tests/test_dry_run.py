@@ -15,6 +15,8 @@ from specframe_memory.allocations import Allocations
 from specframe_memory.footprint import CACHE, LOGITS, MASKS, STATES, TARGET, Workload
 from specframe_memory.full_drafts import Steady
 from specframe_memory.meta_models import META
+from specframe_memory.profiled_rounds import uncollected
+from specframe_testing import zoo
 
 from specframe import Sampling
 from specframe.contracts.drafts import Budget
@@ -24,7 +26,7 @@ from specframe.devices import kinds
 from specframe.model.runner import ModelRunner
 
 
-@pytest.mark.wide(but=["biases"])
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "name", ["slab", "columns", pytest.param("windows", marks=pytest.mark.slow), "experts", "biases", "states"]
 )
@@ -45,6 +47,16 @@ def test_memory_is_told_beforehand(name: str) -> None:
     assert told.parts[TARGET] == sum(one.nbytes for one in [*case.models[0].parameters(), *case.models[0].buffers()])
     assert (STATES in told.parts) == states
     assert told.parts.get(LOGITS, 0) < told.total / 10
+
+
+def test_what_a_trial_has_noted_goes_with_it() -> None:
+    """A model's self-test holds no state of a layer afterwards, whether garbage is collected or not."""
+    runner = ModelRunner(zoo.build("qwen3.5"), "target")
+    with uncollected(), Allocations() as counter:
+        counter.hold([*runner.module.parameters(), *runner.module.buffers()], TARGET)
+        before = counter.used
+        assert runner.kv_shapes
+        assert counter.used - before < 1000
 
 
 def test_a_pool_holds_no_more_than_is_told() -> None:

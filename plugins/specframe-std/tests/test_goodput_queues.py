@@ -35,13 +35,13 @@ def speed(rows: int, prompts: int, new: int, **of_rows: Any) -> np.ndarray:
 
 def test_rows_that_end_together_are_kept_together() -> None:
     """At 16 rows a draft of one token gains 8 percent in a round, and loses 4 over a queue, since rows end apart."""
-    first, *later = speed(16, 32, 32, seeds=4)
+    first, *later = speed(16, 32, 32, seeds=3)
     assert first >= 0.955
     assert np.mean(later) >= 0.97
-    ratios, drafted = decoded(16, 32, 32, seeds=4, likely=1.06)
+    ratios, drafted = decoded(16, 32, 32, seeds=3, likely=1.06)
     assert np.mean(ratios[1:]) >= 0.97
-    assert drafted < 0.8 * decoded(16, 32, 32, Heedless, seeds=4, likely=1.06)[1]
-    assert np.mean(speed(32, 64, 24, seeds=4, likely=1.06)[1:]) >= 0.98
+    assert drafted < 0.8 * decoded(16, 32, 32, Heedless, seeds=3, likely=1.06)[1]
+    assert np.mean(speed(32, 64, 24, seeds=3, likely=1.06)[1:]) >= 0.98
 
 
 def test_rows_that_end_one_after_the_other_are_filled_so() -> None:

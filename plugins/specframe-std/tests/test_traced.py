@@ -72,24 +72,24 @@ def runner_of(model: Any) -> ModelRunner:
     return found
 
 
-def test_equal_layers_share_a_piece() -> None:
-    """Three layers are a first piece, one between them that is called twice, and a last one, unless sizes differ."""
+def test_layers_of_other_sizes_have_pieces_of_their_own() -> None:
+    """Of three layers the one between has an MLP of another size: no piece is called twice."""
     model = zoo.build("llama", num_hidden_layers=3)
-    found = trace(runner_of(model))
-    assert len(found.pieces) == 3
-    assert [node.target for node in found.calls.graph.nodes].count(found.pieces[1].run) == 2
-    assert not found.constants
     part = model.model.layers[1].mlp
     for name, narrow in (("gate_proj", part.gate_proj), ("up_proj", part.up_proj)):
         setattr(part, name, torch.nn.Linear(narrow.in_features, 8, bias=False))
     part.down_proj = torch.nn.Linear(8, part.down_proj.out_features, bias=False)
-    assert len(trace(runner_of(model)).pieces) == 4  # one has other sizes
+    assert len(trace(runner_of(model)).pieces) == 4
 
 
-def test_a_changed_weight_is_the_pieces_s_as_well() -> None:
-    """A layer's weight that is written to, or another in its place, is that of its piece: the other layers have their own."""
+def test_equal_layers_share_a_piece_and_have_their_own_weights() -> None:
+    """Three layers are a first piece, one between them that is called twice, and a last one; each layer's weight is its own, be it
+    written to or another in its place."""
     runner = runner_of(zoo.build("llama", num_hidden_layers=3))
     found, attention = trace(runner), runner.module.model.layers[1].self_attn
+    assert len(found.pieces) == 3
+    assert [node.target for node in found.calls.graph.nodes].count(found.pieces[1].run) == 2
+    assert not found.constants
     attention.v_proj.weight.data.mul_(3)
     runner.tests.require_agreement(found, False, False)
     attention.v_proj.weight = torch.nn.Parameter(attention.v_proj.weight.detach() * 3)
@@ -110,7 +110,7 @@ def test_pieces_are_given_tensors_without_strides() -> None:
 @PIECES
 def test_a_weight_that_is_no_longer_tied_is_seen() -> None:
     """The head gets a weight of its own: the trace of before, which reads one weight for both, is not used."""
-    model = zoo.build("qwen3", num_hidden_layers=1)
+    model = zoo.build("opt", num_hidden_layers=1)
     runner = runner_of(model)
     with torch.inference_mode():
         first = runner.layers.of("traced", 3, 4, ())

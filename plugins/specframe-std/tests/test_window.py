@@ -18,7 +18,7 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 
-LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10
+LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 7
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 
 
