@@ -32,7 +32,7 @@ from specframe.reference import reference_decode
 
 COMMON = harness.random_prompts([9], zoo.VOCABULARY, seed=4)[0]
 PROMPTS = [[*COMMON, 5, 6], [*COMMON, 7], harness.random_prompts([4], zoo.VOCABULARY)[0]]
-NEW = 10
+NEW = 14
 
 
 def policy(**options: Any) -> Any:
