@@ -125,7 +125,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return copied(func, args, operands)
     check(func, own, args, operands)
     index = operands.sims[0].device.index
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False):  # it gives back how gradients were before as well
+        torch.set_grad_enabled(False)
         found = kernel(*operands.args, **operands.kwargs)
         if (recorder := tape()) is not None:
             recorder.add(kernel, operands.args, operands.kwargs, found, own, operands.blocks)
