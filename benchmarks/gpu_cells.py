@@ -33,6 +33,7 @@ from rounds import Rounds, measured
 
 from specframe import Pipeline
 from specframe.devices import kinds
+from specframe.model.captured_graphs import ROUNDS
 from specframe.model.decoder_layers import ints_and_sizes_left_open
 from specframe.models.loading import pick_device, pick_dtype, stop_token_ids
 
@@ -44,8 +45,8 @@ READS = 8
 """The fewest calls in one graph, so that its launch is a small share of its time."""
 QUEUED = 5
 """Replays that are queued at once: only the first is waited for while the host launches it."""
-WARM = 8
-"""Rounds in which prompts are read and graphs are recorded."""
+WARM = ROUNDS + 4
+"""Rounds in which prompts are read, and forwards and whole rounds are captured."""
 TRITON = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON", "coordinate_descent_tuning": True}
 """Options of Inductor: products by Triton alone, and those of one row as sums that are tuned step by step."""
 
@@ -90,7 +91,11 @@ class GpuCells:
         for length, parts in ((0, ("plain",)), (5, ("verify", "draft step"))):
             with self._decoding(way, batch, length) as (_, made):
                 for part in parts:
-                    own = [graph for graph in made if graph.rows == batch and graph.chooses == (part == "draft step")]
+                    own = [
+                        graph
+                        for graph in made
+                        if graph.rows == batch and min(graph.places, 2) == 1 + (part == "verify")
+                    ]
                     if not own:
                         raise RuntimeError(f"{part}: expected a graph of its forward, found that none was recorded")
                     figures = self._replayed(part, max(own, key=lambda graph: graph.replays), batch)

@@ -34,9 +34,9 @@ class Graph:
         return self.outputs
 
     @property
-    def chooses(self) -> bool:
-        """Whether it returns tokens, as the step of a draft model does, and not logits."""
-        return not self.outputs[0].is_floating_point()
+    def places(self) -> int:
+        """The places of each row that its logits are of; 0 of a whole round, which returns tokens first."""
+        return self.outputs[0].shape[1] if self.outputs[0].is_floating_point() else 0
 
 
 @contextlib.contextmanager

@@ -48,7 +48,8 @@ CHIP, ROW, FIRST = 25, 34, 128
 
 def stages() -> list[str]:
     """Return the stages of a round in the order in which observers hear them first."""
-    return [*dict.fromkeys(STAGE.findall(inspect.getsource(loop.launch)))]
+    source = inspect.getsource(loop.launch).replace("flight = decide(batch, draft)", inspect.getsource(loop.decided))
+    return [*dict.fromkeys(STAGE.findall(source))]
 
 
 def draw(theme: str) -> str:

@@ -207,7 +207,7 @@ def test_recorded_steps_see_what_the_steps_before_have_fed(length: int) -> None:
             return logits.argmax(-1)
 
         for _ in range(3):
-            cached.extend(batch, batch.last_tokens(2), 5, choose, pure=True)
+            cached.extend(batch, batch.last_tokens(2), 5, choose)
     assert len(scores["on"]) == 15
     for one, other in zip(scores["on"], scores["off"], strict=True):
         torch.testing.assert_close(one, other)

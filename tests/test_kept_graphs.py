@@ -10,30 +10,27 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.captured_graphs import SimRecording
 from specframe_testing.device.device_memory import MEMORY
 from transformers import PreTrainedModel
 
 from specframe import Pipeline
-from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.model import PLAIN
-from specframe.contracts.round import Batch
 from specframe.devices.held import UNCOLLECTED
+from specframe.engine import captured_rounds
 from specframe.errors import SpecframeWarning
 from specframe.model import captured_graphs
 from specframe.model.open_stores import ModelGraphs
-from specframe.model.run import Run
 from specframe.model.twin import settings
-from specframe.text.sampling import Sampling
 
 ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [8, 6, 9, 5], {7})
 
 
 @pytest.fixture(autouse=True)
-def on_sim() -> Iterator[None]:
-    """Have pipelines of the harness use copies of their models on the simulated device, which captures."""
+def on_sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have pipelines of the harness use copies of their models on the simulated device, which captures: forwards alone."""
+    monkeypatch.setattr(captured_rounds, "ROUNDS", 10**9)  # whole rounds are captured for one run
     with suite_device.running_on("sim"):
         harness.device()
         yield
@@ -147,11 +144,11 @@ def test_weights_replaced_through_data(name: str) -> None:
     """A captured graph reads the memory of parameters and buffers, which is another one where their data was replaced."""
     module = torch.nn.BatchNorm1d(2)
     model: Any = SimpleNamespace(module=module)
-    kept = ModelGraphs(model, PLAIN, lambda *_: None, ())  # type: ignore[arg-type]
-    assert kept.suits(model, PLAIN, ())
+    kept = ModelGraphs(model, PLAIN, lambda *_: None)  # type: ignore[arg-type]
+    assert kept.suits(model, PLAIN)
     held = getattr(module, name)
     held.data = held.data.clone()
-    assert not kept.suits(model, PLAIN, ())
+    assert not kept.suits(model, PLAIN)
 
 
 @pytest.mark.wide(but=["register_forward_pre_hook"])
@@ -169,72 +166,6 @@ def test_another_hook_is_another_setting(kind: str) -> None:
 def pre_hook(called: list[int], *_: Any) -> None:
     """Note the call."""
     called.append(1)
-
-
-class AtOnce(ModelDrafter):
-    """Has its chains captured whatever the rule is."""
-
-    def _unshaped(self, batch: Batch) -> bool:
-        return True
-
-
-@pytest.mark.wide(but=["seed"])
-@pytest.mark.parametrize("change", ["seed", "rule"])
-def test_drafts_are_drawn_as_the_run_asks(change: str) -> None:
-    """Another seed, or another rule for requests with a temperature, has chains captured anew: drafts are as good as ever."""
-    prompts, warm = [request.prompt_ids for request in ASKED[:2]], Sampling(temperature=1.0)
-    options: dict[str, Any] = {"accept": "gumbel" if change == "seed" else "auto", "draft_length": 3}
-    target = zoo.build("qwen3")  # its logits lie close together: the noise decides
-    draft = zoo.good_draft(target)
-
-    def decode(pipe: Pipeline, sampling: Sampling) -> list[list[int]]:
-        return [result.token_ids for result in pipe.generate(prompts, 5, sampling=sampling)]
-
-    pipe = piped(target, draft, drafter=AtOnce(), **options)
-    for _ in range(3):
-        decode(pipe, warm if change == "seed" else Sampling())
-    if change == "seed":
-        pipe.seed = 5
-    new = piped(target, draft, drafter=AtOnce(), **options, seed=pipe.seed)
-    for _ in range(2):
-        assert decode(pipe, warm) == decode(new, warm)
-        assert pipe.report.draft_acceptance_rate == new.report.draft_acceptance_rate
-
-
-class ByTurns(ModelDrafter):
-    """Chooses, in each run, a token at a distance from the draft model's choice."""
-
-    aside = 0
-
-    def start(self, run: Run) -> None:
-        """Take the distance of the run."""
-        super().start(run)
-        self._distance = self.aside
-
-    def _chain(self, batch: Batch, budget: Budget, width: int) -> Draft:
-        distance = self._distance
-
-        def choose(batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
-            return (self._choose(batch, offset, logits_B1V) + distance) % 61
-
-        return Draft(self._cache.extend(batch, batch.last_tokens(width), budget.depth, choose, pure=True))
-
-
-def test_a_choice_of_another_run() -> None:
-    """A function that chooses is that of its run, where it is not the same one again.
-
-    As much is accepted in each run, so prompts that are captured leave the rows before theirs alone. They join at other times
-    where rounds are deferred.
-    """
-    drafter = ByTurns()
-    pipe = piped(drafter=drafter, rounds="synchronous")
-    settled_rates = []
-    for aside in (0, 0, 0, 1, 0):
-        drafter.aside = aside
-        harness.check(pipe, ASKED)
-        settled_rates.append(pipe.report.draft_acceptance_rate)
-    assert settled_rates[0] == settled_rates[1] == settled_rates[2] == settled_rates[4] > 0
-    assert settled_rates[3] == 0
 
 
 class Fails(harness.Feeds):

@@ -238,7 +238,7 @@ def test_a_setting_holds_until_the_last_one_is_out() -> None:
 
 @pytest.fixture
 def shelves(monkeypatch: pytest.MonkeyPatch) -> list[captured_graphs.GraphCache]:
-    """The shelves of captured graphs that are made in a test: target, its chains, draft, its chains."""
+    """The shelves of captured forwards that are made in a test: target, draft."""
     made: list[captured_graphs.GraphCache] = []
 
     class Noted(captured_graphs.GraphCache):
@@ -255,10 +255,10 @@ def test_chains_are_recorded_by_buckets_of_rows(shelves: list[captured_graphs.Gr
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 15, 22, 29, 36, 43, 50])
     harness.check(harness.pipeline(target, draft, batch_size=7, draft_length=3, graphs="on"), asked)
-    assert {2, 4} <= {key[0] for key in shelves[3]._kept} <= {1, 2, 4, 7}
+    assert {2, 4} <= {key[0] for key in shelves[1]._kept} <= {1, 2, 4, 7}
     schedule = "same-length,window=7"  # batches of three of seven rows
     harness.check(harness.pipeline(target, draft, batch_size=3, schedule=schedule, draft_length=3, graphs="on"), asked)
-    assert 4 in {key[0] for key in shelves[7]._kept} <= {1, 2, 4}
+    assert 4 in {key[0] for key in shelves[3]._kept} <= {1, 2, 4}
 
 
 def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[captured_graphs.GraphCache]) -> None:
@@ -343,8 +343,7 @@ def test_short_prompts_are_recorded(
         counts.append([one.metrics for one in found])
     assert counts[0] == counts[1]
     assert tokens[0] == tokens[1]
-    of_draft = 1 if "align" in options else 2  # chains have a shelf where places follow from lengths
-    for shelf in (shelves[0], shelves[of_draft]):
+    for shelf in shelves[:2]:
         recorded = [(key[0], key[1], key[6]) for key in shelf._kept if key[1] > captured_graphs.LONGEST]
         assert {64} <= {width for _, width, _ in recorded} <= {64, 128} or (recorded and "align" in options)
         assert all((tokens or rows * width) <= captured_graphs.PROMPTS for rows, width, tokens in recorded)
@@ -458,7 +457,7 @@ def test_recordings_are_bounded(shelves: list[captured_graphs.GraphCache], monke
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 15, 22, 29, 36, 43, 50])
     made = SimRecording.made
     harness.check(harness.pipeline(target, draft, batch_size=7, draft_length=3, graphs="on"), asked)
-    assert [len(shelf) for shelf in shelves] == [2, 0, 0, 2]
+    assert [len(shelf) for shelf in shelves] == [2, 2]
     assert SimRecording.made - made > 4
 
 

@@ -30,7 +30,7 @@ MORE_ATTRIBUTES = {
     "contracts.round.Sequence": 15,
     "engine.local_engine.LocalEngine": 22,
     "engine.pool.Pool": 14,
-    "model.cached.CachedModel": 17,
+    "model.cached.CachedModel": 16,
     "model.run.Run": 21,
     "model.transformers_model.TransformersModel": 23,
 }

@@ -78,6 +78,15 @@ def test_short_rows_beside_long_ones_are_exact(name: str, options: dict[str, Any
         assert result.token_ids == generated(target, request, 6)
 
 
+def test_a_captured_round_knows_no_rows() -> None:
+    """A row of the other kind, in the place of one that was there when rounds were captured, has its own factors."""
+    target, prompts = model("phi3"), [request.prompt_ids for request in asked((3, 30, 32))]
+    requests = [Request(index, ids, new) for index, (ids, new) in enumerate(zip(prompts, (20, 30, 8), strict=True))]
+    pipe = pipeline(target, drafter=None, graphs="on", batch_size=2)
+    for result, request in zip(harness.decode(pipe, requests), requests, strict=True):
+        assert result.token_ids == generated(target, request, request.max_new_tokens)
+
+
 def test_unlike_rows_share_no_blocks() -> None:
     """A long prompt that begins as a short one does has blocks of its own, and the next of its kind begins with them."""
     target, (short, long) = model("phi3"), asked((16, BOUNDARY + 8))

@@ -276,7 +276,7 @@ class Transfer:
     @functools.cached_property
     def _arriving(self) -> Callable[[], dict[str, np.ndarray]]:
         """Returns the numbers, which have been sent to the host, when they are there."""
-        parts = {name: part for name, part in self._parts().items() if part is not None}
+        parts = self._parts()
         if kinds.of(self.acceptance.accepted_B.device).queues:
             return kinds.sent_to_host(parts)
         return lambda: {name: part.numpy() for name, part in parts.items()}
@@ -284,6 +284,18 @@ class Transfer:
     def send(self) -> None:
         """Send the numbers to the host, without synchronisation."""
         self._arriving  # noqa: B018
+
+    def joined(self) -> tuple[torch.Tensor, kinds.Forms]:
+        """Return all numbers, and the draft's tokens, side by side in one tensor, and how it is taken apart."""
+        return kinds.joined_parts(self._parts() | {"drafted": self.draft.tokens_BN})
+
+    @classmethod
+    def of_joined(cls, joined: torch.Tensor, forms: kinds.Forms, check: Check | None) -> Transfer:
+        """Return the transfer of numbers of a chain that are side by side, which are sent to the host."""
+        found = kinds.parted(joined, forms)
+        made = cls(Draft(found["drafted"]), Acceptance(found["accepted"], found["tokens"]), check=check)
+        vars(made)["_arriving"] = kinds.send(joined, forms)
+        return made
 
     @functools.cached_property
     def host(self) -> Numbers:
@@ -293,8 +305,8 @@ class Transfer:
             self.check(self, numbers)
         return numbers
 
-    def _parts(self) -> dict[str, torch.Tensor | None]:
-        """Return the tensors of all numbers, with those that are checked where they are."""
+    def _parts(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of all numbers that there are, with those that are checked where they are."""
         draft, acceptance = self.draft, self.acceptance
         parts: dict[str, torch.Tensor | None] = {
             "accepted": acceptance.accepted_B,
@@ -310,7 +322,7 @@ class Transfer:
             parts["rule_path"] = self.by_rule.path_BT
             parts["drafted"] = draft.tokens_BN
             parts["parents"] = None if draft.parents_BN is None else draft.above_BN
-        return parts
+        return {name: part for name, part in parts.items() if part is not None}
 
 
 def some_rows(whole: Any, rows: list[int], count: int) -> Any:

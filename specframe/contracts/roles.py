@@ -7,7 +7,7 @@ Shapes: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed pe
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -63,6 +63,18 @@ class MatchingDrafter(Drafter, Protocol):
 
     def matches(self) -> np.ndarray:
         """Return how many of each row's last tokens the latest draft depends on, (B,), on the host, 0 where nothing was found."""
+
+
+class CapturedDrafter(Drafter, Protocol):
+    """A drafter whose rounds can be captured whole, and replayed without a call of it. It offers "captured"."""
+
+    def prepare(self, batch: Batch, budget: Budget) -> Hashable | None:
+        """Do what the host has to do for a chain of every row, and return what :meth:`draft` depends on then beside the batch's
+        tensors and the budget; or do nothing and return None, and :meth:`propose` is called."""
+
+    def draft(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a chain as it was prepared, without counts. What is not on the device comes of :meth:`prepare`, and stays as it
+        was when a round is replayed."""
 
 
 class Verifier(Started, Protocol):

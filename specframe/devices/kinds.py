@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -286,13 +287,33 @@ def on_host(parts: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def sent_to_host(parts: Mapping[str, torch.Tensor]) -> Callable[[], dict[str, np.ndarray]]:
-    """Send the same to the host in one copy, asynchronously; the function that is returned waits for that copy alone."""
-    device = next(iter(parts.values())).device
-    kind = of(device)
-    columns_B = [part.to(torch.long).reshape(len(part), -1) for part in parts.values()]
-    joined = torch.cat(columns_B, dim=1)
-    forms = {name: (part.shape, bool if part.dtype == torch.bool else np.int64) for name, part in parts.items()}
-    ends = np.cumsum([column_B.shape[1] for column_B in columns_B])
+    """Send the same to the host in one copy, without a wait; the function that is returned waits for that copy alone."""
+    return send(*joined_parts(parts))
+
+
+Forms = Mapping[str, tuple[tuple[int, ...], bool]]
+"""The shape of each part, (B,) or (B, N), in their order, and whether it has truth values."""
+
+
+def joined_parts(parts: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Forms]:
+    """Return the same side by side in one tensor of whole numbers, (B, X), and how it is taken apart."""
+    columns_BN = [part.to(torch.long).reshape(len(part), -1) for part in parts.values()]
+    forms = {name: (tuple(part.shape), part.dtype == torch.bool) for name, part in parts.items()}
+    return torch.cat(columns_BN, dim=1), forms
+
+
+def parted(joined: Any, forms: Forms) -> dict[str, Any]:
+    """Return views of the parts of a tensor, or of an array, by name."""
+    found, end = {}, 0
+    for name, (shape, _) in forms.items():
+        begin, end = end, end + math.prod(shape[1:])
+        found[name] = joined[:, begin:end].reshape(shape)
+    return found
+
+
+def send(joined: torch.Tensor, forms: Forms) -> Callable[[], dict[str, np.ndarray]]:
+    """Send joined parts to the host, without a wait; the function that is returned waits for them."""
+    kind = of(device := joined.device)
     mark = kind.event(device) if kind.event else None
     sent = kind.to_host(joined) if mark else joined
     if mark:
@@ -302,8 +323,7 @@ def sent_to_host(parts: Mapping[str, torch.Tensor]) -> Callable[[], dict[str, np
         if mark:
             mark.synchronize()
         copied = sent.cpu().numpy() if kind.values else np.zeros(sent.shape, dtype=np.int64)
-        columns = zip(forms.items(), np.split(copied, ends[:-1], axis=1), strict=True)
-        return {name: found.reshape(shape).astype(dtype, copy=False) for (name, (shape, dtype)), found in columns}
+        return {name: part.astype(bool) if forms[name][1] else part for name, part in parted(copied, forms).items()}
 
     return arrived
 

@@ -20,6 +20,7 @@ from specframe.contracts.round import Sequence
 from specframe.devices import kinds
 from specframe.devices.out_of_memory import out_of_memory
 from specframe.engine import loop
+from specframe.engine.captured_rounds import CapturedRounds
 from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
 from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.engine_clock import BroadcastClock
@@ -221,8 +222,9 @@ class LocalEngine:
 
     def _launch(self, pool: Pool, opened: Opened, after: loop.Flight | None = None) -> loop.Flight | None:
         """Launch a round; ``after``: before that one is landed."""
-        target, deferred = opened.run.target, opened.deferred
-        return loop.launch(pool, opened.use, target, self._watch, self._broadcast, opened.check, deferred, after)
+        run, deferred, captured = opened.run, opened.deferred, opened.captured
+        broadcast, check = self._broadcast, opened.check
+        return loop.launch(pool, opened.use, run.target, self._watch, broadcast, check, deferred, captured, after)
 
     def _launch_ahead(self, pool: Pool, opened: Opened, flight: loop.Flight | None) -> None:
         """Launch the round after one that is not landed yet, if that may be."""
@@ -351,14 +353,16 @@ class LocalEngine:
             role.start(run)
         self._parts.stores.clear()  # what no role has taken
         pool.late_forks = not run.forgetful
-        return Opened(run, use, greedy, most, prompt, check, self._defers(use, run))
+        if self._recipe.bitwise or self._recipe.memory is not None or self._barrier is not single_rank:
+            return Opened(run, use, greedy, most, prompt, check)
+        captured = CapturedRounds.of(run, use, check)
+        return Opened(run, use, greedy, most, prompt, check, self._defers(use, run), captured)
 
     def _defers(self, use: Composition, run: Run) -> bool:
         """Return whether rounds are launched before the ones before them are landed."""
-        recipe, kind = self._recipe, kinds.of(self._parts.runner.device)
-        wanted = recipe.rounds == "deferred" or (recipe.rounds == "auto" and kind.queues and kind.event is not None)
-        exact = recipe.bitwise or recipe.memory is not None or self._barrier is not single_rank
-        return wanted and not exact and defers(use, run)
+        rounds, kind = self._recipe.rounds, kinds.of(self._parts.runner.device)
+        wanted = rounds == "deferred" or (rounds == "auto" and kind.queues and kind.event is not None)
+        return wanted and defers(use, run)
 
     def _run(self, use: Composition, pool: Pool) -> Run:
         recipe, parts = self._recipe, self._parts

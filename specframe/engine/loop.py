@@ -5,8 +5,10 @@ Nothing here knows a strategy's name, reads a clock or prints. ``watch.stage(nam
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 
 from specframe.contracts.drafts import Acceptance, Budget, Check, Draft, Scores, Transfer, along_path
 from specframe.contracts.reports import Outcome, RoundReport
-from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, Drafter
+from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, CapturedDrafter, Drafter
 from specframe.contracts.round import Batch, Sequence
 from specframe.devices.out_of_memory import out_of_memory
 from specframe.engine.budgets import NOTHING, cut, usable
@@ -24,6 +26,9 @@ from specframe.model.cached import CachedModel
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.text.sampling import apply_processors, one_hot_greedy_rows, undecided_places, undrawn_rows
+
+if TYPE_CHECKING:
+    from specframe.engine.captured_rounds import CapturedRounds
 
 
 @attrs.define(eq=False)
@@ -40,9 +45,9 @@ class Flight:
     """These logits after each row's processors."""
     computed: int
     """Tokens that the target computed."""
-    pieces: list[Outcome]
-    """The prefill chunk of a mixed batch, if there was one."""
-    most_B: np.ndarray | None
+    pieces: list[Outcome] = attrs.Factory(list)
+    """The prefill chunk that was read beside it, if there was one."""
+    most_B: np.ndarray | None = None
     """The most tokens that each row gains, where the next round may be launched before this one is landed, or None."""
     told: bool = False
     """Whether the drafter received it, before the next round was launched."""
@@ -56,6 +61,7 @@ def launch(
     broadcast: Callable[[Budget], Budget],
     check: Check | None = None,
     deferred: bool = False,
+    captured: CapturedRounds | None = None,
     after: Flight | None = None,
 ) -> Flight | None:
     """Give the device one round of the sequences in ``pool``, to the tokens and lengths that the next round begins with.
@@ -73,6 +79,7 @@ def launch(
         broadcast: returns rank 0's budget: what a policy has measured differs from rank to rank.
         check: checks the round's numbers when they come to the host, or None if the strategies' guards have checked them at once.
         deferred: whether the next round may be launched before this one is landed.
+        captured: the run's captured rounds, or None if rounds are not captured whole.
         after: a round that has not landed, of the same rows.
 
     Returns:
@@ -92,8 +99,26 @@ def launch(
     budget = NOTHING  # of rounds that read prompts, or start from others' rows
     if not (batch.prefill or batch.starts):
         budget = usable(broadcast(use.policy.budget(batch)), batch, use)
-    with watch.stage("prefill" if batch.prefill else "draft"):
-        draft = cut(use.drafter.propose(batch, budget), budget)
+    kind = None if captured is None else captured.kind(batch, budget)
+    decide = functools.partial(decided, use, target, watch, check)
+    append = functools.partial(pool.append, once_more=deferred)
+    flight = None if captured is None or kind is None else captured.decoded(kind, batch, budget, decide, append)
+    if flight is None:
+        with watch.stage("prefill" if batch.prefill else "draft"):
+            propose = use.drafter.propose if kind is None else cast(CapturedDrafter, use.drafter).draft
+            draft = cut(propose(batch, budget), budget)
+        flight = decide(batch, draft)
+        with watch.stage("accept"):
+            flight.transfer.send()
+            append(batch, flight.transfer.acceptance)
+    flight.most_B = most_gained(flight.draft, len(batch)) if deferred else None
+    return flight
+
+
+def decided(
+    use: Composition, target: CachedModel, watch: Watch, check: Check | None, batch: Batch, draft: Draft
+) -> Flight:
+    """Return a round of which the device has been given all but that its tokens are appended."""
     with watch.stage("prefill" if batch.prefill else "verify"):
         scores = use.verifier.score(batch, draft)
     with watch.stage("accept"):
@@ -113,14 +138,11 @@ def launch(
         with watch.stage("prefill"):
             pieces.append(prefilled(batch.mixed, scores.mixed or target.read(batch.mixed), []))
     with watch.stage("accept"):
-        transfer.send()
-        most_B = most_gained(draft, len(batch)) if deferred else None
-        pool.append(batch, transfer.acceptance, most_B)
         logits_BTV = along_path(transfer.acceptance, scores.logits_BTV)
         if transfer.acceptance.path_BT is not acceptance.path_BT:
             processed_BTV = along_path(transfer.acceptance, processed.logits_BTV)
     computed = scores.computed or draft.tokens_BN.numel() + len(batch)
-    return Flight(batch, draft, scores, transfer, logits_BTV, processed_BTV, computed, pieces, most_B)
+    return Flight(batch, draft, scores, transfer, logits_BTV, processed_BTV, computed, pieces)
 
 
 def land(

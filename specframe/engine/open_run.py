@@ -12,6 +12,7 @@ from specframe.model.run import Run
 from specframe.plugins.compose import Composition
 
 if TYPE_CHECKING:
+    from specframe.engine.captured_rounds import CapturedRounds
     from specframe.engine.loop import Flight
 
 
@@ -29,8 +30,10 @@ class Opened:
     """Tokens of a prompt at most, where memory is bounded, or None if it is not."""
     check: Check | None
     """Checks a round's numbers when they come to the host, or None if they are checked at once."""
-    deferred: bool
+    deferred: bool = False
     """Whether a round is launched before the one before it is landed."""
+    captured: CapturedRounds | None = None
+    """The rounds that are captured whole, or None if none are."""
     ahead: list[Flight] = attrs.Factory(list)
     """The round that was launched and has not landed, if there is one."""
 
@@ -43,7 +46,12 @@ class Opened:
 
 def defers(use: Composition, run: Run) -> bool:
     """Return whether all strategies do with the most that rows' lengths may be, and no layer keeps a state."""
-    roles = use.drafter, use.verifier, use.rule, use.alignment, use.scheduler, use.policy, use.kv
+    return on_device(use, run) and all("deferred" in one.offers for one in (use.scheduler, use.policy))
+
+
+def on_device(use: Composition, run: Run) -> bool:
+    """Return whether all that a round computes depends on no number that the host has of the round before."""
+    roles = use.drafter, use.verifier, use.rule, use.alignment, use.kv
     return all("deferred" in one.offers for one in roles) and not run.forgetful
 
 

@@ -307,15 +307,15 @@ class Pool:
         """Make batches, until the next :meth:`advance`, of rows that may have gained one to ``most_B`` tokens on the device."""
         self._held.coming = dict(zip(map(id, batch.sequences), most_B.tolist(), strict=True))
 
-    def append(self, batch: Batch, acceptance: Acceptance, most_B: np.ndarray | None = None) -> None:
+    def append(self, batch: Batch, acceptance: Acceptance, once_more: bool = False) -> None:
         """Append the acceptance result's tokens to each row on the device; :meth:`advance` has the host follow.
 
         Args:
             batch: the rows.
             acceptance: its tokens are appended.
-            most_B: the most tokens that each row gains, where the next round may begin before the host has read this one.
+            once_more: whether the next round may begin before the host has read this one.
         """
-        self._held.append(batch, acceptance, most_B)
+        self._held.append(batch, acceptance, once_more)
 
     def advance(
         self,

@@ -10,7 +10,7 @@ import torch
 
 from specframe.contracts.drafts import Acceptance
 from specframe.contracts.round import Batch, Sequence, bounded
-from specframe.devices.kinds import constant, on_device
+from specframe.devices.kinds import on_device
 from specframe.row_map import RowMap
 
 
@@ -33,6 +33,8 @@ class TokenRows:
         self.tokens_RS = torch.zeros(rows, capacity, dtype=torch.long, device=device)
         self.lengths_R = torch.zeros(rows, dtype=torch.long, device=device)
         self.streams_R = torch.zeros(rows, dtype=torch.long, device=device)
+        self.lasts_R = torch.zeros(rows, dtype=torch.long, device=device)
+        """The most that a row may have before its last round: one token less than its limit."""
         self.tokens = np.zeros((rows, capacity), dtype=np.int64)
         self.lengths = np.zeros(rows, dtype=np.int64)
         self.limits = np.zeros(rows, dtype=np.int64)
@@ -69,7 +71,8 @@ class TokenRows:
         rows = moves.fresh + moves.forked
         held = [arranged[row - self.first] for row in rows]
         self._write_prompts(rows, held)
-        moves.apply(self.tokens_RS, self.lengths_R, self.streams_R)  # last: the host has the tokens if memory runs out
+        # last: the host has the tokens if memory runs out
+        moves.apply(self.tokens_RS, self.lengths_R, self.streams_R, self.lasts_R)
         self._send(rows, held)
 
     def _write_prompts(self, rows: list[int], held: list[Sequence]) -> None:
@@ -85,12 +88,13 @@ class TokenRows:
         if not rows:
             return
         streams = [sequence.request.stream for sequence in held]
-        written = np.column_stack([rows, self.lengths[rows], streams, self.tokens[rows]])
+        written = np.column_stack([rows, self.lengths[rows], streams, self.limits[rows] - 1, self.tokens[rows]])
         written_NX = on_device(written, self.tokens_RS.device)  # all in one copy
-        (rows_N, lengths_N, streams_N), tokens_NS = written_NX[:, :3].unbind(1), written_NX[:, 3:]
+        (rows_N, lengths_N, streams_N, lasts_N), tokens_NS = written_NX[:, :4].unbind(1), written_NX[:, 4:]
         self.tokens_RS[rows_N] = tokens_NS
         self.lengths_R[rows_N] = lengths_N
         self.streams_R[rows_N] = streams_N
+        self.lasts_R[rows_N] = lasts_N
 
     def made(
         self,
@@ -143,19 +147,19 @@ class TokenRows:
         )
         return made if shortest is lengths or (shortest == lengths).all() else bounded(made, shortest)
 
-    def append(self, batch: Batch, acceptance: Acceptance, most_B: np.ndarray | None) -> None:
+    def append(self, batch: Batch, acceptance: Acceptance, once_more: bool) -> None:
         """Append a round's tokens on the device, beyond a row's end too: each row is longer by those accepted and one more.
 
         Args:
             batch: the rows.
             acceptance: its tokens are appended.
-            most_B: the most tokens that each row gains, where the next round may begin before the host has read this one: rows
-                that reach their limit then stay below it, for they take part once more. None: they may be longer.
+            once_more: whether the next round may begin before the host has read this one: rows that reach their limit then stay
+                below it, for they take part once more. Else they may be longer.
         """
         write(batch, acceptance.tokens_BT)
-        batch.lengths_B.add_(acceptance.accepted_B + 1)
-        if most_B is not None and (batch.lengths + most_B >= batch.limits).any():
-            batch.lengths_B.clamp_(max=constant(tuple((batch.limits - 1).tolist()), batch.lengths_B.device))
+        batch.lengths_B.add_(acceptance.accepted_B + 1)  # from here on nothing takes memory, and so nothing fails
+        if once_more:
+            batch.lengths_B.clamp_(max=self.lasts_R[self.own])
 
     def rows(self, sequences: list[Sequence]) -> slice | list[int]:
         """Return the rows of sequences that have one, for arrays of the host."""

@@ -5,7 +5,6 @@ Tensor names carry their shape: B rows, T tokens fed per row, V vocabulary.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import cast
@@ -20,7 +19,7 @@ from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import PrefixStates
 from specframe.errors import ModelError
-from specframe.model.captured_graphs import CapturedChain, CapturedForward, Choose, chain
+from specframe.model.captured_graphs import CapturedForward, Choose, GraphCache
 from specframe.model.open_stores import ModelGraphs
 from specframe.model.padding_free import MixedBatch, prefill_chunk
 from specframe.observe.watch import Watch
@@ -77,17 +76,26 @@ class CachedModel:
         self.keeps_states = False
         """Whether states, where there are any, are :class:`specframe.contracts.states.PrefixStates`."""
         self._captured: CapturedForward | None = None
-        self._chain: CapturedChain | None = None
         self._graphs: ModelGraphs | None = None
         if graphs is not None and (slots := store.slots) is not None:
             self._graphs = graphs
-            self._captured, self._chain = graphs.begin(self._forward, store, slots, layout)
-            self._chain = None if runner.by_rows else self._chain
+            self._captured = graphs.begin(self._forward, store, slots)
 
     @property
     def new_shapes(self) -> int:
         """See :attr:`specframe.model.run.Run.new_shapes`; of this model alone."""
         return self._graphs.new_shapes if self._graphs else 0
+
+    @property
+    def rounds(self) -> GraphCache | None:
+        """The rounds that are captured, where this is the target, or None: places do not follow from lengths on the device alone,
+        or memory moves."""
+        return self._graphs.rounds if self._graphs and self._static else None
+
+    @property
+    def packs(self) -> bool:
+        """Whether captured forwards attend by lengths alone, to all slots."""
+        return self.runner.by_lengths(self._how)
 
     def shared(self, runner: Model, how: ForwardOptions, graphs: ModelGraphs | None) -> CachedModel:
         """Return another model on this one's cache."""
@@ -125,7 +133,7 @@ class CachedModel:
                 self.forget(sequence)
         finally:
             self._graphs = None
-            del self.store, self.layout, self.states, self._captured, self._chain
+            del self.store, self.layout, self.states, self._captured
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room for a sequence that begins with ``tokens`` tokens; return how many need not be fed, or None without room.
@@ -185,7 +193,7 @@ class CachedModel:
         if self.states is not None:
             self.states.begin(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)
-        if self._captured is None:
+        if self._captured is None or self._watch.held is not None:  # a part of a round that is captured
             scores = self.runner.forward(block, placement, self.store, keep=keep, hidden=self._hidden, how=self._how)
         else:
             scores = self._captured(block, placement, keep, self._hidden, self.store.first)
@@ -214,9 +222,7 @@ class CachedModel:
         self.follow(batch)  # it alone is committed
         return both.parted(scores)
 
-    def extend(
-        self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
-    ) -> torch.Tensor:
+    def extend(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
         """Feed the tokens that end at each row's length, then, one after the other, those chosen after them.
 
         Args:
@@ -224,25 +230,18 @@ class CachedModel:
             ids_BT: the tokens that are fed first.
             count: tokens to choose; the last of them is not fed.
             choose: chooses one token of every row; none, (B, 0), ends the chain.
-            pure: whether ``choose`` depends on nothing but logits, streams and places (lengths plus offset), and has no side
-                effects. It may be called with lengths that have grown and offset 0, and be captured and replayed, in a later run
-                as well where it equals that run's: a table that it reads has to stay where it is.
 
         Returns:
             (B, count) ids, or fewer where the chain was ended.
         """
         self.follow(batch)
-        if pure and self._chain is not None and self.store.first == 0:
-            for width in (ids_BT.shape[1], *[1] * (count - 1)):
-                self._watch.forward(self.runner.role, len(batch), width)
-            return self._at_once(batch, ids_BT, count, choose)
-        return chain(functools.partial(self.feed, batch, followed=True), batch, ids_BT, count, choose)
-
-    def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
-        assert self._chain is not None
-        tokens_BK, computed = self._chain(batch, ids_BT, count, choose)
-        self._watch.fed(self.runner.role, len(batch) * (ids_BT.shape[1] + count - 1), computed)
-        return tokens_BK
+        chosen = [ids_BT[:, :0]]
+        for offset in range(count):
+            scores = self.feed(batch, Block(ids_BT, offset - ids_BT.shape[1]), followed=True)
+            chosen.append(ids_BT := choose(batch, offset, scores.logits_BTV))
+            if not ids_BT.shape[1]:
+                break
+        return torch.cat(chosen, dim=1)
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the places of the tokens about to be fed, after moving whatever has to move for them."""
@@ -256,7 +255,9 @@ class CachedModel:
         return placement if by_rows is None else by_rows.placed(batch, placement)
 
     def follow(self, batch: Batch) -> None:
-        """Make the batch's sequences the rows of this cache and its layout."""
+        """Make the batch's sequences the rows of this cache and its layout: they are where a round is captured."""
+        if self._watch.held is not None:
+            return
         with self._watch.stage("schedule"):
             self.store.arrange(batch.sequences)
             if self.states is not None:

@@ -1,11 +1,7 @@
-"""Captured graphs: forwards, and the steps of a draft model's chains, captured once per shape and replayed.
-
-A decoding round then costs the host one launch per model forward.
-"""
+"""Captured graphs: forwards that are captured once per shape and replayed, each by one launch of the host."""
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -16,8 +12,7 @@ import torch
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.roles import Layout
-from specframe.contracts.round import Batch, Bounded
+from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.devices.held import UNCOLLECTED
 from specframe.devices.kinds import CapturedGraph
@@ -58,6 +53,11 @@ MASKED = 2**25
 EAGER = 3
 """Times that prompts of a shape are read before it is captured: capturing takes as long as this many replays save. Shapes of
 rounds are captured the second time they come up, for they come up again at once."""
+
+
+ROUNDS = 8
+"""Times that rounds of a kind are decoded before they are captured whole; their forwards are replayed until then, which saves most.
+To capture a round takes as long as some fifty rounds gain by it, and a run that has had eight of a kind mostly has many more."""
 
 
 @attrs.frozen(eq=False)
@@ -270,8 +270,8 @@ class KeptGraph(NamedTuple):
 class GraphCache:
     """Captured graphs by key: made the second time a key comes up, until one cannot be made; the last :data:`MOST` are kept."""
 
-    def __init__(self, record: Callable[..., CapturedGraph]) -> None:
-        self._record = record
+    def __init__(self, record: Callable[..., CapturedGraph], what: str = "forwards") -> None:
+        self._record, self._what = record, what
         self._seen: dict[tuple[Any, ...], int] = {}
         """The times that a key came up without being captured."""
         self._kept: dict[tuple[Any, ...], KeptGraph] = {}
@@ -326,7 +326,7 @@ class GraphCache:
         self._kept.clear()
         kinds.free()
         reason = str(error).partition("\n")[0]
-        warnings.warn(f"forwards are not captured as CUDA graphs: {reason}", SpecframeWarning, stacklevel=2)
+        warnings.warn(f"{self._what} are not captured as CUDA graphs: {reason}", SpecframeWarning, stacklevel=2)
 
 
 def bucket(slots: int, least: int = 64) -> int:
@@ -337,145 +337,3 @@ def bucket(slots: int, least: int = 64) -> int:
 
 Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
 """Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
-
-
-@attrs.frozen(eq=False)
-class StepBuffers:
-    """The inputs of one captured step: the T tokens that R rows end with, and a batch whose tensors never move."""
-
-    ids_RT: torch.Tensor
-    batch: Batch
-    live_R1: torch.Tensor | None
-    """Whether a row is one of the batch's, or None if there is one row alone."""
-
-    @classmethod
-    def of(cls, batch: Batch, width: int, rows: int, extent: int) -> StepBuffers:
-        """Return buffers for ``rows`` rows of up to ``extent`` tokens; rows after the batch's are padding."""
-        ids_RT = batch.lengths_B.new_zeros(rows, width)
-        still = Bounded(
-            (batch.sequences * rows)[:rows],
-            batch.tokens_BS,
-            batch.lengths_B.new_full((rows,), width),
-            batch.tokens,
-            np.full(rows, extent),
-            batch.limits,
-            batch.streams_B.new_zeros(rows),
-            batch.prefill,
-            least=np.full(rows, width),
-        )
-        return cls(ids_RT, still, torch.zeros_like(ids_RT[:, :1], dtype=torch.bool) if rows > 1 else None)
-
-    def fill(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> None:
-        """Write the inputs of the step whose tokens end ``offset`` places after each row's length."""
-        rows = len(batch)
-        self.ids_RT[:rows].copy_(ids_BT)
-        self.batch.lengths_B[:rows].copy_(batch.lengths_B).add_(offset)
-        self.batch.streams_B[:rows].copy_(batch.streams_B)
-        if self.live_R1 is not None:
-            self.live_R1[:rows].fill_(True)
-            self.live_R1[rows:].fill_(False)
-
-    def go_on(self, ids_B1: torch.Tensor) -> None:
-        """Write the inputs of the step after the one that was replayed last."""
-        self.ids_RT[: len(ids_B1)].copy_(ids_B1)
-        self.batch.lengths_B.add_(1)
-
-
-@attrs.define(eq=False)
-class CapturedChain:
-    """The steps of chains. A step is a forward and the choice after it, captured as one.
-
-    A step depends on the rows' lengths on the device, which grow by one from one step to the next: chains of any number of steps
-    replay the same captured graphs. The layout has to be one whose places follow from lengths (``static``).
-    """
-
-    _forward: Forward
-    _layout: Layout
-    _rows: int
-    _slots: int
-    """Slots of the slab's rows, the spare slot included."""
-    _record: Callable[..., CapturedGraph]
-    _pack: bool = False
-    """Whether it attends by lengths alone, to all slots."""
-    _choose: Choose | None = attrs.field(default=None, init=False)
-    """What chose the tokens last."""
-    _earlier: bool = attrs.field(default=False, init=False)
-    """Whether that was in an earlier run."""
-    graphs: GraphCache = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.graphs = GraphCache(self._record)
-
-    def begin(self, forward: Forward, layout: Layout) -> None:
-        """Take the forward and the layout of another run, which give the same."""
-        self._forward, self._layout, self._earlier = forward, layout, True
-
-    def __call__(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> tuple[torch.Tensor, int]:
-        """Return the tokens chosen, (B, count), and how many tokens forwards have computed for them."""
-        self._chosen_by(choose)
-        rows, last = min(power_of_two(len(batch)), self._rows), self._slots - 1
-        extent = last if self._pack else min(bucket(batch.longest + count - 1), last)
-        chosen, computed, before = [], 0, None
-        for offset in range(count):
-            found = self._step(batch, ids_BT, offset, choose, rows, extent)
-            computed += (rows if found else len(batch)) * ids_BT.shape[1]
-            if found is None:
-                block = Block(ids_BT, offset - ids_BT.shape[1])
-                scores = self._forward(block, self._layout.place(batch, block), 1)
-                ids_BT = choose(batch, offset, scores.logits_BTV)
-            else:
-                if found is before:
-                    found.buffers.go_on(ids_BT)
-                else:
-                    found.buffers.fill(batch, ids_BT, offset)
-                ids_BT = found.recording.replay(len(batch))[0]
-            chosen.append(ids_BT)
-            before = found
-        return torch.cat(chosen, dim=1), computed
-
-    def _step(
-        self, batch: Batch, ids_BT: torch.Tensor, offset: int, choose: Choose, rows: int, extent: int
-    ) -> KeptGraph | None:
-        """Return the captured graph of a step, which is made with the inputs of this one, or None if there is none."""
-        width = ids_BT.shape[1]
-        if width > min(LONGEST, int(batch.least.min()) + offset):
-            return None
-
-        def prepare() -> tuple[StepBuffers, Callable[[], Outputs]]:
-            buffers = StepBuffers.of(batch, width, rows, extent)
-            buffers.fill(batch, ids_BT, offset)
-            return buffers, functools.partial(self._again, buffers, choose, self._layout)
-
-        return self.graphs.take((rows, width, extent), prepare)
-
-    def _chosen_by(self, choose: Choose) -> None:
-        """Let go of an earlier run's captured graphs where the tokens of this one are chosen otherwise."""
-        if self._earlier and choose != self._choose:
-            self.graphs.clear()
-        self._choose, self._earlier = choose, False
-
-    def _again(self, buffers: StepBuffers, choose: Choose, layout: Layout) -> Outputs:
-        """Return the tokens chosen after what is in the buffers; a captured graph holds what this is called with."""
-        batch, width = buffers.batch, buffers.ids_RT.shape[1]
-        block = Block(buffers.ids_RT, -width)
-        placement = layout.place(batch, block)
-        if buffers.live_R1 is not None:  # the other rows may be those of sequences that are not in the batch
-            spared_BT = placement.slots_BT.where(buffers.live_R1, self._slots - 1)
-            placement = attrs.evolve(placement, slots_BT=spared_BT)
-        return (choose(batch, 0, self._forward(block, placement, 1).logits_BTV),)
-
-
-def chain(
-    step: Callable[[Block], Scores], batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose
-) -> torch.Tensor:
-    """Feed tokens that end at each row's length, then ``count - 1`` times the chosen tokens; return all chosen tokens, (B, count).
-
-    ``step`` feeds a block and returns the scores of its last token. A choice of no token, (B, 0), ends the chain.
-    """
-    chosen = [ids_BT[:, :0]]
-    for offset in range(count):
-        ids_BT = choose(batch, offset, step(Block(ids_BT, offset - ids_BT.shape[1])).logits_BTV)
-        chosen.append(ids_BT)
-        if not ids_BT.shape[1]:
-            break
-    return torch.cat(chosen, dim=1)

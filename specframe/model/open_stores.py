@@ -10,10 +10,9 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.cache import KVBackend, KVShape, KVStore, PooledStore
 from specframe.contracts.model import ForwardOptions, Model
-from specframe.contracts.roles import Layout
 from specframe.contracts.states import PrefixStates, StateStore
 from specframe.devices.kinds import CapturedGraph
-from specframe.model.captured_graphs import CapturedChain, CapturedForward, Forward
+from specframe.model.captured_graphs import CapturedForward, Forward, GraphCache
 from specframe.model.runner import ModelRunner
 from specframe.model.twin import ModelState, all_equal, settings
 from specframe.value_checks import unwrap_guards
@@ -143,44 +142,33 @@ class ModelGraphs:
     _model: Model
     how: ForwardOptions
     _record: Callable[..., CapturedGraph]
-    _drawn_by: tuple[Any, ...]
-    """What else than the chain's own choice the tokens of a captured chain depend on: the rule, and the seed."""
     _any_row: bool = False
     """Whether the store offers "any-row"."""
+    rounds: GraphCache = attrs.field(init=False)
+    """Rounds that are captured whole: of one run, whose rows of tokens they read and write."""
     _settings: list[Any] = attrs.field(init=False)
     _forward: CapturedForward | None = attrs.field(default=None, init=False)
-    _chain: CapturedChain | None = attrs.field(default=None, init=False)
     _before: int = attrs.field(default=0, init=False)
     """The new shapes of runs before."""
 
     def __attrs_post_init__(self) -> None:
-        self._settings = settings(self._model.module)
+        self.rounds, self._settings = GraphCache(self._record, "whole rounds"), settings(self._model.module)
 
-    def suits(self, model: Model, how: ForwardOptions, drawn_by: tuple[Any, ...]) -> bool:
-        """Return whether these are of a model as it is now, whose forwards are run so; chains drawn otherwise are let go."""
+    def suits(self, model: Model, how: ForwardOptions) -> bool:
+        """Return whether these are of a model as it is now, whose forwards are run so."""
         if unwrap_guards(self._model) is not unwrap_guards(model) or asked(self.how) != asked(how):
             return False
-        if drawn_by != self._drawn_by:
-            self._drawn_by, self._chain = drawn_by, None
         return self._settings == settings(model.module)
 
-    def begin(
-        self, forward: Forward, store: KVStore, slots: int, layout: Layout
-    ) -> tuple[CapturedForward, CapturedChain | None]:
-        """Return the forwards, and the chains where places follow from lengths alone, of a run that feeds the model so."""
+    def begin(self, forward: Forward, store: KVStore, slots: int) -> CapturedForward:
+        """Return the forwards of a run that feeds the model so."""
         pack = self._model.by_lengths(self.how)
         if self._forward is None:
             leaves_out = self._model.leaves_out_padding
             self._forward = CapturedForward(forward, store.rows, slots, self._record, pack, leaves_out, self._any_row)
         self._forward.forward = forward
-        if not layout.static:
-            self._chain = None
-        elif self._chain is None:
-            self._chain = CapturedChain(forward, layout, store.rows, slots, self._record, pack)
-        else:
-            self._chain.begin(forward, layout)
         self._before = self._new
-        return self._forward, self._chain
+        return self._forward
 
     @property
     def new_shapes(self) -> int:
@@ -189,7 +177,7 @@ class ModelGraphs:
 
     @property
     def _new(self) -> int:
-        return sum(one.graphs.new for one in (self._forward, self._chain) if one is not None)
+        return self.rounds.new + (self._forward.graphs.new if self._forward else 0)
 
 
 @attrs.define(eq=False)
@@ -201,13 +189,11 @@ class StoreGraphs:
     _now: list[ModelGraphs] = attrs.field(factory=list, init=False)
     _before: list[ModelGraphs] = attrs.field(factory=list, init=False)
 
-    def of(
-        self, model: Model, how: ForwardOptions, record: Callable[..., CapturedGraph], drawn_by: tuple[Any, ...]
-    ) -> ModelGraphs:
+    def of(self, model: Model, how: ForwardOptions, record: Callable[..., CapturedGraph]) -> ModelGraphs:
         """Return the captured graphs of a model that is fed through the store now: those of the run before if it had the same."""
-        found = next((one for one in self._before if one.suits(model, how, drawn_by)), None)
+        found = next((one for one in self._before if one.suits(model, how)), None)
         if found is None:
-            found = ModelGraphs(model, how, record, drawn_by, self._any_row)
+            found = ModelGraphs(model, how, record, self._any_row)
         else:
             self._before.remove(found)
         self._now.append(found)
@@ -216,6 +202,8 @@ class StoreGraphs:
     def end(self) -> None:
         """Keep this run's for the next one, in place of all others."""
         self._now, self._before = [], self._now
+        for one in self._before:
+            one.rounds.clear()
 
 
 def asked(how: ForwardOptions) -> tuple[Any, ...]:

@@ -130,7 +130,7 @@ class Run:
         """Return what is captured of a model over a store, or None if nothing is to be."""
         if record is None or opened is None or opened.store.slots is None or model.state_layers:
             return None
-        return opened.graphs.of(model, how, record, (unwrap_guards(self.rule), self.seed))
+        return opened.graphs.of(model, how, record)
 
     def _backend(self, model: Model, own: KVBackend) -> KVBackend:
         """Return the backend of a model's cache, which the run's may decide for drafts."""
@@ -153,6 +153,8 @@ class Run:
 
     def close_cache(self, cached: CachedModel) -> None:
         """Release a cache before the run ends."""
+        if (rounds := self.target.rounds) is not None:
+            rounds.clear()  # some may read the cache
         self.caches.remove(unwrap_guards(cached))
         del self._stores[id(unwrap_guards(cached))]
         unwrap_guards(cached).release()
@@ -213,7 +215,7 @@ class Run:
     def release(self) -> None:
         """Let go of all caches, whatever one of them raises."""
         with contextlib.ExitStack() as released:
-            for cached in (*self.caches, *self._sharing):
+            for cached in self.all_caches:
                 released.callback(cached.release)
             self.caches, self._sharing, self._reserved, self._stores = [], [], {}, {}
 
@@ -232,9 +234,14 @@ class Run:
 
         Where something of prompts is kept they are not: their weights are compared when the run's stores are used again.
         """
-        models = [cached.runner for cached in (*self.caches, *self._sharing)]
+        models = [cached.runner for cached in self.all_caches]
         changed = (isinstance(one, TransformersModel) and not one.serves(one.module) for one in models)
         return not any(changed) and not any(one.keeps_prompts for one in self._stores.values())
+
+    @property
+    def all_caches(self) -> list[CachedModel]:
+        """The models with their caches, those included that use another model's."""
+        return [*self.caches, *self._sharing]
 
     @property
     def new_shapes(self) -> int:
@@ -242,7 +249,7 @@ class Run:
 
         A round in which the number grows says nothing of the time of its kind.
         """
-        return sum(cached.new_shapes for cached in (*self.caches, *self._sharing))
+        return sum(cached.new_shapes for cached in self.all_caches)
 
     @property
     def kv_bytes(self) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
@@ -49,6 +50,8 @@ class Watch:
         self.left: BaseException | None = None
         """What an observer raised when a stage ended."""
         self._stages: dict[str, AbstractContextManager[None]] = {}
+        self.held: list[tuple[Any, ...]] | None = None
+        """The forwards that are not told of yet, each with what tells of it, or None if all are told of at once."""
         self._tell(list(observers))
 
     def _tell(self, observers: list[Observer]) -> None:
@@ -62,12 +65,26 @@ class Watch:
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Mark everything inside the ``with`` block as part of stage ``name``."""
+        if self.held is not None:
+            return _NOTHING
         if (stage := self._stages.get(name)) is None:
             stage = self._stages[name] = Stage(self, name) if self.staged else _NOTHING
         return stage
 
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[list[tuple[Any, ...]]]:
+        """Tell nobody of stages and forwards inside the block, where a round is captured; hand out what tells of its forwards."""
+        self.held = []
+        try:
+            yield self.held
+        finally:
+            self.held = None
+
     def forward(self, model: str, rows: int, tokens: int) -> None:
         """Report one forward pass of ``model`` ("target" or "draft") over ``rows`` rows of ``tokens`` tokens each."""
+        if self.held is not None:
+            self.held.append((self.forward, model, rows, tokens))
+            return
         for observer in self._passed:
             try:
                 observer.forward(model, rows, tokens)
@@ -75,7 +92,10 @@ class Watch:
                 self.dismiss(observer, error)
 
     def fed(self, model: str, real: int, computed: int) -> None:
-        """Report forwards of ``model`` that have computed ``computed`` tokens, of which ``real`` were no padding."""
+        """Report that forwards of ``model`` have computed so many tokens, of which ``real`` were no padding."""
+        if self.held is not None:
+            self.held.append((self.fed, model, real, computed))
+            return
         for observer in self._fed:
             try:
                 observer.fed(model, real, computed)

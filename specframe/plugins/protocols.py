@@ -32,7 +32,7 @@ PROTOCOLS: Mapping[str, type] = {
 """The protocol of every kind of object that takes part in a run, by the name errors use."""
 
 OFFERED: Mapping[str, Mapping[str, type]] = {
-    "drafter": {"budget": roles.SizedDrafter, "match": roles.MatchingDrafter},
+    "drafter": {"budget": roles.SizedDrafter, "match": roles.MatchingDrafter, "captured": roles.CapturedDrafter},
     "acceptance rule": {"tree": roles.TreeRule},
     "KV backend": {"states": states.StateBackend, "rounded": cache.RoundingBackend, "drafts": cache.DraftsBackend},
     "draft-length policy": {"calibration": roles.CalibratedPolicy, "trees": roles.TreePolicy},

@@ -288,7 +288,7 @@ class Sharing:
         def choose(batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
             return self._rule.choose(batch, offset, logits_B1V[:, 0])[:, None]
 
-        tokens_BK = self._cache.extend(batch, batch.last_tokens(1), budget.depth, choose, pure=True)
+        tokens_BK = self._cache.extend(batch, batch.last_tokens(1), budget.depth, choose)
         self._cache.commit(batch, Kept(-1))
         return Draft(tokens_BK)
 

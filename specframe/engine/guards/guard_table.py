@@ -302,6 +302,8 @@ TABLE: dict[str, list[Any]] = {
     "drafter": [
         START,
         calls("propose", draft_arrays, look_at_draft, returns=Draft, keeps=BATCH),
+        calls("prepare", keeps=BATCH),
+        calls("draft", draft_arrays, look_at_draft, returns=Draft, keeps=BATCH),
         calls("observe", keeps=OUTCOME),
     ],
     "verifier": [START, calls("score", score_arrays, returns=Scores, keeps=BATCH)],

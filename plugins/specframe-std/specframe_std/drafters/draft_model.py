@@ -50,14 +50,14 @@ class ModelDrafter:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "logits", "budget", "steady", "stops", "deferred"})
+    offers = frozenset({"chain", "logits", "budget", "steady", "stops", "deferred", "captured"})
 
     def __init__(
         self, tree: str = "chain", branch: str | int | None = None, nodes: int | None = None, top: int | None = None
     ) -> None:
         self._trees = Trees(tree, branch, nodes, top)
         self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits", "budget", "steady"}
-        self.offers |= {"stops", "deferred"} if self._trees.chain else set()
+        self.offers |= {"stops", "deferred", "captured"} if self._trees.chain else set()
         self._fed_BN: torch.Tensor | None = None
         self._idle = 0
         """Rounds since a draft was last asked for; unless it is in every round, a run begins as if it had been long ago."""
@@ -124,13 +124,7 @@ class ModelDrafter:
             return Draft(batch.tokens_BS[:, :0])
         whole, batch = batch, drafting
         budget = budget if batch is whole else budget.of(places(whole))
-        self._row_map.arrange(batch.sequences).apply_host(self._cached)
-        cached = self._cached[: len(batch)]
-        # what was rejected is no part of it; where the host has not known lengths, all but the last draft token may be accepted
-        bounded = self._bounded or isinstance(batch, Bounded)
-        if not (batch.prefill or batch.starts):
-            self._bounded = isinstance(batch, Bounded)
-        np.minimum(cached, batch.lengths - (2 if bounded else 1), out=cached)
+        cached = self._stands(batch)
         if batch.prefill and self._waits(batch):
             cached[:] = 0
         elif batch.prefill:
@@ -158,11 +152,34 @@ class ModelDrafter:
         own_B = (
             np.full(len(batch), draft_length) if budget.depths_B is None else np.minimum(budget.depths_B, draft_length)
         )
-        self._drafting_B = own_B > 0
-        draft = self.draft(batch, budget, width)
-        # a row that is to draft nothing may be given another drafter's tokens, which are where its own draft is cached
+        self._drafting_B, self._width = own_B > 0, width
+        draft = self.draft(batch, budget)
+        # a row that is to draft nothing may be given another drafter's tokens, which stand where its own draft is cached
         cached[:] = batch.lengths + (np.maximum(own_B - 1, 0) if self._trees.chain else 0)
         return draft if batch is whole else spread(draft, whole)
+
+    def prepare(self, batch: Batch, budget: Budget) -> int | None:
+        """Return how many tokens of each row are fed first."""
+        if not self._trees.chain or self._cache.runner.state_layers or self._speculating.batch(batch) is not batch:
+            return None
+        cached, width = self._stands(batch), 0
+        if budget.depth:
+            if (width := max(2, int((batch.lengths - cached).max()))) > SHORT_GAP:
+                return None
+            cached[:] = batch.lengths + budget.depth - 1
+        self._fed_BN, self._width, self._begun = None, width, True
+        self._idle = 0 if budget.depth else self._idle + 1
+        return width
+
+    def _stands(self, batch: Batch) -> np.ndarray:
+        """Return how many tokens of each row are cached for sure."""
+        self._row_map.arrange(batch.sequences).apply_host(self._cached)
+        cached = self._cached[: len(batch)]
+        # what was rejected is no part of it; where the host has not known lengths, all may have stood but for the last draft token
+        bounded = self._bounded or isinstance(batch, Bounded)
+        if not (batch.prefill or batch.starts):
+            self._bounded = isinstance(batch, Bounded)
+        return np.minimum(cached, batch.lengths - (2 if bounded else 1), out=cached)
 
     def _waits(self, batch: Batch) -> bool:
         """Return whether these prompts are not read now: nothing was drafted for a while, or a chunk was not read before."""
@@ -174,14 +191,17 @@ class ModelDrafter:
         self._waiting.update(batch.sequences)
         return True
 
-    def draft(self, batch: Batch, budget: Budget, width: int) -> Draft:
-        """Return a draft within the budget, after feeding the last ``width`` tokens of each row."""
-        return self._chain(batch, budget, width) if self._trees.chain else self._tree(batch, budget, width)
+    def draft(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a draft within the budget, after feeding the last tokens of each row, as many as were prepared for."""
+        if not budget.depth:
+            return Draft(batch.tokens_BS[:, :0])
+        grow = self._chain if self._trees.chain else self._tree
+        return grow(batch, budget, self._width)
 
     def _chain(self, batch: Batch, budget: Budget, width: int) -> Draft:
         """Return a chain."""
         if budget.stopping is None and self._unshaped(batch):
-            return Draft(self._cache.extend(batch, batch.last_tokens(width), budget.depth, self._choose, pure=True))
+            return Draft(self._cache.extend(batch, batch.last_tokens(width), budget.depth, self._choose))
 
         chain = GrowingChain(batch, budget)
 

@@ -12,7 +12,7 @@ class NoDrafter:
     """Proposes nothing: plain decoding, the baseline everything is compared with."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "deferred"})
+    offers = frozenset({"chain", "deferred", "captured"})
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
@@ -20,6 +20,12 @@ class NoDrafter:
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return an empty draft."""
         return Draft(batch.tokens_BS[:, :0])
+
+    draft = propose
+
+    def prepare(self, batch: Batch, budget: Budget) -> int:
+        """Nothing to prepare, for any batch."""
+        return 0
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn."""

@@ -29,6 +29,7 @@ class SelfDrafter(ModelDrafter, abc.ABC):
     ) -> None:
         super().__init__(tree, branch, nodes, top)
         self.needs = self.needs | type(self).needs
+        self._width = 1
         self._runner: ModelRunner | None = None
         self._target: Model | None = None
 
@@ -50,11 +51,15 @@ class SelfDrafter(ModelDrafter, abc.ABC):
     def observe(self, outcome: Outcome) -> None:
         """Do nothing: the target's cache is kept by the target."""
 
+    def prepare(self, batch: Batch, budget: Budget) -> int | None:
+        """Return how many tokens of each row are fed first: what was fed is forgotten."""
+        return self._width if self._trees.chain else None
+
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return a draft within the budget, and leave the cache as the target left it."""
-        if budget.depth == 0:
-            return Draft(batch.tokens_BS[:, :0])
-        draft = self.draft(batch, budget, 1)
+        draft = self.draft(batch, budget)
+        if not budget.depth:
+            return draft
         self._cache.commit(batch, Kept(-1))
         return draft
 

@@ -49,6 +49,8 @@ class Tape:
         self._outside: dict[int, tuple[weakref.ref[MemoryBlock], Any]] = {}
         """Memory that was there before, by its number, and the operation that uses it first."""
         self._first = next(NUMBERS)
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Values that were there before, and what they were before an operation wrote to them."""
         self.broken = False
         """Whether this thread has given another graph up since the captured graph began."""
 
@@ -63,6 +65,18 @@ class Tape:
             self.steps.append(CapturedStep(func, args, kwargs, []))
         elif own.fresh:
             self.steps.append(CapturedStep(func, args, kwargs, tensors(found)))
+
+    def keep(self, block: MemoryBlock, values: torch.Tensor) -> None:
+        """Note values that are about to be written to, where they were there before."""
+        if block.number < self._first:
+            self._before.append((values, values.clone()))
+
+    def put_back(self) -> None:
+        """Leave what was there before as it was: as on CUDA, nothing is computed while a graph is captured."""
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            for values, before in reversed(self._before):
+                values.copy_(before)
+        self._before.clear()
 
     def require_memory(self) -> None:
         """Raise RuntimeError where memory that the graph has not made is no longer there: on CUDA others may have it."""
@@ -88,6 +102,7 @@ def recording() -> Iterator[Tape]:
             yield made
     finally:
         _CURRENT.tape = None
+        made.put_back()
     if made.broken:
         raise RuntimeError("a graph was given up while its thread recorded another one")
 

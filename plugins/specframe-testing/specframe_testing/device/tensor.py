@@ -127,6 +127,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     index = operands.sims[0].device.index
     with torch.inference_mode(False):  # it gives back how gradients were before as well
         torch.set_grad_enabled(False)
+        keep_written(own, operands)
         found = kernel(*operands.args, **operands.kwargs)
         if (recorder := tape()) is not None:
             recorder.add(kernel, operands.args, operands.kwargs, found, own, operands.blocks)
@@ -189,12 +190,20 @@ def copied(func: Any, args: Any, operands: Operands) -> Any:
     elif target.type != "sim" and not (non_blocking and func is not TO and args[0] in LOCKED):
         COUNTERS.note(WAIT, "copy to the host")
     with torch.inference_mode(False), torch.no_grad():
+        keep_written(rules(func), operands)
         found = func(*inner_args, **inner_kwargs)
     if (recorder := tape()) is not None:
         recorder.add(func, inner_args, inner_kwargs, found, rules(func), operands.blocks)
     if func is not TO:
         return args[0]
     return found if target.type != "sim" else SimTensor(found, target.index or 0)
+
+
+def keep_written(own: Rules, operands: Operands) -> None:
+    """Note the values of an operator's tensors where it writes to one of them and is captured."""
+    if own.writes and (recorder := tape()) is not None:
+        for one in operands.sims:
+            recorder.keep(one.block, one.cell)
 
 
 def page_locked(buffer: torch.Tensor) -> torch.Tensor:

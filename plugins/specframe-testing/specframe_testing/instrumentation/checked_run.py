@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 import attrs
-import torch
 
 from specframe.contracts.cache import KVBackend, KVStore, Placement, PrefixStore, rounding
 from specframe.contracts.drafts import Block, Scores
@@ -13,7 +12,6 @@ from specframe.contracts.model import ForwardOptions, Model
 from specframe.contracts.roles import MakesLayout
 from specframe.contracts.round import Batch, Sequence
 from specframe.model.cached import CachedModel
-from specframe.model.captured_graphs import Choose
 from specframe.model.open_stores import ModelGraphs
 from specframe.model.run import Run
 from specframe_testing.instrumentation.cache_checks import NAMES, ShadowCache, ViewLedger
@@ -85,11 +83,3 @@ class CheckedModel(CachedModel):
         if self.runner.role == "target":
             self._ledger.scored(batch, block, scores)
         return scores
-
-    def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
-        """Return the tokens chosen, after the shadow cache has received the places at which they and the first ones were fed."""
-        chosen_BT = super()._at_once(batch, ids_BT, count, choose)
-        self.place(batch, Block(ids_BT, -ids_BT.shape[1]))
-        for offset in range(count - 1):
-            self.place(batch, Block(chosen_BT[:, offset : offset + 1], offset))
-        return chosen_BT

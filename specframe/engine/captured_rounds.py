@@ -1,0 +1,165 @@
+"""Rounds that are captured whole, as one graph each: drafts, the target's forward, what is accepted, tokens and lengths.
+
+What such a round reads and writes is on the device, in memory that does not move: the tokens, lengths, limits and random streams of
+rows, and their keys and values. All else that it depends on is its kind: each kind has a graph of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, cast
+
+import attrs
+import numpy as np
+
+from specframe.contracts.drafts import Acceptance, Budget, Check, Draft, Scores, Transfer
+from specframe.contracts.roles import CapturedDrafter, Drafter
+from specframe.contracts.round import Batch, Bounded
+from specframe.devices.kinds import Forms
+from specframe.engine.loop import Flight
+from specframe.engine.open_run import on_device
+from specframe.errors import SpecframeError
+from specframe.model.captured_graphs import ROUNDS, GraphCache, Outputs, bucket
+from specframe.model.run import Run
+from specframe.observe.watch import Watch
+from specframe.plugins.compose import Composition
+from specframe.text.sampling import reads_tokens
+from specframe.value_checks import unwrap_guards
+
+
+@attrs.define(eq=False)
+class WholeRound:
+    """The device's part of a round of one kind."""
+
+    _batch: Batch
+    """Rows whose lengths are on the device alone."""
+    _decide: Callable[[Batch], Flight]
+    _append: Callable[[Batch, Acceptance], None]
+    _watch: Watch
+    outputs: Outputs = ()
+    """What it returned, until that is taken: the numbers of a transfer, the logits, and those after processors where they are
+    others."""
+    forms: Forms = attrs.Factory(dict)
+    computed: int = 0
+    """Tokens that the target computes."""
+    forwards: list[tuple[Any, ...]] = attrs.Factory(list)
+    """What tells observers of its forwards."""
+
+    def __call__(self) -> Outputs:
+        """Queue the round; raise RuntimeError where that works, and cannot be captured."""
+        try:
+            with self._watch.holding() as forwards:
+                flight = self._decide(self._batch)
+                joined, self.forms = flight.transfer.joined()
+                # last: what fails before it leaves rows as they are
+                self._append(self._batch, flight.transfer.acceptance)
+        except SpecframeError as error:
+            if self.outputs:
+                raise RuntimeError(str(error)) from error
+            raise
+        shaped = () if flight.processed_BTV is flight.logits_BTV else (flight.processed_BTV,)
+        self.outputs = joined, flight.logits_BTV, *shaped
+        self.computed, self.forwards = flight.computed, forwards
+        return self.outputs
+
+
+class CapturedRounds:
+    """The captured rounds of one run.
+
+    Args:
+        run: the run, which has started.
+        drafter: its drafter.
+        check: checks a round's numbers when they come to the host, or None if they are checked at once.
+        graphs: where captured rounds are kept.
+    """
+
+    def __init__(self, run: Run, drafter: Drafter, check: Check | None, graphs: GraphCache) -> None:
+        self._run, self._drafter, self._check, self._graphs = run, cast(CapturedDrafter, drafter), check, graphs
+
+    @classmethod
+    def of(cls, run: Run, use: Composition, check: Check | None) -> CapturedRounds | None:
+        """Return the captured rounds of a run, or None where rounds are not captured whole."""
+        drafter, graphs = use.drafter, run.target.rounds
+        apart = any(cached.runner.by_rows for cached in run.caches)  # rows' kinds are no tensors of theirs
+        if graphs is None or apart or not prepares(drafter) or not on_device(use, run):
+            return None
+        return cls(run, drafter, check, graphs)
+
+    def kind(self, batch: Batch, budget: Budget) -> Hashable | None:
+        """Return all that a round depends on beside what is on the device, or None if it is not to be captured.
+
+        The drafter is prepared then, and :meth:`specframe.contracts.roles.CapturedDrafter.draft` is called for the draft.
+        """
+        chain = budget.nodes == budget.depth and budget.depths_B is None and budget.stopping is None
+        if not chain or batch.prefill or batch.starts or batch.mixed is not None or reads_tokens(batch):
+            return None
+        caches = self._run.all_caches
+        if any(one.rounds is None for one in caches) or (how := self._drafter.prepare(batch, budget)) is None:
+            return None
+        extent, most = bucket(batch.longest + budget.depth), batch.tokens.shape[1]
+        if extent > most or all(one.packs for one in caches):
+            extent = most
+        plans = [one.request.plan for one in batch.sequences]
+        return budget.depth, extent, how, *((one.kinds, one.greedy, one.own) for one in plans)
+
+    def decoded(
+        self,
+        kind: Any,
+        batch: Batch,
+        budget: Budget,
+        decide: Callable[[Batch, Draft], Flight],
+        append: Callable[[Batch, Acceptance], None],
+    ) -> Flight | None:
+        """Return a round that was given to the device as one graph, or None where there is none of this kind.
+
+        Args:
+            kind: of the round.
+            batch, budget: as the round has them.
+            decide: returns the round of a draft, but for its tokens, which ``append`` appends.
+        """
+        whole: WholeRound | None = None
+
+        def prepare() -> tuple[WholeRound, WholeRound]:
+            nonlocal whole
+            whole = WholeRound(
+                anywhere(batch, kind[1] - kind[0]),
+                lambda rows: decide(rows, self._drafter.draft(rows, budget)),
+                append,
+                self._run.watch,
+            )
+            return whole, whole
+
+        for cached in self._run.all_caches:
+            cached.follow(batch)
+        with self._run.watch.stage("verify"):
+            if (found := self._graphs.take(kind, prepare, ROUNDS)) is not None:
+                whole, outputs = found.buffers, found.recording.replay(len(batch))
+            elif whole is None or not (outputs := whole.outputs):  # it was decoded, and could not be captured then
+                return None
+            transfer, whole.outputs = Transfer.of_joined(outputs[0], whole.forms, self._check), ()
+        for tell, *forward in whole.forwards:
+            tell(*forward)
+        return Flight(batch, transfer.draft, Scores(outputs[1]), transfer, outputs[1], outputs[-1], whole.computed)
+
+
+def prepares(drafter: Drafter) -> bool:
+    """Return whether a drafter's rounds can be captured: a subclass may have another ``propose``, which would not be called."""
+    bases = type(unwrap_guards(drafter)).__mro__
+    made = [name for one in bases for name in ("prepare", "propose") if name in vars(one)]
+    return "captured" in drafter.offers and made[:1] != ["propose"]
+
+
+def anywhere(batch: Batch, most: int) -> Bounded:
+    """Return a batch of these rows, of which the host knows that they have a token, and ``most`` at most."""
+    rows = len(batch)
+    return Bounded(
+        batch.sequences,
+        batch.tokens_BS,
+        batch.lengths_B,
+        batch.tokens,
+        np.full(rows, most),
+        batch.limits,
+        batch.streams_B,
+        prefill=False,
+        least=np.ones(rows, dtype=np.int64),
+    )

@@ -1,0 +1,267 @@
+"""Rounds that are captured whole: a graph each, and every token is what it is without."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from planting import Acting, opened, raising, stepped, turns, wanted
+from specframe_std.drafters.draft_model import ModelDrafter
+from specframe_testing import fakes, harness, suite_device, zoo
+from specframe_testing.device.captured_graphs import SimRecording
+from specframe_testing.device.counters import COUNTERS, LAUNCH
+from test_deferred import At, Depths, Told, asked
+
+from specframe import Pipeline
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
+from specframe.contracts.round import Batch
+from specframe.engine import captured_rounds
+from specframe.errors import SpecframeWarning
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+
+
+@pytest.fixture(autouse=True)
+def on_sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have pipelines decode on the simulated device, where a round is captured when its kind comes up again."""
+    monkeypatch.setattr(captured_rounds, "ROUNDS", 1)
+    with suite_device.running_on("sim"):
+        harness.device()
+        yield
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The kinds of the rounds that were replayed or captured."""
+    found: list[Any] = []
+    decoded = captured_rounds.CapturedRounds.decoded
+
+    def noted(self: Any, kind: Any, *given: Any) -> Any:
+        flight = decoded(self, kind, *given)
+        found.extend([kind] if flight else [])
+        return flight
+
+    monkeypatch.setattr(captured_rounds.CapturedRounds, "decoded", noted)
+    return found
+
+
+def piped(draft: Any = DRAFT, **options: Any) -> Pipeline:
+    """Return a pipeline of fakes."""
+    return harness.pipeline(TARGET, draft, **{"batch_size": 3, "draft_length": 3, **options})
+
+
+NEVER = 10**9
+"""Times that a round is decoded before it is captured, where none is to be."""
+
+
+@pytest.mark.parametrize("batch_size", [1, pytest.param(3, marks=pytest.mark.wide), 8])
+@pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "draft"])
+def test_equals_reference(draft: Any, batch_size: int, replayed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come, leave, stop and reach limits of one token and more: tokens, reports and forwards are as without."""
+    requests = [attrs.evolve(one, stop_checks=(At(place % 9 + 2),)) for place, one in enumerate(asked(24))]
+    found = []
+    for times in (1, NEVER):
+        monkeypatch.setattr(captured_rounds, "ROUNDS", times)
+        told, feeds = Told(), harness.Feeds()
+        pipe = piped(draft, batch_size=batch_size, observers=[told, feeds])
+        results = harness.check(pipe, requests)
+        fed = [(one.target, one.draft) for one in feeds.rounds]
+        found.append((told.tokens, [one.metrics for one in results], fed, pipe.report.padding_share))
+    assert found[0] == found[1]
+    assert len(replayed) > 4
+
+
+@pytest.mark.parametrize("rule", ["gumbel", pytest.param("rejection", marks=pytest.mark.wide)])
+def test_sampled_tokens(rule: str, replayed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random numbers are those of rows' streams and places, and log-probabilities those of the round."""
+    target, found = zoo.build("qwen3"), []
+    monkeypatch.setattr(captured_rounds, "ROUNDS", NEVER)
+    how = [Sampling(temperature=0.9, top_k=20, logprobs=1), Sampling(temperature=1.3), Sampling()] * 2
+    for rounds in ("synchronous", "synchronous", "deferred"):
+        options: dict[str, Any] = {"accept": rule, "seed": 3, "batch_size": 3, "draft_length": 2, "rounds": rounds}
+        pipe = harness.pipeline(target, zoo.good_draft(target), **options)
+        prompts = harness.random_prompts((5, 1, 9, 2, 7, 3), zoo.VOCABULARY)
+        results = list(pipe.generate(prompts, 24, sampling=how))
+        found.append([(one.token_ids, [round(number, 3) for number in one.logprobs or []]) for one in results])
+        assert bool(replayed) == (len(found) > 1)
+        monkeypatch.setattr(captured_rounds, "ROUNDS", 1)
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("depths", [(2, 3, 0, 4)], ids=str)
+def test_drafts_of_any_length(depths: tuple[int, ...], replayed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each draft length is a kind of its own, and so is what a draft model has to catch up with."""
+    requests, found = harness.requests([[5, 7, 6], [1], [9, 9]], 60), []
+    for times in (1, NEVER):
+        monkeypatch.setattr(captured_rounds, "ROUNDS", times)
+        found.append([one.metrics for one in harness.check(piped(draft_length=Depths(*depths)), requests)])
+    assert found[0] == found[1]
+    assert {kind[0] for kind in replayed} == {*depths}
+    assert len({kind[2] for kind in replayed}) > 2
+
+
+class Launches(Observer):
+    """Counts what was queued in each round, where nothing else was captured in it."""
+
+    def __init__(self) -> None:
+        self.found, self._before = [], (0, 0)
+
+    def round(self, report: RoundReport) -> None:
+        """Note a round."""
+        now = COUNTERS.totals[LAUNCH], SimRecording.made
+        if not report.prefill and now[1] == self._before[1]:
+            self.found.append(now[0] - self._before[0])
+        self._before = now
+
+
+@pytest.mark.parametrize("draft_length", [0, 3])
+def test_a_round_is_one_graph(draft_length: int) -> None:
+    """Outside of its graph a round has three launches: the numbers and the logits are copied, and the numbers sent to the host."""
+    target, launches = zoo.build("qwen3"), Launches()
+    draft = zoo.good_draft(target) if draft_length else None
+    pipe = harness.pipeline(target, draft, batch_size=2, draft_length=draft_length or 1, observers=[launches])
+    harness.check(pipe, harness.requests(harness.random_prompts([5, 3], zoo.VOCABULARY), 40))
+    assert launches.found.count(4) > len(launches.found) // 2
+
+
+def test_rows_of_any_length(replayed: list[Any]) -> None:
+    """Where attention has masks, rounds are captured for as many slots as rows have, and anew when they have more."""
+    target = zoo.build("qwen3")
+    pipe = harness.pipeline(target, zoo.good_draft(target), draft_length=3, batch_size=2)
+    harness.check(pipe, harness.requests(harness.random_prompts([27, 30], zoo.VOCABULARY), [20, 200]))
+    assert len({kind[1] for kind in replayed}) > 1
+
+
+@pytest.mark.parametrize("at", [4, 9])
+def test_aborts_and_arrivals(at: int, replayed: list[Any]) -> None:
+    """Between rounds that are replayed a request is aborted and another comes; the rows change places."""
+    requests = harness.requests(harness.random_prompts((5, 3, 4, 2, 6), 61), [12, 40, 30, 40, 21])
+    engine, expected = opened(piped(), requests[:4]), wanted(TARGET, requests)
+    for _ in range(at):
+        engine.step()
+    engine.abort(requests[0].key)
+    engine.add(requests[4])
+    ended, errors = stepped(engine)
+    assert errors == 0
+    assert {1, 2, 3, 4} <= {*ended}
+    assert all(tokens == expected[index] for index, tokens in ended.items())
+    assert replayed
+
+
+POINTS = [
+    ("drafter", "draft"),
+    ("verifier", "score"),
+    ("rule", "accept"),
+    ("alignment", "commit"),
+    ("drafter", "prepare"),
+]
+
+
+@pytest.mark.parametrize("point", POINTS, ids=" ".join)
+def test_errors_while_a_round_is_captured(point: tuple[str, str]) -> None:
+    """At whatever call memory runs out, or a strategy fails, no token is lost or comes twice; an error of the capture is none."""
+    pipe, requests = piped(batch_size=2), harness.requests(harness.random_prompts((5, 3, 4), 61), 14)
+    usual, expected = pipe.parts.composition, wanted(TARGET, requests)
+    field, member = point
+
+    def planted(at: int, fault: str) -> Acting:
+        acting = Acting(getattr(usual, field), member, at, raising(fault))
+        pipe.parts.composition = attrs.evolve(usual, **{field: acting})
+        return acting
+
+    counted = planted(0, "error")
+    harness.check(pipe, requests)
+    for at in turns(counted.calls):
+        planted(at, "memory")
+        with pytest.warns(SpecframeWarning, match="memory"):
+            harness.check(pipe, requests)
+        planted(at, "error")
+        with contextlib.suppress(SpecframeWarning):
+            ended, errors = stepped(opened(pipe, requests))
+        assert ended == expected
+        assert errors <= 1
+
+
+def test_a_round_that_cannot_be_captured(replayed: list[Any]) -> None:
+    """The round in which that is found out stands; those after it are decoded as before."""
+    pipe = piped()
+    usual, calls = pipe.parts.composition, [0]
+
+    def accept(rule: Any, usual: Callable[[], Any]) -> Any:
+        found = usual()
+        found.accepted_B.tolist()  # a wait, which is refused where a graph is captured
+        return found
+
+    class Waits(Acting):
+        def called(self, usual: Callable[[], Any]) -> Any:
+            calls[0] += 1
+            return accept(self._inner, usual)
+
+    pipe.parts.composition = attrs.evolve(usual, rule=Waits(usual.rule, "accept", 0, accept))
+    with pytest.warns(SpecframeWarning, match="whole rounds are not captured"):
+        harness.check(pipe, asked())
+    assert len(replayed) == 1
+
+
+class Tired(ModelDrafter):
+    """Drafts nothing beyond a length."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a draft, or none."""
+        return super().propose(batch, budget if batch.longest < 12 else Budget(0))
+
+
+def test_a_subclass_that_proposes_otherwise(replayed: list[Any]) -> None:
+    """What a subclass does in each round it does in each round."""
+    pipe = piped(drafter=Tired())
+    assert harness.check(pipe, harness.requests([[5, 7, 6]] * 3, 40))[0].metrics.num_draft_tokens < 30
+    assert not replayed
+
+
+def test_runs_that_are_opened_anew(replayed: list[Any]) -> None:
+    """What was captured over rows of tokens goes with them; two pipelines of one model have rounds of their own."""
+    pipes = piped(), piped(seed=1)
+    for new in (20, 20, 45, 20):
+        for pipe in pipes:
+            harness.check(pipe, harness.requests(harness.random_prompts((5, 1, 4), 61), new))
+            gc.collect()
+    assert len(replayed) > 12
+
+
+def test_a_cache_that_is_closed() -> None:
+    """Rounds that may read the memory of a cache go with it."""
+    run = harness.open_run(zoo.build("qwen3"), 2, 20, align="ragged")
+    run.graphs = "on"
+    run.target = run.open_cache(run.runner)
+    rounds = run.target.rounds
+    for _ in range(2):
+        rounds.take((), lambda: (None, lambda: (torch.zeros(1, device="sim"),)))
+    late = run.open_cache(run.runner)
+    assert len(rounds) == 1
+    run.close_cache(late)
+    assert len(rounds) == 0
+
+
+def test_strategies_without_a_graph() -> None:
+    """A device without graphs decodes a round again where others replay it."""
+    with suite_device.running_on("cpu"):
+        harness.check(piped(graphs="on", rounds="deferred"), asked())
+
+
+def test_recording_leaves_memory_as_it_was() -> None:
+    """While the simulated device captures a graph nothing is computed: what it adds to comes once with each replay."""
+    total = torch.zeros(2, device="sim")
+    graph = SimRecording(lambda: (total.add_(1),))
+    assert total.tolist() == [1, 1]
+    for _ in range(2):
+        graph.replay(2)
+    assert total.tolist() == [2, 2]
