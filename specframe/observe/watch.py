@@ -51,7 +51,7 @@ class Watch:
         """What an observer raised when a stage ended."""
         self._stages: dict[str, AbstractContextManager[None]] = {}
         self.held: list[tuple[Any, ...]] | None = None
-        """The forwards that are not told of yet, each with what tells of it, or None if all are told of at once."""
+        """The forwards not yet reported, each with what reports it, or None if all are reported at once."""
         self._tell(list(observers))
 
     def _tell(self, observers: list[Observer]) -> None:
@@ -92,7 +92,7 @@ class Watch:
                 self.dismiss(observer, error)
 
     def fed(self, model: str, real: int, computed: int) -> None:
-        """Report that forwards of ``model`` have computed so many tokens, of which ``real`` were no padding."""
+        """Report forwards of ``model`` that have computed ``computed`` tokens, of which ``real`` were no padding."""
         if self.held is not None:
             self.held.append((self.fed, model, real, computed))
             return

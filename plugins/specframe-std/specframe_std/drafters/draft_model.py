@@ -175,7 +175,7 @@ class ModelDrafter:
         """Return how many tokens of each row are cached for sure."""
         self._row_map.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
-        # what was rejected is no part of it; where the host has not known lengths, all may have stood but for the last draft token
+        # what was rejected is no part of it; where the host has not known lengths, all but the last draft token may be accepted
         bounded = self._bounded or isinstance(batch, Bounded)
         if not (batch.prefill or batch.starts):
             self._bounded = isinstance(batch, Bounded)
