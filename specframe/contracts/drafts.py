@@ -57,7 +57,7 @@ class Budget:
         return attrs.evolve(self, **own) if own else self
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class Draft:
     """The tokens that a drafter proposes for a batch: a tree for every row, a chain unless ``parents_BN`` says otherwise."""
 
@@ -80,7 +80,7 @@ class Draft:
         tokens_BN = self.tokens_BN  # the guard reports a wrong shape
         return tokens_BN.shape[1] if getattr(tokens_BN, "ndim", 0) == 2 else 0
 
-    @property
+    @functools.cached_property
     def nodes(self) -> int:
         """The number of tokens proposed for every row, padding included."""
         return self.tokens_BN.shape[1]

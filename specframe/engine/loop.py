@@ -133,14 +133,13 @@ def decided(
     with watch.stage("align"):
         transfer = use.alignment.commit(batch, draft, transfer)
         target.commit(batch, transfer.kept)
+        logits_BTV = along_path(transfer.acceptance, scores.logits_BTV)
+        if transfer.acceptance.path_BT is not acceptance.path_BT:
+            processed_BTV = along_path(transfer.acceptance, processed.logits_BTV)
     pieces = []
     if batch.mixed is not None:
         with watch.stage("prefill"):
             pieces.append(prefilled(batch.mixed, scores.mixed or target.read(batch.mixed), []))
-    with watch.stage("accept"):
-        logits_BTV = along_path(transfer.acceptance, scores.logits_BTV)
-        if transfer.acceptance.path_BT is not acceptance.path_BT:
-            processed_BTV = along_path(transfer.acceptance, processed.logits_BTV)
     computed = scores.computed or draft.tokens_BN.numel() + len(batch)
     return Flight(batch, draft, scores, transfer, logits_BTV, processed_BTV, computed, pieces)
 

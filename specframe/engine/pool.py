@@ -396,4 +396,4 @@ class Pool:
 
 def differ(some: list[Sequence], others: list[Sequence]) -> bool:
     """Return whether there are other sequences among these than among those."""
-    return set(map(id, some)) != set(map(id, others))
+    return some != others and set(map(id, some)) != set(map(id, others))

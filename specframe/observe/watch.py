@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,6 +39,18 @@ class Stage:
                 self._watch.put_off(observer, error)
 
 
+class Stages(dict[str, AbstractContextManager[None]]):
+    """The stages of a run by their names, made when they are first asked for."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __missing__(self, name: str) -> AbstractContextManager[None]:
+        self[name] = Stage(self._watch, name) if self._watch.staged else _NOTHING
+        return self[name]
+
+
 class Watch:
     """The observers of one run. Stages nest: time in an inner stage counts for the inner stage only.
 
@@ -49,7 +61,9 @@ class Watch:
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.left: BaseException | None = None
         """What an observer raised when a stage ended."""
-        self._stages: dict[str, AbstractContextManager[None]] = {}
+        self._stages = Stages(self)
+        self.stage: Callable[[str], AbstractContextManager[None]] = self._stages.__getitem__
+        """Marks everything inside a ``with`` block as part of the stage of a name."""
         self.held: list[tuple[Any, ...]] | None = None
         """The forwards not yet reported, each with what reports it, or None if all are reported at once."""
         self._tell(list(observers))
@@ -63,22 +77,14 @@ class Watch:
         self._fed = [one for one in observers if hears(one, "fed")]
         self._stages.clear()
 
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        """Mark everything inside the ``with`` block as part of stage ``name``."""
-        if self.held is not None:
-            return _NOTHING
-        if (stage := self._stages.get(name)) is None:
-            stage = self._stages[name] = Stage(self, name) if self.staged else _NOTHING
-        return stage
-
     @contextlib.contextmanager
     def holding(self) -> Iterator[list[tuple[Any, ...]]]:
         """Tell nobody of stages and forwards inside the block, where a round is captured; hand out what tells of its forwards."""
-        self.held = []
+        self.held, self.stage = [], lambda name: _NOTHING
         try:
             yield self.held
         finally:
-            self.held = None
+            self.held, self.stage = None, self._stages.__getitem__
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
         """Report one forward pass of ``model`` ("target" or "draft") over ``rows`` rows of ``tokens`` tokens each."""
