@@ -276,6 +276,28 @@ def test_a_misspelt_capability_is_told():
     Tests().test_capabilities_are_spelt_right()
 
 
+class Asking(Fixed):
+    """A policy that copies numbers to the device in every round, and waits for it."""
+
+    def budget(self, batch):
+        torch.zeros(3).to(batch.lengths_B.device).tolist()
+        return super().budget(batch)
+
+
+@pytest.mark.parametrize(("number", "most"), [("host_waits", 0), ("host_copies", 100)])
+def test_waits_and_copies_are_told_with_the_number_that_allows_more(number, most):
+    """A strategy that waits or copies too often learns which member of its suite allows more."""
+
+    class Tests(conformance.DraftLengthPolicySuite):
+        host_waits, host_copies = most, 0
+
+        def make(self):
+            return Asking(4)
+
+    with pytest.raises(AssertionError, match=rf"per round \({number}\), got round"):
+        Tests().test_as_on_a_gpu()
+
+
 @pytest.mark.wide
 def test_suite_without_make_says_what_is_missing():
     """A suite whose author has not written ``make`` says so, with its role."""
