@@ -286,7 +286,7 @@ class KVBackend(Protocol):
 
     @abstractmethod
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
-        """Return a store for ``rows`` sequences of up to ``capacity`` slots."""
+        """Return a store for ``rows`` sequences of up to ``capacity`` slots, and one after them for padding."""
 
 
 class RoundingBackend(KVBackend, Protocol):
