@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
+import attrs
 import pytest
 from transformers import PreTrainedModel
 
@@ -113,6 +114,12 @@ class DecodingSuite(Stopping):
         target, draft = fake_pair()
         prompts = harness.random_prompts([6] * 5, 61, seed=4)
         self.verify(self.pipeline(target, draft, batch_size=5), harness.requests(prompts, 9))
+
+    def test_samples_begin_with_the_row_of_their_prompt(self) -> None:
+        """Samples of one prompt, which is read once, are exact."""
+        target, draft = fake_pair()
+        asked = [attrs.evolve(one, sample=number) for one in usual_requests(target) for number in range(3)]
+        self.verify(self.pipeline(target, draft, batch_size=4), asked)
 
     @pytest.mark.parametrize("batch_size", [1, 2, 8])
     def test_any_batch_size(self, batch_size: int) -> None:
