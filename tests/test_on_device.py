@@ -329,7 +329,7 @@ def test_short_prompts_are_recorded(
     target = zoo.build(name)
     lengths = (40, 90, 33, 61, 100, 44, 35, 64, 10, 55)
     prompts = harness.random_prompts(
-        lengths * (4 - ("kv" in options) if options["batch_size"] == 7 else 1 + ("align" in options)), zoo.VOCABULARY
+        lengths * (4 if options["batch_size"] == 7 else 1 + ("align" in options)), zoo.VOCABULARY
     )
     asked = harness.requests(prompts, [2 + 7 * row % 13 for row in range(len(prompts))])
     counts, tokens = [], []
