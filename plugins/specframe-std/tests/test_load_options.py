@@ -193,7 +193,7 @@ def test_a_command_tells_wrong_load_options(monkeypatch: pytest.MonkeyPatch) -> 
     """The sentence names the option, and the exit status is 2."""
     done = CliRunner().invoke(cli, ["run", "--load-options", "coarse,bits", "x"])
     assert done.exit_code == 2
-    assert "--load-options: option 'bits' of 'coarse': expected key=value" in done.output
+    assert "load_options: option 'bits' of 'coarse': expected key=value" in done.output
 
 
 @pytest.mark.wide

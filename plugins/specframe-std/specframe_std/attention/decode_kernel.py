@@ -49,7 +49,7 @@ def attended(
     parts = found if whole else found.new_empty(tiles.parts, *found.shape, dtype=torch.float32)
     sums = parts if whole else found.new_empty(parts.shape[:-1], dtype=torch.float32)
     scale, count = (size**-0.5 if scaling is None else scaling) * LOG2_E, rows * fed * heads
-    with torch.cuda.device_of(query):
+    with torch.accelerator.device_index(query.device.index):
         attend_part[rows * key_heads, tiles.tiles, tiles.parts](
             query, keys, values, used_B, used_B if table is None else table, parts, sums,
             scale, ALL if window is None else window, fed, slots, count, tiles.parts,
