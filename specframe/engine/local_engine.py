@@ -186,7 +186,7 @@ class LocalEngine:
             with self._barrier() as commit_point, self._computing():
                 try:
                     with self._running(pool) as opened, torch.inference_mode():
-                        flight = opened.take_ahead() or self._launch(pool, opened)
+                        flight = opened.take_ahead() or loop.launch(pool, opened, self._watch, self._broadcast, None)
                         try:
                             self._launch_ahead(pool, opened, flight)
                         finally:  # the round is committed, whatever becomes of the one after it
@@ -220,19 +220,13 @@ class LocalEngine:
             if self._discarded:
                 self._shut()
 
-    def _launch(self, pool: Pool, opened: Opened, after: loop.Flight | None = None) -> loop.Flight | None:
-        """Launch a round; ``after``: before that one is landed."""
-        run, deferred, captured = opened.run, opened.deferred, opened.captured
-        broadcast, check = self._broadcast, opened.check
-        return loop.launch(pool, opened.use, run.target, self._watch, broadcast, check, deferred, captured, after)
-
     def _launch_ahead(self, pool: Pool, opened: Opened, flight: loop.Flight | None) -> None:
         """Launch the round after one that is not landed yet, if that may be."""
         if flight and opened.deferred and pool.goes_on(flight.batch):
             flight.told = True
             told = loop.outcome(flight, pool, flight.batch.lengths.copy())
             loop.learn([told], opened.use.drafter, self._watch)
-            ahead = self._launch(pool, opened, flight)
+            ahead = loop.launch(pool, opened, self._watch, self._broadcast, flight)
             opened.ahead.extend([ahead] if ahead else [])
 
     def _land(

@@ -28,7 +28,7 @@ from specframe.plugins.compose import Composition
 from specframe.text.sampling import apply_processors, one_hot_greedy_rows, undecided_places, undrawn_rows
 
 if TYPE_CHECKING:
-    from specframe.engine.captured_rounds import CapturedRounds
+    from specframe.engine.open_run import Opened
 
 
 @attrs.define(eq=False)
@@ -54,15 +54,7 @@ class Flight:
 
 
 def launch(
-    pool: Pool,
-    use: Composition,
-    target: CachedModel,
-    watch: Watch,
-    broadcast: Callable[[Budget], Budget],
-    check: Check | None = None,
-    deferred: bool = False,
-    captured: CapturedRounds | None = None,
-    after: Flight | None = None,
+    pool: Pool, opened: Opened, watch: Watch, broadcast: Callable[[Budget], Budget], after: Flight | None
 ) -> Flight | None:
     """Give the device one round of the sequences in ``pool``, to the tokens and lengths that the next round begins with.
 
@@ -73,18 +65,15 @@ def launch(
 
     Args:
         pool: the sequences.
-        use: the strategies.
-        target: the target with its cache.
+        opened: the run, with its strategies and the target's cache.
         watch: receives stages; :func:`learn` and :func:`report_round` report the round.
         broadcast: returns rank 0's budget: what a policy has measured differs from rank to rank.
-        check: checks the round's numbers when they come to the host, or None if the strategies' guards have checked them at once.
-        deferred: whether the next round may be launched before this one is landed.
-        captured: the run's captured rounds, or None if rounds are not captured whole.
-        after: a round that has not landed, of the same rows.
+        after: a round that has not landed, of the same rows, or None.
 
     Returns:
         The round, which :func:`land` takes over, or None: it gave no token, or everything has finished.
     """
+    use, captured = opened.use, opened.captured
     if after is not None and after.most_B is not None:
         pool.expect(after.batch, after.most_B)
     with watch.stage("schedule"):
@@ -100,8 +89,8 @@ def launch(
     if not (batch.prefill or batch.starts):
         budget = usable(broadcast(use.policy.budget(batch)), batch, use)
     kind = None if captured is None else captured.kind(batch, budget)
-    decide = functools.partial(decided, use, target, watch, check)
-    append = functools.partial(pool.append, once_more=deferred)
+    decide = functools.partial(decided, use, opened.run.target, watch, opened.check)
+    append = functools.partial(pool.append, once_more=opened.deferred)
     flight = None if captured is None or kind is None else captured.decoded(kind, batch, budget, decide, append)
     if flight is None:
         with watch.stage("prefill" if batch.prefill else "draft"):
@@ -111,7 +100,7 @@ def launch(
         with watch.stage("accept"):
             flight.transfer.send()
             append(batch, flight.transfer.acceptance)
-    flight.most_B = most_gained(flight.draft, len(batch)) if deferred else None
+    flight.most_B = most_gained(flight.draft, len(batch)) if opened.deferred else None
     return flight
 
 

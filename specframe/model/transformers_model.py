@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import torch
@@ -173,7 +173,7 @@ class TransformersModel:
         state = CurrentForward(plan, cache, replaced, told.functions, padding_free, self.chunks, [])
         with compiling, running(state):
             if how.traced is None:
-                logits = self.output(ids_BT, positions_BT, masks, cache, kept, how.extra)
+                logits = self.twin(**self.inputs(ids_BT, positions_BT, masks, cache, kept, how.extra)).logits
             else:
                 shown = masks.values() if isinstance(masks, dict) else [masks]
                 if isinstance(kept, int):  # 0 means all
@@ -184,7 +184,7 @@ class TransformersModel:
             return padding_free.logits(logits, keep)
         return logits if logits.shape[1] == keep else logits[:, -keep:]
 
-    def output(
+    def inputs(
         self,
         ids_BT: torch.Tensor,
         positions_BT: torch.Tensor,
@@ -192,21 +192,18 @@ class TransformersModel:
         cache: Any,
         kept: Any,
         extra: Mapping[str, Any] = NOTHING,
-    ) -> torch.Tensor:
-        """Return the logits of the model's modules, of the tokens that ``kept`` selects as ``logits_to_keep`` does."""
-        given: dict[str, Any] = {"logits_to_keep": kept} if self.takes_logits_to_keep else {}
+    ) -> dict[str, Any]:
+        """Return the arguments of the model's ``forward``; logits are asked for of the tokens that ``kept`` tells, as
+        ``logits_to_keep`` does."""
+        given = {"input_ids": ids_BT, self._cache: cache, **extra}
+        given["use_cache"] = not self._mixed  # some ask for a cache of a class of their own where they are to fill it
+        if self.takes_logits_to_keep:
+            given["logits_to_keep"] = kept
         if self.windows:
             given["attention_mask"] = masks
             if self._hands_positions_on:
                 given["position_ids"] = positions_BT
-        output = self.twin(
-            input_ids=ids_BT,
-            use_cache=not self._mixed,  # some ask for a cache of a class of their own where they are to fill it
-            **{self._cache: cache},
-            **given,
-            **extra,
-        )
-        return cast("torch.Tensor", output.logits)
+        return given
 
     def masks(self, placement: Placement, window: int | None = None) -> torch.Tensor | dict[str, Any]:
         """Return the additive mask (B, 1, T, S) of each kind of layer, as the model takes them.

@@ -280,7 +280,7 @@ def _graph(model: ModelRunner, hidden: tuple[int, ...]) -> torch.fx.GraphModule:
             replaced, found = model.taps.placed(hidden, replaced)
         with running(CurrentForward(None, Untold(slots), replaced, told.functions, attention=as_operator)):
             shown = model.per_kind(dict(zip(kinds, masks, strict=True)))
-            logits = model.output(ids_BT, positions_BT, shown, Untold(slots), kept_K)
+            logits = model.twin(**model.inputs(ids_BT, positions_BT, shown, Untold(slots), kept_K)).logits
         return [logits, *(found[number] for number in hidden)]
 
     masks = [sized(ROWS, 1, WIDTH, SLOTS, dtype=model.dtype) for _ in kinds]
