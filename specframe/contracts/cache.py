@@ -21,7 +21,7 @@ class ChunkWindow:
     """What a query sees whose layer attends in chunks of its row's tokens: those of its own chunk."""
 
     size: int
-    """Tokens of a chunk; the first chunk begins at order 0."""
+    """Tokens of a chunk; the first chunk begins at index 0."""
 
 
 Window = int | ChunkWindow | None
@@ -53,7 +53,7 @@ class Written:
 class Placement:
     """The places of the tokens about to be fed, and the slots that they may see.
 
-    Order is a token's place among its row's real tokens, which is also its position in every correct alignment.
+    A token's index is its place among its row's real tokens, which is also its position in every correct alignment.
     """
 
     positions_BT: torch.Tensor
@@ -61,18 +61,15 @@ class Placement:
     slots_BT: torch.Tensor
     """The slot of each fed token in its row's cache."""
     index_BT: torch.Tensor
-    """Place of each fed token among its row's tokens; negative for padding."""
+    """The index of each fed token; negative for padding."""
     key_index_BS: torch.Tensor
-    """Place of the token in each slot, (B, S) or (1, S); negative where a slot holds none. S is the extent attended to."""
+    """The index of the token in each slot, (B, S) or (1, S); negative where a slot holds none. S is the extent attended to."""
     in_order: bool = False
     """Whether slot s of a row holds the row's token s. In a row with fewer tokens than are fed, padding is fed first."""
     sees_BTT: torch.Tensor | None = None
-    """Whether a fed token sees another fed token (last axis), (B, T, T) or (1, T, T), for a block with branches, or None for a
-    chain."""
+    """Whether a fed token sees another one (last axis), (B, T, T) or (1, T, T), for a block with branches, or None for a chain."""
     even_of: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    """The ``slots_BT``, ``index_BT`` and ``key_index_BS`` that are known to be even, or None if it is not known. See
-    :attr:`even`."""
-
+    """The ``slots_BT``, ``index_BT`` and ``key_index_BS`` that are known to be :attr:`even`, or None if it is not known."""
     written: Callable[[], Written] | None = None
     """Returns the slots that are written, as the host knows them, or None if they are known on the device alone."""
     attended_BS: torch.Tensor | None = None
@@ -94,7 +91,7 @@ class Placement:
 
     @property
     def even(self) -> bool:
-        """Whether slot s of every row is known to hold the token of order s, and the T tokens fed to take the last of S slots: what
+        """Whether slot s of every row is known to hold the token of index s, and the T tokens fed to take the last of S slots: what
         they see follows from T and S alone. One made from an even one, with other indices or slots, is not even."""
         if self.even_of is None or self.sees_BTT is not None:
             return False
@@ -104,17 +101,17 @@ class Placement:
     def rule(self, window: Window = None) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         """Return what says whether a query attends to a slot, of indices of rows, queries and slots, broadcast against each other.
 
-        A query attends to slots with tokens of an order up to its own; of a tree fed together, only to its ancestors and itself.
-        Padding has a negative order and sees the slots of the token of order 0, so that its output is finite.
+        A query attends to slots with tokens of an index up to its own; of a tree fed together, only to its ancestors and itself.
+        Padding has a negative index and sees the slots of the token of index 0, so that its output is finite.
         """
         index_BT, key_index_BS, sees_BTT = self.index_BT.clamp(min=0), self.key_index_BS, self.sees_BTT
         fed_BS = None if sees_BTT is None else self._fed()
 
         def visible(row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-            key, order = key_index_BS[_in(key_index_BS, row), slot], index_BT[_in(index_BT, row), query]
-            seen = _up_to(order, key)
+            key, index = key_index_BS[_in(key_index_BS, row), slot], index_BT[_in(index_BT, row), query]
+            seen = _up_to(index, key)
             if window is not None:
-                seen = seen & _within(order, key, window)
+                seen = seen & _within(index, key, window)
             if fed_BS is None or sees_BTT is None:
                 return seen
             fed = fed_BS[row, slot]
@@ -146,19 +143,19 @@ class Placement:
         return fed_BS.scatter_(1, self.slots_BT.clamp(max=extent), places_BT)[:, :extent]
 
 
-def _up_to(order: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return whether slots hold tokens of an order up to that of queries."""
-    return (key <= order) & (key >= 0)
+def _up_to(index: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return whether slots hold tokens of an index up to that of queries."""
+    return (key <= index) & (key >= 0)
 
 
-def last_hidden(order: torch.Tensor, window: int | ChunkWindow) -> torch.Tensor:
-    """Return the order up to which a window hides tokens from queries of an order; negative where it hides none."""
-    return order - order % window.size - 1 if isinstance(window, ChunkWindow) else order - window
+def last_hidden(index: torch.Tensor, window: int | ChunkWindow) -> torch.Tensor:
+    """Return the index up to which a window hides tokens from queries of an index; negative where it hides none."""
+    return index - index % window.size - 1 if isinstance(window, ChunkWindow) else index - window
 
 
-def _within(order: torch.Tensor, key: torch.Tensor, window: int | ChunkWindow) -> torch.Tensor:
+def _within(index: torch.Tensor, key: torch.Tensor, window: int | ChunkWindow) -> torch.Tensor:
     """Return whether tokens lie in the sliding window or the chunk of queries, a query's own token included."""
-    return key > last_hidden(order, window)
+    return key > last_hidden(index, window)
 
 
 def _in(values_BN: torch.Tensor, row: torch.Tensor) -> torch.Tensor:

@@ -97,15 +97,14 @@ class Draft:
 class Block:
     """The tokens fed to a model in one forward, and their places in the rows.
 
-    The *order* of a token is the number of its row's tokens before it. The first token has the order ``lengths_B + start``, each
-    further one follows the token before it, or its parent. Places before a row's first token are padding.
+    The first token has the index ``lengths_B + start`` among its row's tokens, each further one follows the token before it, or its
+    parent. Places before a row's first token are padding.
     """
 
     ids_BT: torch.Tensor
     start: int = 0
     parents_BT: torch.Tensor | None = None
-    """Place in the block of each token's parent, always an earlier place; -1: the row's token before the block, or None for a
-    chain."""
+    """The place of each token's parent, an earlier one, or -1 for the row's token before the block. Or None for a chain."""
     extra: Mapping[str, torch.Tensor] = attrs.Factory(dict)
     """Further inputs of the model, by the name of its argument, one for each token: (B, T, ...)."""
     counts: np.ndarray | None = None
@@ -123,7 +122,7 @@ class Block:
 
     @property
     def end(self) -> int:
-        """Order after the last token of a chain, minus the row's length."""
+        """Index after the last token of a chain, minus the row's length."""
         return self.start + self.width
 
     @property

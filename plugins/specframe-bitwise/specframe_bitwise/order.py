@@ -52,7 +52,7 @@ def current_slots(slots: int) -> torch.Tensor | None:
 
 
 def slots_by_index(placement: Placement) -> torch.Tensor | None:
-    """Return all slots by the order of their tokens, those without a token last, or None if slot s holds the token of order s.
+    """Return all slots by the order of their tokens, those without a token last, or None if slot s holds the token of index s.
 
     Returns:
         (B, S), or (1, S) if all rows are equal. For a tree (B, T, S): each fed token has an order of its own, in which the tokens
