@@ -69,12 +69,15 @@ class CapturedDrafter(Drafter, Protocol):
     """A drafter whose rounds can be captured whole, and replayed without a call of it. It offers "captured"."""
 
     def prepare(self, batch: Batch, budget: Budget) -> Hashable | None:
-        """Do what the host has to do for a chain of every row, and return what :meth:`draft` depends on then beside the batch's
-        tensors and the budget; or do nothing and return None, and :meth:`propose` is called."""
+        """Do what the host has to do for a chain of every row, and return what :meth:`draw` and :meth:`keep` depend on then beside
+        tensors that stay in place; or do nothing and return None, and :meth:`propose` is called."""
 
-    def draft(self, batch: Batch, budget: Budget) -> Draft:
-        """Return a chain as it was prepared, without counts. What is not on the device comes of :meth:`prepare`, and stays as it
-        was when a round is replayed."""
+    def draw(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a chain as it was prepared, without counts. Of a batch that is captured the host knows bounds alone."""
+
+    def keep(self, batch: Batch, draft: Draft, scores: Scores) -> None:
+        """Keep what the next draft needs of the target's scores, in tensors that stay in place. :meth:`observe` is not called."""
+        return
 
 
 class Verifier(Started, Protocol):

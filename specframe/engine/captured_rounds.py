@@ -34,6 +34,7 @@ class WholeRound:
     _batch: Batch
     """Rows whose lengths are on the device alone."""
     _decide: Callable[[Batch], Flight]
+    _keep: Callable[[Batch, Draft, Scores], None]
     _append: Callable[[Batch, Acceptance], None]
     _watch: Watch
     outputs: Outputs = ()
@@ -51,6 +52,7 @@ class WholeRound:
             with self._watch.holding() as forwards:
                 flight = self._decide(self._batch)
                 joined, self.forms = flight.transfer.joined()
+                self._keep(self._batch, flight.draft, flight.scores)
                 # last: what fails before it leaves rows as they are
                 self._append(self._batch, flight.transfer.acceptance)
         except SpecframeError as error:
@@ -88,7 +90,7 @@ class CapturedRounds:
     def kind(self, batch: Batch, budget: Budget) -> Hashable | None:
         """Return all that a round depends on beside what is on the device, or None if it is not to be captured.
 
-        The drafter is prepared then, and :meth:`specframe.contracts.roles.CapturedDrafter.draft` is called for the draft.
+        The drafter is prepared then, and :meth:`specframe.contracts.roles.CapturedDrafter.draw` is called for the draft.
         """
         chain = budget.nodes == budget.depth and budget.depths_B is None and budget.stopping is None
         if not chain or batch.prefill or batch.starts or batch.mixed is not None or reads_tokens(batch):
@@ -123,7 +125,8 @@ class CapturedRounds:
             nonlocal whole
             whole = WholeRound(
                 anywhere(batch, kind[1] - kind[0]),
-                lambda rows: decide(rows, self._drafter.draft(rows, budget)),
+                lambda rows: decide(rows, self._drafter.draw(rows, budget)),
+                self._drafter.keep,
                 append,
                 self._run.watch,
             )
@@ -139,7 +142,8 @@ class CapturedRounds:
             transfer, whole.outputs = Transfer.of_joined(outputs[0], whole.forms, self._check), ()
         for tell, *forward in whole.forwards:
             tell(*forward)
-        return Flight(batch, transfer.draft, Scores(outputs[1]), transfer, outputs[1], outputs[-1], whole.computed)
+        logits_BTV, computed = outputs[1], whole.computed
+        return Flight(batch, transfer.draft, Scores(logits_BTV), transfer, logits_BTV, outputs[-1], computed, told=True)
 
 
 def prepares(drafter: Drafter) -> bool:

@@ -94,7 +94,7 @@ def launch(
     flight = None if captured is None or kind is None else captured.decoded(kind, batch, budget, decide, append)
     if flight is None:
         with watch.stage("prefill" if batch.prefill else "draft"):
-            propose = use.drafter.propose if kind is None else cast(CapturedDrafter, use.drafter).draft
+            propose = use.drafter.propose if kind is None else cast(CapturedDrafter, use.drafter).draw
             draft = cut(propose(batch, budget), budget)
         flight = decide(batch, draft)
         with watch.stage("accept"):

@@ -9,13 +9,14 @@ Tensor names carry their shape: B rows, T tokens fed, W features that wait, D si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import attrs
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from specframe.contracts.drafts import Draft, Scores
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Bounded
 from specframe.model.run import Run
@@ -96,10 +97,13 @@ class Features:
         """Whether this round has consumed features, and whether the host did not know the rows' lengths when it did."""
         self._known = True
         """Whether the host knows how many were consumed, and not only the least."""
+        self._width = 0
+        """The features that :meth:`draw` takes."""
         self._kept_RWD: torch.Tensor | None = None
 
     def follow(self, batch: Batch) -> None:
         """Make the batch's sequences the first rows, in its order. A drafter calls it first in ``propose``."""
+        self._took = False  # whoever has replayed a round has not told of it
         moves = self._row_map.arrange(batch.sequences)
         moves.apply_host(self._consumed)
         moves.apply(self._consumed_R)
@@ -140,17 +144,50 @@ class Features:
 
     def take(self, batch: Batch) -> Waiting:
         """Return the features of all tokens before each row's last that were not consumed, and count them as consumed."""
-        assert self._kept_RWD is not None, "a decoding batch has been read"
         first = self._consumed[: len(batch)].copy()
         counts = batch.lengths - 1 - first
+        known = self._taken(batch)
+        first_B, counts_B, kept_BWD = self._taken_on_device(batch, int(counts.max()))
+        return Waiting(kept_BWD, first, first_B, counts, counts_B, known)
+
+    def _taken(self, batch: Batch) -> bool:
+        """Count all features as consumed, on the host; return whether it knew how many were before."""
         self._consumed[: len(batch)] = batch.least - 1
         self._took, self._bounded = True, isinstance(batch, Bounded)
         known, self._known = self._known, True
+        return known
+
+    def _taken_on_device(self, batch: Batch, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what was consumed of each row, how many features wait, and ``width`` features; count them as consumed."""
+        assert self._kept_RWD is not None, "a decoding batch has been read"
         first_B, ends_B = self._consumed_R[: len(batch)].clone(), batch.lengths_B - 1
         self._consumed_R[: len(batch)] = ends_B
-        kept_BWD = self._kept_RWD[: len(batch), : int(counts.max())]
         counts_B = (ends_B - first_B).clamp_(min=1)  # rows that have ended have none
-        return Waiting(kept_BWD, first, first_B, counts, counts_B, known)
+        return first_B, counts_B, self._kept_RWD[: len(batch), :width]
+
+    def prepare(self, batch: Batch, depth: int) -> Hashable | None:
+        """Count all features as consumed for a draft of a depth, on the host; return how many :meth:`draw` takes, of how large a
+        buffer: it is another one when it has grown."""
+        if self._kept_RWD is None:
+            return None
+        width = self.waiting(batch)
+        room = self._room(max(width, depth + 1), self._kept_RWD)
+        self._taken(batch)
+        self._width = width
+        return width, room.shape[1]
+
+    def draw(self, batch: Batch) -> Waiting:
+        """Return the features that were prepared, of a batch of which the host knows bounds alone."""
+        rows, width = len(batch), self._width
+        first_B, counts_B, kept_BWD = self._taken_on_device(batch, width)
+        return Waiting(kept_BWD, batch.lengths - 1, first_B, np.full(rows, width), counts_B, known=False)
+
+    def keep(self, batch: Batch, draft: Draft, scores: Scores) -> None:
+        """Put the features of a round whose draft is a chain in place of those that were taken."""
+        states_BTD = torch.cat([scores.hidden[layer] for layer in self._layers], dim=-1)
+        features_BTD = self._fused(states_BTD[:, states_BTD.shape[1] - draft.nodes - 1 :])
+        assert self._kept_RWD is not None, "a decoding batch has been read"
+        self._kept_RWD[: len(batch), : features_BTD.shape[1]] = features_BTD
 
     def _fused(self, states_BTD: torch.Tensor) -> torch.Tensor:
         return states_BTD if self._fuse is None else self._fuse(states_BTD)

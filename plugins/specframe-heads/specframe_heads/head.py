@@ -6,6 +6,7 @@ feature (Medusa). :class:`PairDrafter` feeds a small transformer pairs of a feat
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, ClassVar, Protocol, cast
 
 import attrs
@@ -17,7 +18,7 @@ from specframe_std.trees.growth import Frontier
 from specframe_std.trees.tree_options import Trees
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.contracts.drafts import Block, Budget, Draft, Scores
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Bounded, bounded
 from specframe.errors import ModelError
@@ -129,6 +130,21 @@ class HeadDrafter:
         if budget.depth == 0 and self.features.waiting(batch) < MOST_WAITING:
             return nothing(batch)
         return self.draft(batch, self.features.take(batch), budget)
+
+    def prepare(self, batch: Batch, budget: Budget) -> Hashable | None:
+        """Have the features that wait be consumed; None where nothing is to be drafted."""
+        if not budget.depth:
+            return None
+        self.features.follow(batch)
+        return self.features.prepare(batch, budget.depth)
+
+    def draw(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a chain from the features that were prepared."""
+        return self.draft(batch, self.features.draw(batch), budget)
+
+    def keep(self, batch: Batch, draft: Draft, scores: Scores) -> None:
+        """Take the features of a round that is captured."""
+        self.features.keep(batch, draft, scores)
 
     def follow(self, batch: Batch) -> None:
         """Move whatever a head keeps per row, where a batch is about to be read or starts from others' rows."""

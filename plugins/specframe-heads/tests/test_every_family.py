@@ -23,15 +23,17 @@ from specframe_memory.footprint import HEAD, Workload
 from specframe_memory.memory_plan import ladder_of
 from specframe_memory.meta_parts import named_parts
 from specframe_std.policies.fixed_length import FixedLength
-from specframe_testing import harness, zoo
+from specframe_testing import harness, suite_device, zoo
 from specframe_testing.heads import block_heads, checkpoints, mtp, stepwise
 from specframe_testing.heads.scripted import Drafted, steered
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Budget
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
-from specframe.engine import loop
+from specframe.engine import captured_rounds, loop
 from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
@@ -269,9 +271,9 @@ class Depths(FixedLength):
 
     offers = frozenset({"deferred"})
 
-    def __init__(self) -> None:
+    def __init__(self, *turns: int) -> None:
         super().__init__(3)
-        self._turns = itertools.cycle((3, 2, 0, 0, 3))
+        self._turns = itertools.cycle(turns or (3, 2, 0, 0, 3))
 
     def budget(self, batch: Batch) -> Budget:
         """Return the next one."""
@@ -299,6 +301,48 @@ def test_deferred_rounds_draft_what_others_do(
         for key in shared:
             depth = min(usual[key][0], found[key][0])  # drafts are cut near the end
             assert usual[key][1][:depth] == found[key][1][:depth], key
+
+
+class Told(Observer):
+    """Keeps what was drafted in each round."""
+
+    def __init__(self) -> None:
+        self.drafts: list[Any] = []
+
+    def round(self, report: RoundReport) -> None:
+        """Take in a round."""
+        self.drafts.append((report.lengths.tolist(), report.draft.tokens_BN.tolist()))
+
+
+@pytest.mark.filterwarnings("error:whole rounds are not captured")
+@pytest.mark.wide(but=["eagle-3"])
+@pytest.mark.parametrize("family", ["eagle-1", "eagle-3", "medusa", "hydra", "hydra++", "clover", "clover2"])
+def test_captured_rounds_draft_what_others_do(
+    family: str, saved: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of a head are captured whole, with the features that they leave for the next ones, however many tokens stand."""
+    name, decoded = FAMILIES[family][0], captured_rounds.CapturedRounds.decoded
+    replayed, found = list[Any](), list[Any]()
+    monkeypatch.setattr(
+        captured_rounds.CapturedRounds,
+        "decoded",
+        lambda self, kind, *given: (flight := decoded(self, kind, *given), replayed.extend([kind] if flight else []))[
+            0
+        ],
+    )
+    asked = harness.requests(harness.random_prompts([5, 1, 12, 4], zoo.VOCABULARY), [50, 21, 60, 33])
+    with suite_device.running_on("sim"):
+        harness.device()
+        target = target_of("qwen3")
+        for times in (1, 10**9):
+            monkeypatch.setattr(captured_rounds, "ROUNDS", times)
+            for length in (2, Depths(), Depths(1, 1, 1, 3, 1, *[0] * 8)):  # features wait; at last their buffer grows
+                told, drafter = Told(), f"{name},checkpoint={saved(family, 'qwen3')},tree=chain"
+                options = {"batch_size": 3, "draft_length": length, "accept": "synthetic,rate=0.6", "observers": [told]}
+                results = harness.decode(harness.pipeline(target, None, drafter=drafter, **options), asked)
+                found.append((told.drafts, [one.token_ids for one in results], [one.metrics for one in results]))
+    assert found[:3] == found[3:]
+    assert len(replayed) > 20
 
 
 @pytest.mark.wide(but=["hydra++"])

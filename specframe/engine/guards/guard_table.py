@@ -303,7 +303,7 @@ TABLE: dict[str, list[Any]] = {
         START,
         calls("propose", draft_arrays, look_at_draft, returns=Draft, keeps=BATCH),
         calls("prepare", keeps=BATCH),
-        calls("draft", draft_arrays, look_at_draft, returns=Draft, keeps=BATCH),
+        calls("draw", draft_arrays, look_at_draft, returns=Draft, keeps=BATCH),
         calls("observe", keeps=OUTCOME),
     ],
     "verifier": [START, calls("score", score_arrays, returns=Scores, keeps=BATCH)],

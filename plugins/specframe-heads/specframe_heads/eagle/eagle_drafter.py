@@ -22,4 +22,4 @@ class Eagle(PairDrafter):
     """
 
     name = "eagle"
-    chains_offer = frozenset({"deferred"})
+    chains_offer = frozenset({"deferred", "captured"})

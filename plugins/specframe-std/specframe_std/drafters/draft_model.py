@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Block, Budget, Draft, Transfer
+from specframe.contracts.drafts import Block, Budget, Draft, Scores, Transfer
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Bounded, Kept, Sequence
 from specframe.devices.kinds import constant
@@ -153,7 +153,7 @@ class ModelDrafter:
             np.full(len(batch), draft_length) if budget.depths_B is None else np.minimum(budget.depths_B, draft_length)
         )
         self._drafting_B, self._width = own_B > 0, width
-        draft = self.draft(batch, budget)
+        draft = self.draw(batch, budget)
         # a row that is to draft nothing may be given another drafter's tokens, which stand where its own draft is cached
         cached[:] = batch.lengths + (np.maximum(own_B - 1, 0) if self._trees.chain else 0)
         return draft if batch is whole else spread(draft, whole)
@@ -170,6 +170,9 @@ class ModelDrafter:
         self._fed_BN, self._width, self._begun = None, width, True
         self._idle = 0 if budget.depth else self._idle + 1
         return width
+
+    def keep(self, batch: Batch, draft: Draft, scores: Scores) -> None:
+        """Nothing to keep: lengths tell all."""
 
     def _stands(self, batch: Batch) -> np.ndarray:
         """Return how many tokens of each row are cached for sure."""
@@ -191,7 +194,7 @@ class ModelDrafter:
         self._waiting.update(batch.sequences)
         return True
 
-    def draft(self, batch: Batch, budget: Budget) -> Draft:
+    def draw(self, batch: Batch, budget: Budget) -> Draft:
         """Return a draft within the budget, after feeding the last tokens of each row, as many as were prepared for."""
         if not budget.depth:
             return Draft(batch.tokens_BS[:, :0])

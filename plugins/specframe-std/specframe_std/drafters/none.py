@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.drafts import Budget, Draft, Scores
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.model.run import Run
@@ -21,11 +21,14 @@ class NoDrafter:
         """Return an empty draft."""
         return Draft(batch.tokens_BS[:, :0])
 
-    draft = propose
+    draw = propose
 
     def prepare(self, batch: Batch, budget: Budget) -> int:
         """Nothing to prepare, for any batch."""
         return 0
+
+    def keep(self, batch: Batch, draft: Draft, scores: Scores) -> None:
+        """Nothing to keep."""
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn."""

@@ -57,7 +57,7 @@ class SelfDrafter(ModelDrafter, abc.ABC):
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return a draft within the budget, and leave the cache as the target left it."""
-        draft = self.draft(batch, budget)
+        draft = self.draw(batch, budget)
         if not budget.depth:
             return draft
         self._cache.commit(batch, Kept(-1))

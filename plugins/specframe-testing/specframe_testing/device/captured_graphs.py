@@ -41,6 +41,34 @@ class CapturedStep:
             old.copy_(new)
 
 
+class Written:
+    """What a thread writes to of the memory that was there before, and what that held."""
+
+    def __init__(self) -> None:
+        self._first = next(NUMBERS)
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def keep(self, block: MemoryBlock, values: torch.Tensor) -> None:
+        """Note values that are about to be written to."""
+        if block.number < self._first:
+            self._before.append((values, values.clone()))
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Have memory hold inside the block what it held before, whatever is written to it there."""
+        after = [values.clone() for values, _ in self._before]
+        self._copy([before for _, before in self._before])
+        try:
+            yield
+        finally:
+            self._copy(after)
+
+    def _copy(self, held: list[torch.Tensor]) -> None:
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            for (values, _), one in zip(reversed(self._before), reversed(held), strict=True):
+                values.copy_(one)
+
+
 class Tape:
     """The operations of a graph, in order."""
 
@@ -49,8 +77,6 @@ class Tape:
         self._outside: dict[int, tuple[weakref.ref[MemoryBlock], Any]] = {}
         """Memory that was there before, by its number, and the operation that uses it first."""
         self._first = next(NUMBERS)
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Values that were there before, and what they were before an operation wrote to them."""
         self.broken = False
         """Whether this thread has given another graph up since the captured graph began."""
 
@@ -65,18 +91,6 @@ class Tape:
             self.steps.append(CapturedStep(func, args, kwargs, []))
         elif own.fresh:
             self.steps.append(CapturedStep(func, args, kwargs, tensors(found)))
-
-    def keep(self, block: MemoryBlock, values: torch.Tensor) -> None:
-        """Note values that are about to be written to, where they were there before."""
-        if block.number < self._first:
-            self._before.append((values, values.clone()))
-
-    def put_back(self) -> None:
-        """Leave what was there before as it was: as on CUDA, nothing is computed while a graph is captured."""
-        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            for values, before in reversed(self._before):
-                values.copy_(before)
-        self._before.clear()
 
     def require_memory(self) -> None:
         """Raise RuntimeError where memory that the graph has not made is no longer there: on CUDA others may have it."""
@@ -93,6 +107,21 @@ def tape() -> Tape | None:
     return getattr(_CURRENT, "tape", None)
 
 
+def written() -> Written | None:
+    """Return what this thread notes what it writes to by, or None."""
+    return getattr(_CURRENT, "written", None)
+
+
+@contextmanager
+def noted() -> Iterator[Written]:
+    """Note what is written to inside the block."""
+    made = _CURRENT.written = Written()
+    try:
+        yield made
+    finally:
+        _CURRENT.written = None
+
+
 @contextmanager
 def recording() -> Iterator[Tape]:
     """Record the operations of this thread inside the block; waits and copies from the host are refused."""
@@ -102,7 +131,6 @@ def recording() -> Iterator[Tape]:
             yield made
     finally:
         _CURRENT.tape = None
-        made.put_back()
     if made.broken:
         raise RuntimeError("a graph was given up while its thread recorded another one")
 
@@ -127,8 +155,9 @@ class SimRecording:
     """Graphs captured, and replays of any of them, since the program began."""
 
     def __init__(self, function: Callable[[], Outputs]) -> None:
-        self._first: Outputs | None = function()  # as on CUDA
-        with recording() as made:
+        with noted() as first:
+            self._first: Outputs | None = function()  # as on CUDA
+        with first.undone(), recording() as made:  # it leaves no trace: on CUDA nothing is computed meanwhile
             self._outputs = function()
         self._tape = made
         for step in made.steps:

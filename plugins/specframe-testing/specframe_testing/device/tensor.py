@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from specframe_testing.device.captured_graphs import tape
+from specframe_testing.device.captured_graphs import tape, written
 from specframe_testing.device.counters import ALLOCATION, COPY, COUNTERS, LAUNCH, WAIT
 from specframe_testing.device.device_memory import MemoryBlock
 from specframe_testing.device.device_operators import Rules, aten, rules
@@ -200,10 +200,10 @@ def copied(func: Any, args: Any, operands: Operands) -> Any:
 
 
 def keep_written(own: Rules, operands: Operands) -> None:
-    """Note the values of an operator's tensors where it writes to one of them and is captured."""
-    if own.writes and (recorder := tape()) is not None:
+    """Note the values of an operator's tensors where it writes to one of them, and that is to be undone."""
+    if own.writes and (notes := written()) is not None:
         for one in operands.sims:
-            recorder.keep(one.block, one.cell)
+            notes.keep(one.block, one.cell)
 
 
 def page_locked(buffer: torch.Tensor) -> torch.Tensor:
