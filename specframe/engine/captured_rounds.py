@@ -14,7 +14,7 @@ import numpy as np
 
 from specframe.contracts.drafts import Acceptance, Budget, Check, Draft, Scores, Transfer
 from specframe.contracts.roles import CapturedDrafter, Drafter
-from specframe.contracts.round import Batch, Bounded
+from specframe.contracts.round import Batch, Bounded, Sequence
 from specframe.devices.kinds import Forms
 from specframe.engine.loop import Flight
 from specframe.engine.open_run import on_device
@@ -77,6 +77,9 @@ class CapturedRounds:
 
     def __init__(self, run: Run, drafter: Drafter, check: Check | None, graphs: GraphCache) -> None:
         self._run, self._drafter, self._check, self._graphs = run, cast(CapturedDrafter, drafter), check, graphs
+        self._rows: list[Sequence] = []
+        self._plans: tuple[Any, ...] | None = None
+        """What these rows' processors compute, or None where they read tokens of the host."""
 
     @classmethod
     def of(cls, run: Run, use: Composition, check: Check | None) -> CapturedRounds | None:
@@ -93,7 +96,13 @@ class CapturedRounds:
         The drafter is prepared then, and :meth:`specframe.contracts.roles.CapturedDrafter.draw` is called for the draft.
         """
         chain = budget.nodes == budget.depth and budget.depths_B is None and budget.stopping is None
-        if not chain or batch.prefill or batch.starts or batch.mixed is not None or reads_tokens(batch):
+        if not chain or batch.prefill or batch.starts or batch.mixed is not None:
+            return None
+        if batch.sequences is not self._rows:  # the same list for as long as the rows are the same
+            plans = [one.request.plan for one in batch.sequences]
+            self._rows = batch.sequences
+            self._plans = None if reads_tokens(batch) else tuple((one.kinds, one.greedy, one.own) for one in plans)
+        if self._plans is None:
             return None
         caches = self._run.all_caches
         if any(one.rounds is None for one in caches) or (how := self._drafter.prepare(batch, budget)) is None:
@@ -101,8 +110,7 @@ class CapturedRounds:
         extent, most = bucket(batch.longest + budget.depth), batch.tokens.shape[1]
         if extent > most or all(one.packs for one in caches):
             extent = most
-        plans = [one.request.plan for one in batch.sequences]
-        return budget.depth, extent, how, *((one.kinds, one.greedy, one.own) for one in plans)
+        return budget.depth, extent, how, self._plans
 
     def decoded(
         self,
