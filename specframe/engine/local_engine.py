@@ -223,9 +223,10 @@ class LocalEngine:
     def _launch_ahead(self, pool: Pool, opened: Opened, flight: loop.Flight | None) -> None:
         """Launch the round after one that is not landed yet, if that may be."""
         if flight and opened.deferred and pool.goes_on(flight.batch):
-            flight.told = True
-            told = loop.outcome(flight, pool, flight.batch.lengths.copy())
-            loop.learn([told], opened.use.drafter, self._watch)
+            if not flight.told:
+                flight.told = True
+                told = loop.outcome(flight, pool, flight.batch.lengths.copy())
+                loop.learn([told], opened.use.drafter, self._watch)
             ahead = loop.launch(pool, opened, self._watch, self._broadcast, flight)
             opened.ahead.extend([ahead] if ahead else [])
 

@@ -50,7 +50,7 @@ class Flight:
     most_B: np.ndarray | None = None
     """The most tokens that each row gains, where the next round may be launched before this one is landed, or None."""
     told: bool = False
-    """Whether the drafter received it, before the next round was launched."""
+    """Whether the drafter received it: before the next round was launched, or as it was captured."""
 
 
 def launch(
