@@ -81,7 +81,7 @@ def test_alignments(embedded: dict[str, Any], align: str) -> None:
     assert row["lossless"] == ("yes" if use.lossless else "no")
 
 
-@pytest.mark.wide
+@pytest.mark.wide(but=["typical"])
 @pytest.mark.parametrize("rule", sorted(entry.name for entry in registry().of("acceptance rule")))
 def test_rules(embedded: dict[str, Any], rule: str) -> None:
     """A temperature is refused where the rule's row says so, and two draft lengths give the same tokens where it says so."""
