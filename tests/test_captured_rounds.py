@@ -63,7 +63,8 @@ NEVER = 10**9
 """Times that a round is decoded before it is captured, where none is to be."""
 
 
-@pytest.mark.parametrize("batch_size", [1, pytest.param(3, marks=pytest.mark.wide), 8])
+@pytest.mark.wide(but=["draft-1", "plain-8"])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
 @pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "draft"])
 def test_equals_reference(draft: Any, batch_size: int, replayed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows come, leave, stop and reach limits of one token and more: tokens, reports and forwards are as without."""
@@ -80,17 +81,23 @@ def test_equals_reference(draft: Any, batch_size: int, replayed: list[Any], monk
     assert len(replayed) > 4
 
 
-@pytest.mark.parametrize("rule", ["gumbel", pytest.param("rejection", marks=pytest.mark.wide)])
+@pytest.mark.wide(but=["gumbel"])
+@pytest.mark.parametrize("rule", ["gumbel", "rejection"])
 def test_sampled_tokens(rule: str, replayed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Random numbers are those of rows' streams and places, and log-probabilities those of the round."""
     target, found = zoo.build("qwen3"), []
     monkeypatch.setattr(captured_rounds, "ROUNDS", NEVER)
-    how = [Sampling(temperature=0.9, top_k=20, logprobs=1), Sampling(temperature=1.3), Sampling()] * 2
+    how = [
+        Sampling(temperature=0.9, top_k=20, logprobs=1),
+        Sampling(temperature=1.3),
+        Sampling(),
+        Sampling(temperature=1.3),
+    ]
     for rounds in ("synchronous", "synchronous", "deferred"):
         options: dict[str, Any] = {"accept": rule, "seed": 3, "batch_size": 3, "draft_length": 2, "rounds": rounds}
         pipe = harness.pipeline(target, zoo.good_draft(target), **options)
-        prompts = harness.random_prompts((5, 1, 9, 2, 7, 3), zoo.VOCABULARY)
-        results = list(pipe.generate(prompts, 24, sampling=how))
+        prompts = harness.random_prompts((5, 1, 9, 2), zoo.VOCABULARY)
+        results = list(pipe.generate(prompts, 12, sampling=how))
         found.append([(one.token_ids, [round(number, 3) for number in one.logprobs or []]) for one in results])
         assert bool(replayed) == (len(found) > 1)
         monkeypatch.setattr(captured_rounds, "ROUNDS", 1)
@@ -123,6 +130,7 @@ class Launches(Observer):
         self._before = now
 
 
+@pytest.mark.wide(but=["3"])
 @pytest.mark.parametrize("draft_length", [0, 3])
 def test_a_round_is_one_graph(draft_length: int) -> None:
     """Outside of its graph a round has three launches: the numbers and the logits are copied, and the numbers sent to the host."""
@@ -137,10 +145,11 @@ def test_rows_of_any_length(replayed: list[Any]) -> None:
     """Where attention has masks, rounds are captured for as many slots as rows have, and anew when they have more."""
     target = zoo.build("qwen3")
     pipe = harness.pipeline(target, zoo.good_draft(target), draft_length=3, batch_size=2)
-    harness.check(pipe, harness.requests(harness.random_prompts([27, 30], zoo.VOCABULARY), [20, 200]))
+    harness.check(pipe, harness.requests(harness.random_prompts([27, 30], zoo.VOCABULARY), [20, 60]))
     assert len({kind[1] for kind in replayed}) > 1
 
 
+@pytest.mark.wide(but=["4"])
 @pytest.mark.parametrize("at", [4, 9])
 def test_aborts_and_arrivals(at: int, replayed: list[Any]) -> None:
     """Between rounds that are replayed a request is aborted and another comes; the rows change places."""
@@ -166,6 +175,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.wide(but=["rule accept"])
 @pytest.mark.filterwarnings("default:whole rounds are not captured")
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_errors_while_a_round_is_captured(point: tuple[str, str]) -> None:
@@ -235,6 +245,18 @@ def test_runs_that_are_opened_anew(replayed: list[Any]) -> None:
             harness.check(pipe, harness.requests(harness.random_prompts((5, 1, 4), 61), new))
             gc.collect()
     assert len(replayed) > 12
+
+
+def test_two_runs_at_once(replayed: list[Any]) -> None:
+    """Runs of one model whose rounds take turns have rows, and graphs, of their own."""
+    asked = [harness.requests(harness.random_prompts(lengths, 61), 24) for lengths in ((5, 1, 4), (3, 6, 2))]
+    engines, ended = [opened(piped(), one) for one in asked], [dict[int, list[int]](), dict[int, list[int]]()]
+    while not all(engine.idle for engine in engines):
+        for engine, found in zip(engines, ended, strict=True):
+            if (report := engine.step()) is not None:
+                found.update({one.request.index: one.token_ids for one in report.finished})
+    assert ended == [wanted(TARGET, one) for one in asked]
+    assert len(replayed) > 10
 
 
 def test_a_cache_that_is_closed() -> None:
