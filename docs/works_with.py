@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -233,14 +233,9 @@ def deferred() -> str:
     rows = {}
     for kind in ("drafter", "acceptance rule", "alignment", "scheduler", "draft-length policy", "KV backend"):
         entries = [registry().entry(kind, name) for name in names(kind)]
-        able = [one.name for one in entries if "deferred" in one.traits.able("offers") | of_chains(one)]
+        able = [one.name for one in entries if "deferred" in one.traits.able("offers")]
         rows[kind] = [", ".join(f"`{name}`" for name in names(kind) if (name in able) == one) for one in (True, False)]
     return table("role", ["deferred", "synchronous"], rows)
-
-
-def of_chains(entry: Entry) -> Set[str]:
-    """Return what a drafter offers in addition to its class where it drafts chains."""
-    return getattr(entry.factory, "chains_offer", frozenset())
 
 
 def tried() -> str:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.drafts import Draft, Scores
 from specframe.contracts.reports import Outcome
-from specframe.contracts.round import Batch, Bounded
+from specframe.contracts.round import Batch, Bounded, bounded
 from specframe.model.run import Run
 from specframe.row_map import RowMap
 
@@ -62,6 +62,11 @@ class Waiting:
     counts_B: torch.Tensor
     known: bool = True
     """Whether ``first`` is what the host knows, or else the least that it may be."""
+
+    def beginning(self, view: Batch) -> Batch:
+        """Return a batch whose rows end where the first feature is to be fed."""
+        view = attrs.evolve(view, lengths_B=self.first_B, lengths=self.first)
+        return bounded(view, self.first) if isinstance(view, Bounded) or not self.known else view
 
     def last(self, values_BWD: torch.Tensor) -> torch.Tensor:
         """Return the value at each row's last feature, (B, 1, D): of the feature itself, or of the head's output there."""

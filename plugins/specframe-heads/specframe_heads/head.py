@@ -58,7 +58,7 @@ class HeadDrafter:
     """
 
     needs: frozenset[str] = frozenset({"hidden"})
-    offers: frozenset[str] = frozenset({"chain", "logits", "stops"})
+    offers: frozenset[str] = frozenset({"chain", "logits", "stops", "deferred"})
 
     name: ClassVar[str]
     """The name under which the drafter is registered."""
@@ -74,7 +74,7 @@ class HeadDrafter:
         self._made: tuple[PreTrainedModel, Any] | None = None
         self.weights: torch.nn.Module | None = None
         """The weights that change while it drafts, or None: worker processes are sent them anew."""
-        self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits", "budget"}
+        self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits", "budget", "deferred"}
         self.offers |= {"stops", *self.chains_offer} if self.trees.chain else set()
 
     @property
@@ -289,9 +289,7 @@ class PairDrafter(HeadDrafter):
 
         Rows with fewer pairs than others are fed some more after their own, which are overwritten before they are seen.
         """
-        view = attrs.evolve(pairs_of(batch), lengths_B=waiting.first_B, lengths=waiting.first)
-        if isinstance(batch, Bounded) or not waiting.known:
-            view = bounded(view, waiting.first)
+        view = waiting.beginning(pairs_of(batch))
         width = waiting.features_BWD.shape[1]
         places_BW = view.positions(0, width).clamp_(max=view.tokens_BS.shape[1] - 1)
         ids_BW = view.tokens_BS.gather(1, places_BW).clamp(min=0)

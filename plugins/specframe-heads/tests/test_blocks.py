@@ -6,8 +6,9 @@ The references are independent of what they check: one row, no cache, a loop for
 from __future__ import annotations
 
 import functools
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from specframe_heads.mtp.mtp_drafter import Mtp
 from specframe_heads.mtp.mtp_layers import block_config
 from specframe_heads.mtp.mtp_weights import together
 from specframe_heads.target import Target
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import harness, zoo
 from specframe_testing.heads import block_heads as block_heads
 from specframe_testing.heads import checkpoints as eagle_heads
@@ -34,6 +36,8 @@ from specframe_testing.heads.scripted import ScriptedCalls, scripted
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpLayer
 
+from specframe.contracts.drafts import Budget
+from specframe.contracts.round import Batch
 from specframe.errors import ModelError
 
 STATES = {"speculators": 0, "z_lab": 1, "deepspec": 1}
@@ -416,13 +420,14 @@ def assert_the_formulas(seen: list[ScriptedCalls], reference: Any, most: int = 2
         assert torch.allclose(one.logits_V, wanted, atol=2e-3, rtol=1e-3), where
 
 
-def by_rule(name: str, align: str, folder: Path) -> None:
+def by_rule(name: str, align: str, folder: Path, limits: Sequence[int] = (9, 14, 6, 11), **options: Any) -> None:
     """Decode a ragged batch with right and wrong drafts, and check the logits of the drafts."""
     target, drafter, reference = MADE[name](folder)
-    asked = harness.requests(harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY), [9, 14, 6, 11])
+    asked = harness.requests(harness.random_prompts([5, 1, 12, 3, 8, 2][: len(limits)], zoo.VOCABULARY), limits)
     seen: list[ScriptedCalls] = []
     scripted(drafter, seen, harness.truth(target, asked), by_turns)
-    results = harness.check(harness.pipeline(target, drafter, align=align, batch_size=3, draft_length=4), asked)
+    options = {"batch_size": 3, "draft_length": 4, **options}
+    results = harness.check(harness.pipeline(target, drafter, align=align, **options), asked)
     accepted = sum(result.metrics.num_accepted_draft_tokens for result in results)
     assert accepted > (0 if align == "rollback" else 8)
     assert_the_formulas(seen, reference)
@@ -433,6 +438,26 @@ def by_rule(name: str, align: str, folder: Path) -> None:
 def test_every_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
     """In a ragged batch, whatever is accepted, the logits of draft tokens are those of an independent implementation."""
     by_rule(name, ALIGNMENTS[[*MADE].index(name) % 4], tmp_path)
+
+
+class Depths(FixedLength):
+    """Draft lengths by turns."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self._turns = itertools.cycle((3, 1))
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the next one."""
+        return Budget(next(self._turns))
+
+
+@pytest.mark.wide(but=["pard"])
+@pytest.mark.parametrize("name", MADE)
+def test_every_deferred_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
+    """Where the host has not read the round before, and drafts are of unlike lengths, the logits are those as well."""
+    limits = [30, 5, 9, 7, 3, 4]  # a long draft is accepted, a prompt is read, and a short draft follows
+    by_rule(name, "ragged", tmp_path, limits, rounds="deferred", draft_length=Depths(), batch_size=2)
 
 
 def test_a_pard_head_that_cannot_be_made_without_weights_is_one_sentence(

@@ -73,7 +73,9 @@ class DFlashDrafter(HeadDrafter):
         """Write the keys and values of the tokens that the target has read."""
         if not (hidden := outcome.scores.hidden):
             return
-        batch, features_BTF = outcome.before, torch.cat([hidden[layer] for layer in self.layers], dim=-1)
+        batch, features_BTF = outcome.batch, torch.cat([hidden[layer] for layer in self.layers], dim=-1)
+        if outcome.transfer:  # `outcome.before` has rows at their limit too short, and others may start from them
+            batch = attrs.evolve(batch, lengths_B=self._ends_B, lengths=outcome.lengths)
         if batch.prefill:
             width = features_BTF.shape[1]
             counts = (uncached(batch) - batch.left).clip(0, width)
@@ -88,6 +90,7 @@ class DFlashDrafter(HeadDrafter):
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return a chain or a tree within the budget, at most as deep as the block that the head was trained with is long."""
+        self._ends_B = batch.lengths_B.clone()  # those of the pool grow before the outcome comes
         count = min(budget.depth, self.head.longest)
         if count == 0:
             return nothing(batch)

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
-from specframe.contracts.round import Batch, Kept
+from specframe.contracts.round import Batch, Bounded, Kept
 from specframe.devices import kinds
 from specframe.errors import CompositionError, ModelError, sentence
 from specframe.model.run import Run
@@ -73,7 +73,7 @@ class Pard(HeadDrafter):
 
     Between rounds the cache has the tokens that each row had when the last draft was made. A round feeds K + 1 of each row's last
     tokens, as many as may be new, and the masks, so the shape is the same whatever was accepted. A token that was read before is
-    written again in its own place.
+    written again in its own place. Where the host does not know lengths, it takes as read what rows had at least.
 
     Options:
         checkpoint: an alias, a directory or a hub id of a model whose configuration has a ``pard_token``.
@@ -81,7 +81,6 @@ class Pard(HeadDrafter):
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "logits", "stops"})
     name = "pard"
     head: PardHead
 
@@ -107,6 +106,7 @@ class Pard(HeadDrafter):
                 f"{self.checkpoint} has layers that keep a state, and drafter 'pard' feeds tokens again: expected others"
             )
         self._row_map, self._read = RowMap(run.rows), np.zeros(run.rows, dtype=np.int64)
+        self._drafted = False
 
     def observe(self, outcome: Outcome) -> None:
         """Read the prefill chunk that the target has read; all else follows from the next batch's lengths."""
@@ -117,7 +117,10 @@ class Pard(HeadDrafter):
         """Return a chain of ``budget.depth`` tokens per row, or a tree within the budget."""
         self._row_map.arrange(batch.sequences).apply_host(self._read)
         read = self._read[: len(batch)]
-        np.minimum(read, batch.lengths - 1, out=read)  # the last token is fed again: the first prediction is after it
+        if self._drafted and isinstance(batch, Bounded):  # by now the host has the lengths of the draft before
+            read[:] = batch.least - 1
+        np.minimum(read, batch.least - 1, out=read)  # the last token is fed again: the first prediction is after it
+        self._drafted = budget.depth > 0
         if batch.prefill:
             self._cache.read(batch, left=1)
             read[:] = batch.lengths - 1
@@ -126,7 +129,7 @@ class Pard(HeadDrafter):
             return nothing(batch)
         width = max(budget.depth + 1, int((batch.lengths - read).max()))
         self._cache.commit(batch, Kept(-width))
-        read[:] = batch.lengths
+        read[:] = batch.least
         masks_BT = batch.tokens_BS.new_full((len(batch), budget.depth - 1), self.head.mask)
         block = Block(torch.cat([batch.last_tokens(width), masks_BT], dim=1), -width)
         logits_BKV = self._cache.feed(batch, block, keep=budget.depth).logits_BTV[..., : self.head.vocabulary.size]

@@ -83,7 +83,7 @@ class PEagle(PairDrafter):
         count = min(budget.depth, LONGEST)
         if count == 0:
             return super().draft(batch, waiting, budget)
-        view = attrs.evolve(pairs_of(batch), lengths_B=waiting.first_B, lengths=waiting.first)
+        view = waiting.beginning(pairs_of(batch))
         features_BTD, ids_BT = self._pairs(view, waiting, count - 1)
         states_BTD = self.feed(view, ids_BT, 0, features_BTD, keep=ids_BT.shape[1])
         slots_BK = waiting.counts_B[:, None] - 1 + torch.arange(count, device=ids_BT.device)

@@ -22,4 +22,4 @@ class Eagle(PairDrafter):
     """
 
     name = "eagle"
-    chains_offer = frozenset({"deferred", "captured"})
+    chains_offer = frozenset({"captured"})

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import attrs
 import numpy as np
 import torch
 from specframe_std.trees.chains import GrowingChain
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.round import Batch
-from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, ModelError
 from specframe.model.cached import CachedModel
 from specframe.model.run import Run
@@ -123,8 +121,7 @@ class Mtp(PairDrafter):
         states_BTD = again.features_BWD
         for depth, cache in enumerate(self._caches):
             ids_BT = following(batch, again.first_B, states_BTD.shape[1], depth, chain.tokens_BK)
-            earlier = attrs.evolve(pairs_of(batch, 1 + depth), lengths_B=again.first_B, lengths=again.first)
-            states_BTD = fed(cache, earlier, ids_BT, 0, states_BTD)
+            states_BTD = fed(cache, again.beginning(pairs_of(batch, 1 + depth)), ids_BT, 0, states_BTD)
             if on and depth < budget.depth:
                 on = self.lengthen(batch, chain, self.head.logits(again.last(states_BTD)))
         state_B1D, layers = again.last(states_BTD), len(self._caches)
@@ -172,15 +169,15 @@ class Tails:
         last_RCD, _ = self._kept(waiting.features_BWD)
         self.follow(batch)
         both_BTD = torch.cat([last_RCD[: len(batch)], waiting.features_BWD], dim=1)
-        first = np.maximum(waiting.first - self._count, 0)
-        more_B = on_device(waiting.first - first, waiting.first_B.device)
+        first, more_B = np.maximum(waiting.first - self._count, 0), waiting.first_B.clamp(max=self._count)
         skipped_BT = self._count - more_B[:, None] + torch.arange(both_BTD.shape[1], device=more_B.device)
         last_RCD[: len(batch)] = at(
             both_BTD, waiting.counts_B[:, None] + torch.arange(self._count, device=more_B.device)
         )
         counts = waiting.counts + waiting.first - first
         features_BTD = at(both_BTD, skipped_BT.clamp(max=both_BTD.shape[1] - 1))
-        return Waiting(features_BTD, first, waiting.first_B - more_B, counts, waiting.counts_B + more_B)
+        first_B, counts_B = waiting.first_B - more_B, waiting.counts_B + more_B
+        return Waiting(features_BTD, first, first_B, counts, counts_B, waiting.known)
 
     def _kept(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._last_RCD is None or self._prompt_RCD is None:

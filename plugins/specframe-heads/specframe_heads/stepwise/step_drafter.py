@@ -30,7 +30,7 @@ class StepDrafter(PairDrafter):
     """
 
     head: StepHead  # type: ignore[assignment]
-    chains_offer = frozenset({"deferred", "captured"})
+    chains_offer = frozenset({"captured"})
 
     def start(self, run: Run) -> None:
         """Make the head; open a cache where it has layers."""

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import torch
 
+from specframe.devices.kinds import constant, on_device
 from specframe.errors import OptionError, literal
 from specframe.value_checks import whole_within
 
@@ -189,13 +190,13 @@ def tables(shape: Shape, device: torch.device) -> Tables:
     """Return the indices of a static tree on a device."""
 
     def put(values: Iterable[int]) -> torch.Tensor:
-        return torch.tensor(list(values), dtype=torch.long, device=device)
+        return on_device(list(values), device)
 
     inner = [level.first + place for level in shape.levels for place in level.inner]
     fed = {node: place for place, node in enumerate(inner)} | {-1: -1}
     return Tables(
         put(shape.parents)[None],
-        torch.tensor([[promise(node) for node in shape.ranks]], dtype=torch.double, device=device),
+        constant(tuple(promise(node) for node in shape.ranks), device, torch.double)[None],
         put(max(0, fed.get(node, 0)) for node in range(shape.nodes))[None],
         put(fed[shape.parents[node]] for node in inner)[None],
         tuple(put(level.parents) for level in shape.levels),

@@ -157,7 +157,9 @@ def planted(folder: Path, target: PreTrainedModel) -> Path:
     return save(folder, CONFIG, {of_speculators(name, 0, 0): one for name, one in tensors.items()})
 
 
-def save_file_of(folder: Path, target: PreTrainedModel) -> str:
-    """Save one MTP layer in the format of ``speculators``; return the folder."""
-    tensors = {of_speculators(name, 0, 0): one for name, one in parts(target).items()}
-    return str(save(folder, CONFIG, tensors))
+def save_file_of(folder: Path, target: PreTrainedModel, layers: int = 1) -> str:
+    """Save MTP layers in the format of ``speculators``; return the folder."""
+    tensors = {
+        of_speculators(name, number, 0): one for number in range(layers) for name, one in parts(target, number).items()
+    }
+    return str(save(folder, {**CONFIG, "num_nextn_predict_layers": layers}, tensors))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import torch
 from specframe_heads.head import HeadDrafter
+from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_std.verifiers.chain import ChainVerifier
 
 from specframe.contracts.drafts import Budget, Draft, Scores
@@ -77,8 +79,17 @@ def scripted(
     return made
 
 
-Drafted = tuple[int, list[int], list[int]]
-"""A draft of one row: the depth that was asked for, the tokens of its nodes, and their parents."""
+@attrs.frozen
+class Drafted:
+    """A draft of one row."""
+
+    depth: int
+    """The depth that was asked for."""
+    tokens: list[int]
+    """The tokens of its nodes."""
+    parents: list[int]
+    first_V: torch.Tensor = attrs.field(eq=False)
+    """The logits that the head gave after the row's last token."""
 
 
 def steered(
@@ -97,17 +108,25 @@ def steered(
         truth: the target's continuation of a request.
         right: whether the token at the n-th place after a prompt is right.
     """
-    propose = made.propose
+    propose, full = made.propose, DraftVocabulary.full
 
     def proposed(batch: Batch, budget: Budget) -> Draft:
-        draft = propose(batch, budget)
+        logits = list[torch.Tensor]()
+
+        def kept(*given: Any) -> torch.Tensor:
+            logits.append(full(*given))
+            return logits[-1]
+
+        with patch.object(DraftVocabulary, "full", kept):
+            draft = propose(batch, budget)
         if not draft.nodes:
             return draft
         tokens_BN = draft.tokens_BN.clone()
         for row, sequence in enumerate(batch.sequences):
             parents = draft.above_BN[row].tolist()
             length = int(batch.lengths_B[row])  # the host may not know it
-            drafts[*sequence.request.key, length] = (budget.depth, draft.tokens_BN[row].tolist(), parents)
+            given = budget.depth, draft.tokens_BN[row].tolist(), parents, logits[0][row, 0].cpu()
+            drafts[*sequence.request.key, length] = Drafted(*given)
             place, own, node = length - len(sequence.request.prompt_ids), truth(sequence.request), -1
             while right(place) and place < len(own) and (children := places_of(parents, node)):
                 node = children[-(place % 2)]
