@@ -1,11 +1,9 @@
 """Sampling draws from the target's own distribution, whatever the combination.
 
-A cell decodes :data:`SAMPLES` sequences per prompt, in batches of prompts of different lengths, and holds the joint counts of
-the first three tokens against the exact probabilities, by enumeration of all 125. The statistic is Pearson's chi-square summed
-over the prompts; outcomes expected fewer than five times are pooled. A cell fails when so large a statistic has a probability
-below 0.001 / :data:`TESTS`: by Bonferroni, the whole matrix fails by chance once in a thousand times, and with the fixed seeds it
-either does or does not. What it can see is tested too: a rule that gives 1 to 3 percent of each token's probability to other
-tokens fails.
+A cell decodes :data:`SAMPLES` sequences per prompt, in batches of prompts of different lengths. It fails when so large a statistic
+(:mod:`specframe_testing.distribution`) has a probability below 0.001 / :data:`TESTS`: by Bonferroni, the whole matrix fails by
+chance once in a thousand times, and with the fixed seeds it either does or does not. What it can see is tested too: a rule that
+gives 1 to 3 percent of each token's probability to other tokens fails.
 
 What runs by default holds every rule under every alignment once; ``SPECFRAME_FULL_MATRIX=1`` runs everything.
 """
@@ -24,17 +22,15 @@ import pytest
 import torch
 from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_testing import fakes, harness, zoo
-from transformers import LlamaConfig, LlamaForCausalLM
+from specframe_testing.distribution import PROMPTS, VOCABULARY, drawn, p_value, small
+from transformers import LlamaForCausalLM
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Draft, Scores
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.text.generation import GenerationSettings
 from specframe.text.sampling import Sampling
 
-VOCABULARY, FIRST = 5, 3
-PROMPTS = ((1,), (2, 3, 4, 0), (0, 0))
 SAMPLES, FEWER = 3000, 500
 """Sequences per prompt; fewer under ``rollback``, whose batches are small so that the least accepted is not always none."""
 
@@ -61,9 +57,6 @@ LEAST = 0.001 / TESTS
 """The p-value below which a cell fails."""
 
 
-Counts = dict[tuple[int, ...], torch.Tensor]
-
-
 class Cell(NamedTuple):
     rule: str
     align: str
@@ -85,42 +78,14 @@ def cells() -> list[Cell]:
     ]
 
 
-def small(seed: int) -> LlamaForCausalLM:
-    """Return a model small enough for all continuations to be enumerated."""
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=32, initializer_range=0.7,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config).eval()
-
-
 TARGET = small(1)
 DRAFT = zoo.good_draft(TARGET, noise=0.15)
 NEAR = zoo.good_draft(TARGET, noise=0.02)
 """A draft that is seldom wrong: what ``rollback`` needs to accept more than a token in every row."""
 
 
-@functools.cache
-@torch.no_grad()
-def exact(prompt: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
-    """Return the target's probability of every continuation of three tokens, (V ** 3,)."""
-    new = torch.tensor([*itertools.product(range(VOCABULARY), repeat=FIRST)])
-    ids = torch.cat([torch.tensor(prompt).expand(len(new), -1), new], dim=1)
-    logits = TARGET(ids).logits[:, len(prompt) - 1 : -1].double()
-    chances = torch.ones(len(new), dtype=torch.float64)
-    for place in range(FIRST):
-        scores = logits[:, place]
-        for processor in GenerationSettings(sampling).plan(len(prompt), 32, [], "cpu").processors:
-            scores = processor(ids[:, : len(prompt) + place], scores)
-        chances *= scores.softmax(-1).gather(1, new[:, place : place + 1])[:, 0]
-    return chances
-
-
-def drawn(cell: Cell, samples: int, prompts: tuple[tuple[int, ...], ...] = PROMPTS, **options: Any) -> Counts:
-    """Return how often each continuation of three tokens followed each prompt, (V ** 3,); ``options`` are the pipeline's."""
+def by_rule(cell: Cell, samples: int, prompts: tuple[tuple[int, ...], ...] = PROMPTS, **options: Any) -> float:
+    """Return the p-value of a cell, with other options of the pipeline in place of its own."""
     together = cell.align == "rollback"
     usual = {
         "drafter": NEAR if together else DRAFT,
@@ -132,39 +97,8 @@ def drawn(cell: Cell, samples: int, prompts: tuple[tuple[int, ...], ...] = PROMP
     pipe = Pipeline(TARGET, seed=crc32(str(cell).encode()), **{**usual, **options})
     if pipe.parts.draft is None:  # a drafter as an object
         pipe.parts.draft = DRAFT
-    asked = [prompts[number % len(prompts)] for number in range(samples * len(prompts))]
-    counts = {prompt: torch.zeros(VOCABULARY**FIRST, dtype=torch.float64) for prompt in prompts}
-    for prompt, result in zip(asked, pipe.generate(asked, FIRST + 1, sampling=SAMPLINGS[cell.sampling]), strict=True):
-        first, second, third = result.token_ids[:FIRST]
-        counts[prompt][(first * VOCABULARY + second) * VOCABULARY + third] += 1
-    return counts
-
-
-def chi_square(counts: torch.Tensor, chances: torch.Tensor) -> tuple[float, int]:
-    """Return Pearson's statistic and its degrees of freedom, outcomes expected fewer than five times pooled.
-
-    Infinite when an outcome of no probability occurred.
-    """
-    expected = chances * counts.sum()
-    if counts[chances == 0].sum():
-        return float("inf"), 1
-    rare = expected < 5
-    seen = torch.cat([counts[~rare], counts[rare].sum()[None]])
-    meant = torch.cat([expected[~rare], expected[rare].sum()[None]])
-    kept = meant > 1e-9
-    return float(((seen - meant)[kept] ** 2 / meant[kept]).sum()), int(kept.sum()) - 1
-
-
-def p_value(counts: Counts, sampling: Sampling) -> float:
-    """Return the probability of counts at least as far from the target's own as these, over all prompts."""
-    found = [chi_square(row, exact(prompt, sampling)) for prompt, row in counts.items()]
-    statistic, freedom = (torch.tensor(float(sum(values)), dtype=torch.float64) for values in zip(*found, strict=True))
-    return float(torch.special.gammaincc(freedom / 2, statistic / 2))
-
-
-def by_rule(cell: Cell, samples: int, **options: Any) -> float:
-    """Return the p-value of a cell, with other options of the pipeline in place of its own."""
-    return p_value(drawn(cell, samples, **options), SAMPLINGS[cell.sampling])
+    sampling = SAMPLINGS[cell.sampling]
+    return p_value(drawn(pipe, sampling, samples, prompts), sampling)
 
 
 @pytest.mark.slow
@@ -324,8 +258,7 @@ def test_what_a_rejected_draft_drew_is_not_drawn_again() -> None:
 
     With numbers keyed by position alone the p-value is below 1e-9: 1.6 percent of the mass is elsewhere.
     """
-    counts = drawn(Cell("block", "ragged", 4, "t1"), 60_000, prompts=PROMPTS[1:2], drafter=small(2))
-    assert p_value(counts, SAMPLINGS["t1"]) > LEAST
+    assert by_rule(Cell("block", "ragged", 4, "t1"), 60_000, prompts=PROMPTS[1:2], drafter=small(2)) > LEAST
 
 
 SCHEDULERS = ("fixed", "continuous", "same-length,window=9,patience=4")

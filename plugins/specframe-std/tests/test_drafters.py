@@ -32,7 +32,7 @@ class Paused(FixedLength):
         return Budget(0) if any(self._round in one for one in self.pauses) else self.maximum
 
 
-@pytest.mark.wide(but=["test_equals_reference[default]"])
+@pytest.mark.wide(but=["test_equals_reference[default]", "test_samples_are_the_targets"])
 class TestModel(DrafterSuite):
     """The draft language model with its persistent cache."""
 

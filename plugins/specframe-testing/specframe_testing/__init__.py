@@ -3,6 +3,7 @@
 - :mod:`specframe_testing.fakes`: models and drafters on which logic is tested in milliseconds
 - :mod:`specframe_testing.zoo`: small random models of real architectures
 - :mod:`specframe_testing.harness`: decode requests, hold them against the reference decoder, count
+- :mod:`specframe_testing.distribution`: sampled tokens, held against a small target's exact probabilities
 - :mod:`specframe_testing.instrumentation`: the checks of invariants that the option ``check`` takes, and what they are made of
 - :mod:`specframe_testing.conformance`: one suite per role, to subclass
 - :mod:`specframe_testing.heads`: small heads in the published formats, and their suite

@@ -1,4 +1,4 @@
-"""Drafters: right or wrong, they never change the output, and they never read a prefix twice."""
+"""Drafters: right or wrong, they never change the output or its distribution, and they never read a prefix twice."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.requests import Request
-from specframe_testing import fakes, harness, standard
+from specframe.text.sampling import Sampling
+from specframe_testing import distribution, fakes, harness, standard, zoo
 from specframe_testing.conformance.decoding_suite import DecodingSuite, fake_pair, usual_requests
+
+LEAST = 1e-5
+"""The p-value below which samples are not the target's own. By Bonferroni a hundred suites fail by chance once in a thousand times,
+and with the fixed seed each either does or does not."""
 
 
 class DrafterSuite(DecodingSuite):
@@ -82,3 +87,14 @@ class DrafterSuite(DecodingSuite):
             assert bool(((draft.tokens_BN >= 0) & (draft.tokens_BN < target.config.vocab_size)).all())
             if draft.logits_BNV is not None:
                 assert draft.logits_BNV.shape[:2] == draft.tokens_BN.shape
+
+    def test_samples_are_the_targets(self) -> None:
+        """With a temperature three tokens have the target's joint probabilities: a draft's logits are those it was drawn by."""
+        self.require_lossless()
+        target, sampling = distribution.small(1), Sampling(temperature=0.7, top_p=0.9)
+        pipe = self.pipeline(target, zoo.good_draft(target, noise=0.05), batch_size=450)
+        chance = distribution.p_value(distribution.drawn(pipe, sampling, 300), sampling)
+        assert chance > LEAST, (
+            f"a lossless rule gave tokens of another distribution than the target's (p = {chance:.1g}): expected tokens chosen by "
+            "rule.choose of the logits in logits_BNV, and none left out because of what was drawn"
+        )
