@@ -28,6 +28,7 @@ from specframe.contracts.round import Batch
 from specframe.engine.guards import guard_table
 from specframe.engine.guards.guard import RUNNING
 from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
+from specframe.models.pairs import choose
 from specframe.plugins.compose import OPTIONS
 from specframe.plugins.entries import OTHERS, ROLES
 from specframe.plugins.protocols import OFFERED, PROTOCOLS, members_of
@@ -140,6 +141,12 @@ FAULTS = {
         "drafter", "propose", raises(ValueError("no luck")), RAISED + r"ValueError: no luck, at .*test_plugin_faults"
     ),
     "drafter exits": Fault("drafter", "propose", raises(SystemExit(7)), RAISED + r"SystemExit: 7, at "),
+    "drafter has no draft model": Fault(
+        "drafter",
+        "start",
+        lambda _, run: run.open_cache(run.draft_model),
+        RAISED + r"TypeError: run.open_cache: expected a model \(run.draft_model if one is named\), got None, at ",
+    ),
     "drafter writes tokens": Fault(
         "drafter", "propose", writes("tokens_BS"), r"\(\) must not write to the batch, and it did"
     ),
@@ -271,7 +278,7 @@ def test_guards_ask_what_is_called() -> None:
         assert {one.__name__ for one in asked} <= known, kind
 
 
-@pytest.mark.wide
+@pytest.mark.wide(but=["drafter has no draft model"])
 @pytest.mark.parametrize("case", FAULTS)
 def test_a_pipeline_names_the_fault(case: str, known: Registry) -> None:
     """A run ends with a sentence that names role, strategy, distribution and member, what is asked for and what was got."""
@@ -476,6 +483,19 @@ def test_a_constructor_that_raises_is_told(error: BaseException, known: Registry
     kind = type(error).__name__
     with pytest.raises(SpecframeError, match=rf"^drafter 'faulty' of faulty-dist could not be made: {kind}: "):
         known.make("drafter", "faulty")
+
+
+def test_a_drafter_names_its_draft_model(known: Registry) -> None:
+    """Any drafter with an option ``of`` has the model that is named there as its draft model; without it it is not made."""
+
+    class Reader:
+        def __init__(self, of: str) -> None:
+            """Take the drafter that runs the model by itself."""
+
+    add_entry(known, "reader-dist", "drafter", "reader", Reader)
+    assert choose("tiny", "reader,of=tiny-draft") == ("tiny", "reader,of=model", "tiny-draft")
+    with pytest.raises(SpecframeError, match=r"^drafter 'reader': expected 'reader,of=...', got no of$"):
+        known.make("drafter", "reader")
 
 
 def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

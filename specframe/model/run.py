@@ -17,6 +17,7 @@ from specframe.contracts.model import ForwardOptions, Model
 from specframe.contracts.roles import AcceptanceRule, Alignment, MakesLayout
 from specframe.contracts.round import Sequence
 from specframe.contracts.states import StateBackend, StateStore
+from specframe.errors import literal
 from specframe.model.cached import CachedModel
 from specframe.model.captured_graphs import GRAPHS
 from specframe.model.open_stores import ModelGraphs, OpenStore, Stores, keeps_prefixes
@@ -102,6 +103,8 @@ class Run:
         """
         if isinstance(model, PreTrainedModel):
             model = (self.stores or Stores()).runner(model)
+        elif not any(hasattr(owner, "kv_shapes") for owner in (type(model), model)):
+            raise TypeError(f"run.open_cache: expected a model (run.draft_model if one is named), got {literal(model)}")
         spread = any(shape.device is not None for shape in model.kv_shapes)
         record = GRAPHS["off" if spread else self.graphs](model.device)
         how = ForwardOptions(self.attention, self.layers)
