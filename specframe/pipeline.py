@@ -56,9 +56,8 @@ class Pipeline:
         tokenizer: for prompts given as text when the target is a loaded model.
         observers: objects that receive every round, see :class:`specframe.contracts.roles.Observer`.
         check: verify the invariants of :mod:`specframe_testing.instrumentation.invariants` all along; slow.
-        attention: an attention backend: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by
-            blocks), "masked", one of a plugin, or "auto": on CUDA "packed", or a plugin's that needs no masks either, where it
-            fits, flex there where masks would be large, masked otherwise, and a plugin's where the KV backend keeps pages.
+        attention: an attention backend by name, or "auto": on CUDA one that needs no masks where it fits, one by blocks where masks
+            would be large, mask tensors otherwise, and a plugin's where the KV backend keeps pages.
         graphs: record forwards as CUDA graphs: "on", "off", or "auto": where there is CUDA. "on" without CUDA fills the same
             buffers and records nothing.
         layers: "eager" calls the models' modules. "traced" runs what they compute as straight code, traced before the first

@@ -148,9 +148,10 @@ def test_import_is_light():
 
 BOTH = frozenset({
     "model", "none", "chain", "tree", "block", "fixed", "greedy", "dynamic", "first", "paged", "pool", "window", "decode",
+    "packed", "flex",
 })  # fmt: skip
 """Names of strategies that are words of the core, too: a kind of thing, plain decoding, a draft without branches, the first, a kind
-of view, the sequences of a run, what a layer sees, what a tokenizer does, ..."""
+of view, the sequences of a run, what a layer sees, what a tokenizer does, kernels of a device, ..."""
 
 
 def names_in(source: str, names: set[str]) -> set[str]:

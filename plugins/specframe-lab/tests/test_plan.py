@@ -113,7 +113,7 @@ def test_the_table_tells_what_fits(pair: list[str]) -> None:
 
 
 def test_what_does_not_fit_is_shown(pair: list[str]) -> None:
-    """With less memory than the least the candidates are shown all the same, and the least is told in one sentence."""
+    """With less memory than the least the candidates are shown all the same, and one sentence says the least."""
     refused = run(pair, "--memory", "1KB")
     assert refused.exit_code != 0
     assert (refused.stdout.count("  no\n"), "chosen" in refused.stdout) == (2, False)
