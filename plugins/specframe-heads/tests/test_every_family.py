@@ -437,7 +437,7 @@ class Told(Observer):
 def test_captured_rounds_draft_what_others_do(
     family: str, saved: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds of a head are captured whole, with the features that they leave for the next ones, however many tokens are accepted."""
+    """Rounds of a head are captured whole, with the features that they leave for the next ones, whatever is accepted."""
     name, decoded = FAMILIES[family][0], captured_rounds.CapturedRounds.decoded
     replayed, found = list[Any](), list[Any]()
     monkeypatch.setattr(
