@@ -103,6 +103,7 @@ class Grudging(Greedy):
         """Return the target's own acceptance result, or less of it."""
         found = super().accept(batch, draft, scores)
         real_B = np.full(len(batch), draft.nodes) if draft.counts_B is None else draft.counts_B.numpy()
+        real_B = real_B.clip(max=draft.depth)
         self.agreed += (found.accepted_B.numpy() >= real_B).tolist()
         return attrs.evolve(found, accepted_B=found.accepted_B * (batch.lengths_B % 3 > 0))
 
@@ -120,6 +121,24 @@ def test_drafts_of_any_length(depths: Any) -> None:
     requests = harness.requests(harness.random_prompts([3 + place % 7 for place in range(26)], 61), limits)
     itself = piped(fakes.fake_target(), draft_length=Depths(*depths), accept=rule, schedule="continuous,wait=0")
     harness.check(itself, requests)
+    assert rule.agreed
+    assert all(rule.agreed)
+
+
+@pytest.mark.wide(but=["branch=2/2/1"])
+@pytest.mark.parametrize("tree", ["branch=2/2/1", "tree=dynamic,nodes=6"])
+def test_trees_of_a_draft_model(tree: str, ahead: list[bool]) -> None:
+    """The tokens are the reference decoder's, and a draft model has read the accepted path: the target drafts rightly."""
+    found = []
+    for rounds in ("deferred", "synchronous"):
+        results = harness.check(piped(rounds=rounds, drafter=f"model,{tree}"), asked())
+        found.append([one.metrics.num_accepted_draft_tokens for one in results])
+        assert any(ahead)
+    assert found[0] == found[1]
+    rule, limits = Grudging(), [40, 40, *[2, 3, 1, 5] * 6]
+    requests = harness.requests(harness.random_prompts([3 + place % 7 for place in range(26)], 61), limits)
+    options: dict[str, Any] = {"accept": rule, "schedule": "continuous,wait=0"}
+    harness.check(piped(fakes.fake_target(), drafter=f"model,{tree}", **options), requests)
     assert rule.agreed
     assert all(rule.agreed)
 
@@ -160,13 +179,15 @@ def test_goodput_times_the_round_that_it_is_told_of(rounds: str, ahead: list[boo
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("tree", ["", ",branch=2/1"])
 @pytest.mark.parametrize("rule", ["gumbel", "rejection", pytest.param("typical", marks=pytest.mark.slow)])
-def test_sampled_tokens_are_those_of_synchronous_rounds(rule: str, ahead: list[bool]) -> None:
+def test_sampled_tokens_are_those_of_synchronous_rounds(rule: str, tree: str, ahead: list[bool]) -> None:
     """A seed gives the same tokens and log-probabilities, which are computed of the logits of a round that has been landed late."""
     target, found = zoo.build("qwen3"), []
     for rounds in ("synchronous", "deferred"):
         assert not any(ahead)
         options: dict[str, Any] = {"accept": rule, "seed": 3, "batch_size": 3, "draft_length": 2, "rounds": rounds}
+        options["drafter"] = f"model{tree}"
         pipe = harness.pipeline(target, zoo.good_draft(target), **options)
         how = Sampling(temperature=0.9, top_k=20, logprobs=1, samples=2)
         results = list(pipe.generate(harness.random_prompts((5, 1, 9), zoo.VOCABULARY), 9, sampling=how))
@@ -338,23 +359,31 @@ def on_sim() -> Iterator[None]:
         yield
 
 
-@pytest.mark.wide(but=["0-3"])
-@pytest.mark.parametrize(("draft_length", "batch_size"), [(0, 3), (3, 1), (3, 3)])
+@pytest.mark.wide(but=["0-3-", "3-3-model,branch=2/1/1"])
+@pytest.mark.parametrize(
+    ("draft_length", "batch_size", "tree"), [(0, 3, ""), (3, 1, ""), (3, 3, ""), (3, 3, "model,branch=2/1/1")]
+)
 def test_the_device_is_never_idle(
-    draft_length: int, batch_size: int, on_sim: None, monkeypatch: pytest.MonkeyPatch
+    draft_length: int, batch_size: int, tree: str, on_sim: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default rounds are deferred on a device: no launch waits for it, and each wait has a round queued behind it."""
-    target, launch = zoo.build("qwen3"), loop.launch
+    target, launch, learn = zoo.build("qwen3"), loop.launch, loop.learn
 
-    def watched(*given: Any) -> Any:
+    def launched(*given: Any) -> Any:
         if given[-1] is None:
             return launch(*given)
         with COUNTERS.refused(WAIT, where="in a launch"):
             return launch(*given)
 
-    monkeypatch.setattr(loop, "launch", watched)
+    def learned(*given: Any) -> None:
+        with COUNTERS.refused(WAIT, where="before a launch"):
+            learn(*given)
+
+    monkeypatch.setattr(loop, "launch", launched)
+    monkeypatch.setattr(loop, "learn", learned)
     draft: PreTrainedModel | None = zoo.good_draft(target) if draft_length else None
-    pipe = harness.pipeline(target, draft, batch_size=batch_size, draft_length=draft_length or 1)
+    options: dict[str, Any] = {"drafter": tree} if tree else {}
+    pipe = harness.pipeline(target, draft, batch_size=batch_size, draft_length=draft_length or 1, **options)
     requests = harness.requests(harness.random_prompts([5] * batch_size, zoo.VOCABULARY), 24)
     harness.check(pipe, requests)
     with COUNTERS.watched(WAIT) as events:

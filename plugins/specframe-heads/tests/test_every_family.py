@@ -380,16 +380,21 @@ def test_no_launch_waits(
     family: str, shape: str, saved: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a device a head drafts for the round that is launched ahead without a wait for the one before it."""
-    launch, ahead = loop.launch, list[Any]()
+    launch, learn, ahead = loop.launch, loop.learn, list[Any]()
 
-    def watched(*given: Any) -> Any:
+    def launched(*given: Any) -> Any:
         if given[-1] is None:
             return launch(*given)
         ahead.append(given[-1])
         with COUNTERS.refused(WAIT, where="in a launch"):
             return launch(*given)
 
-    monkeypatch.setattr(loop, "launch", watched)
+    def learned(*given: Any) -> None:
+        with COUNTERS.refused(WAIT, where="before a launch"):
+            learn(*given)
+
+    monkeypatch.setattr(loop, "launch", launched)
+    monkeypatch.setattr(loop, "learn", learned)
     name, _, trees = FAMILIES[family]
     drafter = f"{name},checkpoint={saved(family, 'qwen3')}{SHAPES[shape] if trees else ''}"
     with suite_device.running_on("sim"):

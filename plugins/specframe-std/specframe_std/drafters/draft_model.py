@@ -56,8 +56,8 @@ class ModelDrafter:
         self, tree: str = "chain", branch: str | int | None = None, nodes: int | None = None, top: int | None = None
     ) -> None:
         self._trees = Trees(tree, branch, nodes, top)
-        self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits", "budget", "steady"}
-        self.offers |= {"stops", "deferred", "captured"} if self._trees.chain else set()
+        self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits", "budget", "steady", "deferred"}
+        self.offers |= {"stops", "captured"} if self._trees.chain else set()
         self._fed_BN: torch.Tensor | None = None
         self._idle = 0
         """Rounds since a draft was last asked for; unless it is in every round, a run begins as if it had been long ago."""
@@ -152,10 +152,10 @@ class ModelDrafter:
         own_B = (
             np.full(len(batch), draft_length) if budget.depths_B is None else np.minimum(budget.depths_B, draft_length)
         )
-        self._drafting_B, self._width = own_B > 0, width
+        self._beyond_B, self._width = np.maximum(own_B - 1, 0), width
         draft = self.draw(batch, budget)
-        # a row that is to draft nothing may be given another drafter's tokens, which stand where its own draft is cached
-        cached[:] = batch.lengths + (np.maximum(own_B - 1, 0) if self._trees.chain else 0)
+        # a row that is to draft nothing may be given another drafter's tokens, which are where its own draft is cached
+        cached[:] = batch.lengths + (self._beyond_B if self._trees.chain else 0)
         return draft if batch is whole else spread(draft, whole)
 
     def prepare(self, batch: Batch, budget: Budget) -> int | None:
@@ -178,8 +178,9 @@ class ModelDrafter:
         """Return how many tokens of each row are cached for sure."""
         self._row_map.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
-        # what was rejected is no part of it; where the host has not known lengths, all but the last draft token may be accepted
-        bounded = self._bounded or isinstance(batch, Bounded)
+        # what was rejected is no part of it; where the host has not known lengths, all but the last draft token may be accepted,
+        # and of a tree the accepted path but for its last node is cached
+        bounded = self._bounded or isinstance(batch, Bounded) or not self._trees.chain
         if not (batch.prefill or batch.starts):
             self._bounded = isinstance(batch, Bounded)
         return np.minimum(cached, batch.lengths - (2 if bounded else 1), out=cached)
@@ -233,24 +234,29 @@ class ModelDrafter:
         first_B1V = self._cache.feed(batch, Block(batch.last_tokens(width), -width)).logits_BTV
         first_B1V = apply_processors(batch, batch.tokens_BS[:, :0], first_B1V[..., : self._vocabulary])
         grown = self._trees.grow(batch, budget, self._rule, first_B1V, run)
-        self._fed_BN, self._depth = grown.fed_BN, grown.draft.depth
+        self._fed_BN, self._depth, self._ends_B = grown.fed_BN, grown.draft.depth, batch.lengths_B.clone()
         return grown.draft
 
     def _keep(self, whole: Batch, transfer: Transfer, fed_BN: torch.Tensor) -> None:
         """Keep the accepted path but for its last node: it may have no children, and was not fed then."""
-        accepted, path_BT = transfer.host.accepted, transfer.acceptance.path_BT
+        accepted_B, path_BT, rows = transfer.acceptance.accepted_B, transfer.acceptance.path_BT, places(whole)
         batch = self._speculating.batch(whole)
         assert batch is not None
         assert path_BT is not None
         if batch is not whole:
-            rows = places(whole)
-            accepted, path_BT = accepted[rows], path_BT[constant(tuple(rows), path_BT.device)]
-        cached = self._cached[: len(batch)]
-        beyond = np.where(self._drafting_B, np.maximum(accepted - 1, 0), 0)
-        cached[:] = batch.lengths + beyond
+            index_B = constant(tuple(rows), path_BT.device)
+            accepted_B, path_BT = accepted_B[index_B], path_BT[index_B]
+        batch = attrs.evolve(batch, lengths_B=self._ends_B)  # rows at their limit are shorter on the device by now
+        most_B = self._beyond_B
+        self._cached[: len(batch)] = batch.lengths + most_B  # at most
         # the path of a row that others drafted for may be longer than this tree, and name nodes that it has not
         own_BT = path_BT[:, : self._depth - 1].clamp(max=fed_BN.shape[1] - 1)
-        self._cache.commit(batch, Kept(beyond, fed_BN.gather(1, own_BT)))
+        beyond_B = (accepted_B - 1).clamp(min=0).minimum(constant(tuple(most_B.tolist()), path_BT.device))
+
+        def on_host() -> np.ndarray:
+            return np.minimum(np.maximum(transfer.host.accepted[rows] - 1, 0), most_B)
+
+        self._cache.commit(batch, Kept(beyond_B, fed_BN.gather(1, own_BT), on_host))
 
     def _unshaped(self, batch: Batch) -> bool:
         """Return whether tokens are chosen from the logits as they are, which nobody else wants to see."""

@@ -113,11 +113,11 @@ def steered(
     def proposed(batch: Batch, budget: Budget) -> Draft:
         logits = list[torch.Tensor]()
 
-        def kept(*given: Any) -> torch.Tensor:
+        def noted(*given: Any) -> torch.Tensor:
             logits.append(full(*given))
             return logits[-1]
 
-        with patch.object(DraftVocabulary, "full", kept):
+        with patch.object(DraftVocabulary, "full", noted):
             draft = propose(batch, budget)
         if not draft.nodes:
             return draft
