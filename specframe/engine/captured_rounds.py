@@ -16,8 +16,7 @@ from specframe.contracts.drafts import Acceptance, Budget, Check, Draft, Scores,
 from specframe.contracts.roles import CapturedDrafter, Drafter
 from specframe.contracts.round import Batch, Bounded, Sequence
 from specframe.devices.kinds import Forms
-from specframe.engine.loop import Flight
-from specframe.engine.open_run import on_device
+from specframe.engine.flight import Flight
 from specframe.errors import SpecframeError
 from specframe.model.captured_graphs import ROUNDS, GraphCache, Outputs, bucket
 from specframe.model.run import Run
@@ -152,6 +151,12 @@ class CapturedRounds:
             tell(*forward)
         logits_BTV, computed = outputs[1], whole.computed
         return Flight(batch, transfer.draft, Scores(logits_BTV), transfer, logits_BTV, outputs[-1], computed, told=True)
+
+
+def on_device(use: Composition, run: Run) -> bool:
+    """Return whether all that a round computes depends on no number that the host has of the round before."""
+    roles = use.drafter, use.verifier, use.rule, use.alignment, use.kv
+    return all("deferred" in one.offers for one in roles) and not run.forgetful
 
 
 def prepares(drafter: Drafter) -> bool:

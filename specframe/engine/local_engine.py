@@ -24,6 +24,7 @@ from specframe.engine.captured_rounds import CapturedRounds
 from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
 from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.engine_clock import BroadcastClock
+from specframe.engine.flight import Flight
 from specframe.engine.guards.guard import named_error
 from specframe.engine.guards.guard_table import guard, guard_all, numbers_check
 from specframe.engine.guards.observers import installed_observers
@@ -220,7 +221,7 @@ class LocalEngine:
             if self._discarded:
                 self._shut()
 
-    def _launch_ahead(self, pool: Pool, opened: Opened, flight: loop.Flight | None) -> None:
+    def _launch_ahead(self, pool: Pool, opened: Opened, flight: Flight | None) -> None:
         """Launch the round after one that is not landed yet, if that may be."""
         if flight and opened.deferred and pool.goes_on(flight.batch):
             if not flight.told:
@@ -231,7 +232,7 @@ class LocalEngine:
             opened.ahead.extend([ahead] if ahead else [])
 
     def _land(
-        self, pool: Pool, flight: loop.Flight | None, commit_point: Callable[[], None]
+        self, pool: Pool, flight: Flight | None, commit_point: Callable[[], None]
     ) -> tuple[RoundReport, list[Outcome]] | None:
         """Land a round; one during which a request was aborted, or the engine closed, is discarded."""
         kept = functools.partial(self._require_kept_round, commit_point)

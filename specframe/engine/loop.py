@@ -8,9 +8,8 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-import attrs
 import numpy as np
 import torch
 
@@ -20,37 +19,14 @@ from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, CapturedDraf
 from specframe.contracts.round import Batch, Sequence
 from specframe.devices.out_of_memory import out_of_memory
 from specframe.engine.budgets import NOTHING, cut, usable
+from specframe.engine.flight import Flight
+from specframe.engine.open_run import Opened
 from specframe.engine.pool import Pool
 from specframe.errors import SpecframeWarning
 from specframe.model.cached import CachedModel
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.text.sampling import apply_processors, one_hot_greedy_rows, undecided_places, undrawn_rows
-
-if TYPE_CHECKING:
-    from specframe.engine.open_run import Opened
-
-
-@attrs.define(eq=False)
-class Flight:
-    """A round that the device has been given, whose numbers the host has not read yet."""
-
-    batch: Batch
-    draft: Draft
-    scores: Scores
-    transfer: Transfer
-    logits_BTV: torch.Tensor
-    """The target's logits along the accepted path."""
-    processed_BTV: torch.Tensor
-    """These logits after each row's processors."""
-    computed: int
-    """Tokens that the target computed."""
-    pieces: list[Outcome] = attrs.Factory(list)
-    """The prefill chunk that was read beside it, if there was one."""
-    most_B: np.ndarray | None = None
-    """The most tokens that each row gains, where the next round may be launched before this one is landed, or None."""
-    told: bool = False
-    """Whether the drafter received it: before the next round was launched, or as it was captured."""
 
 
 def launch(

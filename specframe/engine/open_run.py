@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
 from specframe.contracts.drafts import Check
 from specframe.contracts.reports import RoundReport
+from specframe.engine.captured_rounds import CapturedRounds, on_device
+from specframe.engine.flight import Flight
 from specframe.model.run import Run
 from specframe.plugins.compose import Composition
-
-if TYPE_CHECKING:
-    from specframe.engine.captured_rounds import CapturedRounds
-    from specframe.engine.loop import Flight
 
 
 @attrs.frozen(eq=False)
@@ -47,12 +43,6 @@ class Opened:
 def defers(use: Composition, run: Run) -> bool:
     """Return whether all strategies do with the most that rows' lengths may be, and no layer keeps a state."""
     return on_device(use, run) and all("deferred" in one.offers for one in (use.scheduler, use.policy))
-
-
-def on_device(use: Composition, run: Run) -> bool:
-    """Return whether all that a round computes depends on no number that the host has of the round before."""
-    roles = use.drafter, use.verifier, use.rule, use.alignment, use.kv
-    return all("deferred" in one.offers for one in roles) and not run.forgetful
 
 
 def share_memory(use: Composition) -> bool:
