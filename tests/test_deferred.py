@@ -19,7 +19,7 @@ from specframe_testing.device.counters import COUNTERS, WAIT
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Acceptance, Budget, Draft, Scores
-from specframe.contracts.reports import RoundReport
+from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch, Sequence
@@ -141,6 +141,21 @@ def test_trees_of_a_draft_model(tree: str, ahead: list[bool]) -> None:
     harness.check(piped(fakes.fake_target(), drafter=f"model,{tree}", **options), requests)
     assert rule.agreed
     assert all(rule.agreed)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("tree", ["", ",branch=2/1/1", ",tree=dynamic,nodes=6"])
+@pytest.mark.parametrize("drafter", ["early-exit,layers=2", "layer-skip", "window"])
+def test_a_target_that_drafts_for_itself(drafter: str, tree: str, ahead: list[bool]) -> None:
+    """Where drafts are made in the target's own cache, too, the tokens are its own, and as many are accepted."""
+    target, found = zoo.build("qwen3", num_hidden_layers=4), []
+    prompts = harness.random_prompts([5, 1, 12, 3, 8, 2, 30], zoo.VOCABULARY)
+    requests = harness.requests(prompts, [9, 14, 3, 11, 2, 20, 25], {zoo.EOS, 3})
+    for rounds in ("deferred", "synchronous"):
+        pipe = harness.pipeline(target, drafter + tree, draft_length=3, batch_size=3, rounds=rounds)
+        found.append([one.metrics.num_accepted_draft_tokens for one in harness.check(pipe, requests)])
+        assert any(ahead)
+    assert found[0] == found[1]
 
 
 class Paid(Goodput):
@@ -375,9 +390,11 @@ def test_the_device_is_never_idle(
         with COUNTERS.refused(WAIT, where="in a launch"):
             return launch(*given)
 
-    def learned(*given: Any) -> None:
+    def learned(outcomes: list[Outcome], *given: Any) -> None:
+        if any(one.batch.prefill for one in outcomes):
+            return learn(outcomes, *given)  # a model is tried out with its first prompt
         with COUNTERS.refused(WAIT, where="before a launch"):
-            learn(*given)
+            return learn(outcomes, *given)
 
     monkeypatch.setattr(loop, "launch", launched)
     monkeypatch.setattr(loop, "learn", learned)

@@ -28,11 +28,11 @@ from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import harness, suite_device, zoo
 from specframe_testing.device.counters import COUNTERS, WAIT
 from specframe_testing.heads import block_heads, checkpoints, mtp, stepwise
-from specframe_testing.heads.scripted import Drafted, steered
+from specframe_testing.heads.scripted import Cramped, Drafted, steered
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Budget
-from specframe.contracts.reports import RoundReport
+from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
@@ -374,8 +374,12 @@ class At:
         return place if 0 <= place < fresh else None
 
 
+EARLY = [("dspark", f"chain,{option}") for option in ("confidence=0.5", "token_cost=0.2")]
+"""Drafts that end early."""
+
+
 @pytest.mark.wide(but=["medusa-static"])
-@pytest.mark.parametrize(("family", "shape"), FORMS)
+@pytest.mark.parametrize(("family", "shape"), [*FORMS, *EARLY])
 def test_no_launch_waits(
     family: str, shape: str, saved: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,19 +393,34 @@ def test_no_launch_waits(
         with COUNTERS.refused(WAIT, where="in a launch"):
             return launch(*given)
 
-    def learned(*given: Any) -> None:
+    def learned(outcomes: list[Outcome], *given: Any) -> None:
+        if any(one.batch.prefill for one in outcomes):
+            return learn(outcomes, *given)  # a model is tried out with its first prompt
         with COUNTERS.refused(WAIT, where="before a launch"):
-            learn(*given)
+            return learn(outcomes, *given)
 
     monkeypatch.setattr(loop, "launch", launched)
     monkeypatch.setattr(loop, "learn", learned)
     name, _, trees = FAMILIES[family]
-    drafter = f"{name},checkpoint={saved(family, 'qwen3')}{SHAPES[shape] if trees else ''}"
+    drafter = f"{name},checkpoint={saved(family, 'qwen3')}{SHAPES.get(shape, f',tree={shape}') if trees else ''}"
     with suite_device.running_on("sim"):
         harness.device()
         pipe = harness.pipeline(target_of("qwen3"), drafter, batch_size=2, draft_length=3)
         harness.check(pipe, harness.requests(harness.random_prompts([5, 3, 4], zoo.VOCABULARY), [9, 12, 6]))
     assert len(ahead) > 3
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("family", "shape"), FORMS)
+def test_memory_that_runs_out_in_deferred_rounds(family: str, shape: str, saved: Callable[[str, str], Path]) -> None:
+    """Rows that are read again after a launch has run out of memory have the target's tokens."""
+    target = target_of("qwen3")
+    asked = harness.requests(harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY), [9, 14, 6, 11])
+    known = harness.truth(target, asked)
+    drafter, _ = drafter_of(family, shape, saved(family, "qwen3"), lambda request: known[request.index])
+    options = {"draft_length": 3, "batch_size": 3, "rounds": "deferred", "verify": Cramped()}
+    with pytest.warns(RuntimeWarning, match="memory ran out"):
+        harness.check(harness.pipeline(target, drafter, **options), asked)
 
 
 @pytest.mark.wide(but=["dflash"])
