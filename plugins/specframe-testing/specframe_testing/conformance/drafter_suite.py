@@ -32,9 +32,13 @@ class DrafterSuite(DecodingSuite):
         return fakes.fake_draft(target, slips) if isinstance(target, fakes.FakeModel) else None
 
     def watch(self, **options: Any) -> list[harness.HarnessRound]:
-        """Decode the standard requests and return the forward passes of the decoding rounds."""
+        """Decode the standard requests and return the forward passes of the decoding rounds.
+
+        A round that is launched ahead would have its forwards counted to the one before it: rounds are synchronous.
+        """
         target, draft = fake_pair()
         feeds = harness.Feeds()
+        options = {"rounds": "synchronous", **options}
         self.verify(self.pipeline(target, draft, observers=[feeds], **options), usual_requests(target))
         return feeds.decoding
 
