@@ -32,7 +32,7 @@ from specframe_testing.heads.scripted import Cramped, Drafted, steered
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Budget
-from specframe.contracts.reports import Outcome
+from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
