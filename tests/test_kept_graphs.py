@@ -240,3 +240,11 @@ def test_collection_stays_off_where_it_was() -> None:
             assert gc.isenabled() == before
         finally:
             (gc.enable if was else gc.disable)()
+
+
+def test_prompts_that_are_captured_leave_the_rows_before_alone() -> None:
+    """A prompt that joins in the second row is replayed by the graph that has read two: the first row, another's by then, stays."""
+    asked = harness.requests(harness.random_prompts((8, 8, 8, 8), 61, seed=2), [3, 8, 16, 6])
+    pipe = piped(draft_length=1, schedule="continuous,wait=0", rounds="synchronous")
+    for _ in range(4):
+        harness.check(pipe, asked)

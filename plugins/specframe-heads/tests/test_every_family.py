@@ -471,7 +471,7 @@ def test_captured_rounds_draft_what_others_do(
             0
         ],
     )
-    asked = harness.requests(harness.random_prompts([5, 1, 12, 4], zoo.VOCABULARY), [50, 21, 60, 33])
+    asked = harness.requests(harness.random_prompts([5, 1, 12, 4], zoo.VOCABULARY), [30, 13, 36, 20])
     with suite_device.running_on("sim"):
         harness.device()
         target = target_of("qwen3")
@@ -483,7 +483,7 @@ def test_captured_rounds_draft_what_others_do(
                 results = harness.decode(harness.pipeline(target, None, drafter=drafter, **options), asked)
                 found.append((told.drafts, [one.token_ids for one in results], [one.metrics for one in results]))
     assert found[:3] == found[3:]
-    assert len(replayed) > 20
+    assert len(replayed) > 10
 
 
 @pytest.mark.wide(but=["hydra++"])
