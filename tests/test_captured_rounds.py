@@ -230,10 +230,15 @@ class Tired(ModelDrafter):
         return super().propose(batch, budget if batch.longest < 12 else Budget(0))
 
 
-def test_a_subclass_that_proposes_otherwise(replayed: list[Any]) -> None:
-    """What a subclass does in each round it does in each round."""
-    pipe = piped(drafter=Tired())
-    assert harness.check(pipe, harness.requests([[5, 7, 6]] * 3, 40))[0].metrics.num_draft_tokens < 30
+def test_a_drafter_that_proposes_otherwise(replayed: list[Any]) -> None:
+    """What a subclass, or an object, does in each round it does in each round."""
+    one = ModelDrafter()
+    one.propose = Tired.propose.__get__(Tired(), Tired)  # type: ignore[method-assign]
+    one.start = one.propose.__self__.start  # type: ignore[attr-defined, method-assign]
+    one.observe = one.propose.__self__.observe  # type: ignore[attr-defined, method-assign]
+    for drafter in (Tired(), one):
+        pipe = piped(drafter=drafter)
+        assert harness.check(pipe, harness.requests([[5, 7, 6]] * 3, 40))[0].metrics.num_draft_tokens < 30
     assert not replayed
 
 

@@ -160,9 +160,11 @@ def on_device(use: Composition, run: Run) -> bool:
 
 
 def prepares(drafter: Drafter) -> bool:
-    """Return whether a drafter's rounds can be captured: a subclass may have another ``propose``, which would not be called."""
-    bases = type(unwrap_guards(drafter)).__mro__
-    made = [name for one in bases for name in ("prepare", "propose") if name in vars(one)]
+    """Return whether a drafter's rounds can be captured: an object or a subclass may have another ``propose``, which would not be
+    called."""
+    inner = unwrap_guards(drafter)
+    own = getattr(inner, "__dict__", {}), *map(vars, type(inner).__mro__)
+    made = [name for one in own for name in ("prepare", "propose") if name in one]
     return "captured" in drafter.offers and made[:1] != ["propose"]
 
 
