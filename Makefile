@@ -18,9 +18,9 @@ unexport PYTHONDONTWRITEBYTECODE
 export TOKENIZERS_PARALLELISM = false
 
 # layers that are compiled in tests run torch's own operators, as others do: test_compiled.py would tell nothing more here
-NUMERIC := $(addprefix tests/test_,attention.py equivalence.py features.py flex.py \
+NUMERIC := $(addprefix tests/test_,attention.py equivalence.py features.py \
 	generation_config.py given_models.py hidden.py logprobs.py paged.py pieces.py rope.py samples.py sampling.py sweep.py trees.py) \
-	$(addprefix plugins/specframe-std/tests/test_,drafters.py drop_in.py drop_in_kinds.py flawed_alignments.py kv_backends.py other_roles.py tree_drafts.py) \
+	$(addprefix plugins/specframe-std/tests/test_,flex.py drafters.py drop_in.py drop_in_kinds.py flawed_alignments.py kv_backends.py other_roles.py tree_drafts.py) \
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
