@@ -118,9 +118,7 @@ class Backbone(PreTrainedModel):
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         masks = self._masks(attention_mask, embeds_BTD, past_key_values, position_ids)
-        sections = hasattr(
-            self.rotary_emb, "mrope_section"
-        )  # of images; those of texts have the same positions in all three
+        sections = hasattr(self.rotary_emb, "mrope_section")  # three positions of each token, equal ones in texts
         rotary = self.rotary_emb(embeds_BTD, position_ids.expand(3, *position_ids.shape) if sections else position_ids)
         shared = {"position_ids": position_ids, "past_key_values": past_key_values, "use_cache": use_cache}
         states_BTD = self.run(embeds_BTD, given_BTD, masks, position_embeddings=rotary, **shared)
