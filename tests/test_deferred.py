@@ -16,10 +16,11 @@ from specframe_std.policies.fixed_length import FixedLength
 from specframe_std.policies.goodput import Goodput
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.counters import COUNTERS, WAIT
+from specframe_testing.device.launches import refuse_waits
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Acceptance, Budget, Draft, Scores
-from specframe.contracts.reports import Outcome, RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch, Sequence
@@ -382,22 +383,7 @@ def test_the_device_is_never_idle(
     draft_length: int, batch_size: int, tree: str, on_sim: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default rounds are deferred on a device: no launch waits for it, and each wait has a round queued behind it."""
-    target, launch, learn = zoo.build("qwen3"), loop.launch, loop.learn
-
-    def launched(*given: Any) -> Any:
-        if given[-1] is None:
-            return launch(*given)
-        with COUNTERS.refused(WAIT, where="in a launch"):
-            return launch(*given)
-
-    def learned(outcomes: list[Outcome], *given: Any) -> None:
-        if any(one.batch.prefill for one in outcomes):
-            return learn(outcomes, *given)  # a model is tried out with its first prompt
-        with COUNTERS.refused(WAIT, where="before a launch"):
-            return learn(outcomes, *given)
-
-    monkeypatch.setattr(loop, "launch", launched)
-    monkeypatch.setattr(loop, "learn", learned)
+    target, ahead = zoo.build("qwen3"), refuse_waits(monkeypatch)
     draft: PreTrainedModel | None = zoo.good_draft(target) if draft_length else None
     options: dict[str, Any] = {"drafter": tree} if tree else {}
     pipe = harness.pipeline(target, draft, batch_size=batch_size, draft_length=draft_length or 1, **options)
@@ -408,5 +394,6 @@ def test_the_device_is_never_idle(
     waits = Counter[str]()
     for event, number in events.items():
         waits[event.what] += number
+    assert ahead
     assert waits.pop("event") > 4
     assert sum(waits.values()) <= 2, "after the prompts, and after the last round"

@@ -85,7 +85,7 @@ class CapturedRounds:
         """Return the captured rounds of a run, or None where rounds are not captured whole."""
         drafter, graphs = use.drafter, run.target.rounds
         apart = any(cached.runner.by_rows for cached in run.caches)  # rows' kinds are no tensors of theirs
-        if graphs is None or apart or not prepares(drafter) or not on_device(use, run):
+        if graphs is None or apart or not prepares(drafter) or not stays_on_device(use, run):
             return None
         return cls(run, drafter, check, graphs)
 
@@ -153,7 +153,7 @@ class CapturedRounds:
         return Flight(batch, transfer.draft, Scores(logits_BTV), transfer, logits_BTV, outputs[-1], computed, told=True)
 
 
-def on_device(use: Composition, run: Run) -> bool:
+def stays_on_device(use: Composition, run: Run) -> bool:
     """Return whether all that a round computes depends on no number that the host has of the round before."""
     roles = use.drafter, use.verifier, use.rule, use.alignment, use.kv
     return all("deferred" in one.offers for one in roles) and not run.forgetful

@@ -6,7 +6,7 @@ import attrs
 
 from specframe.contracts.drafts import Check
 from specframe.contracts.reports import RoundReport
-from specframe.engine.captured_rounds import CapturedRounds, on_device
+from specframe.engine.captured_rounds import CapturedRounds, stays_on_device
 from specframe.engine.flight import Flight
 from specframe.model.run import Run
 from specframe.plugins.compose import Composition
@@ -42,7 +42,7 @@ class Opened:
 
 def defers(use: Composition, run: Run) -> bool:
     """Return whether all strategies do with the most that rows' lengths may be, and no layer keeps a state."""
-    return on_device(use, run) and all("deferred" in one.offers for one in (use.scheduler, use.policy))
+    return stays_on_device(use, run) and all("deferred" in one.offers for one in (use.scheduler, use.policy))
 
 
 def share_memory(use: Composition) -> bool:

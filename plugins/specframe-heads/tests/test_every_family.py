@@ -26,13 +26,13 @@ from specframe_memory.memory_plan import ladder_of
 from specframe_memory.meta_parts import named_parts
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import harness, suite_device, zoo
-from specframe_testing.device.counters import COUNTERS, WAIT
+from specframe_testing.device.launches import refuse_waits
 from specframe_testing.heads import block_heads, checkpoints, mtp, stepwise
 from specframe_testing.heads.scripted import Cramped, Drafted, steered
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Budget
-from specframe.contracts.reports import Outcome, RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
@@ -384,23 +384,7 @@ def test_no_launch_waits(
     family: str, shape: str, saved: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a device a head drafts for the round that is launched ahead without a wait for the one before it."""
-    launch, learn, ahead = loop.launch, loop.learn, list[Any]()
-
-    def launched(*given: Any) -> Any:
-        if given[-1] is None:
-            return launch(*given)
-        ahead.append(given[-1])
-        with COUNTERS.refused(WAIT, where="in a launch"):
-            return launch(*given)
-
-    def learned(outcomes: list[Outcome], *given: Any) -> None:
-        if any(one.batch.prefill for one in outcomes):
-            return learn(outcomes, *given)  # a model is tried out with its first prompt
-        with COUNTERS.refused(WAIT, where="before a launch"):
-            return learn(outcomes, *given)
-
-    monkeypatch.setattr(loop, "launch", launched)
-    monkeypatch.setattr(loop, "learn", learned)
+    ahead = refuse_waits(monkeypatch)
     name, _, trees = FAMILIES[family]
     drafter = f"{name},checkpoint={saved(family, 'qwen3')}{SHAPES.get(shape, f',tree={shape}') if trees else ''}"
     with suite_device.running_on("sim"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -318,7 +320,7 @@ def test_auto_takes_pieces_when_they_pay(compiled: list[Any], monkeypatch: pytes
 
     def begin(pieces: Any) -> Any:
         begun.extend(path for _, path in pieces)
-        return types.SimpleNamespace(kill=lambda: None)
+        return types.SimpleNamespace(kill=lambda: None, poll=lambda: None)
 
     monkeypatch.setattr(traces, "begin", begin)
 
@@ -338,6 +340,26 @@ def test_auto_takes_pieces_when_they_pay(compiled: list[Any], monkeypatch: pytes
     assert len(begun) == len(compiled) == 3
     assert forwards() == ["eager"] * 2 + ["compiled"] * 10
     assert len(begun) == 3
+
+
+def test_another_process_that_fails_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pieces stay as they are where the process that was to compile them ends without: the log says so once."""
+    monkeypatch.setattr(traces, "cache_dir", lambda: tmp_path)
+    for name, value in {"TRACING_PAYS": 0, "COMPILING_PAYS": 0, "LOOKS": 1}.items():
+        monkeypatch.setattr(traces, name, value)
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+    monkeypatch.setattr(traces, "begin", lambda pieces: ended)
+    told = list[str]()
+    monkeypatch.setattr(traces._log, "info", told.append)
+    runner = runner_of(zoo.build("opt", num_hidden_layers=1))
+    with torch.inference_mode():
+        assert runner.layers.of("auto", 3, 4, ()) is not None
+        ended.wait()
+        for _ in range(3):
+            found = runner.layers.of("auto", 3, 4, ())
+    assert found is not None
+    assert not found.compiled
+    assert sum("has ended without" in one for one in told) == 1
 
 
 @pytest.mark.slow

@@ -103,15 +103,18 @@ class Traces:
             found.looks += 1
             return False
         found.looks += 1
+        ended = self._ahead is not None and self._ahead.poll() is not None
         if not (left := [piece for piece in found.pieces if not compiled_file(piece).exists()]):
             return True
-        if self._ahead is None and seen > COMPILING_PAYS:
-            try:
+        try:
+            if ended:
+                raise ModelError("the process that was to compile them has ended without")
+            if self._ahead is None and seen > COMPILING_PAYS:
                 self._ahead = begin((piece.graph, compiled_file(piece)) for piece in left)
                 weakref.finalize(self, self._ahead.kill)
-            except Exception as error:  # whatever torch raises
-                found.tried = True
-                self._tell("compiled", error, asked=False)
+        except Exception as error:  # whatever torch raises
+            found.tried = True
+            self._tell("compiled", error, asked=False)
         return False
 
     def _compile(self, found: TracedForward, asked: bool) -> None:
