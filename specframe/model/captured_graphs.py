@@ -55,12 +55,6 @@ EAGER = 3
 rounds are captured the second time they come up, for they come up again at once."""
 
 
-ROUNDS = 64
-"""Times that rounds of a kind are decoded before they are captured whole; their forwards are replayed until then, which saves most.
-To capture a round the host queues it twice without a graph (56 ms for a forward of 36 layers). Some hundred rounds gain that
-back, at a millisecond each; a run that has had 64 mostly has more."""
-
-
 @attrs.frozen(eq=False)
 class Buffers:
     """The inputs of one captured graph: ids and placement of R rows, T tokens each, that attend to S slots."""
