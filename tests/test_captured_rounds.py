@@ -97,7 +97,7 @@ def test_sampled_tokens(rule: str, replayed: list[Any], monkeypatch: pytest.Monk
         options: dict[str, Any] = {"accept": rule, "seed": 3, "batch_size": 3, "draft_length": 2, "rounds": rounds}
         pipe = harness.pipeline(target, zoo.good_draft(target), **options)
         prompts = harness.random_prompts((5, 1, 9, 2), zoo.VOCABULARY)
-        results = list(pipe.generate(prompts, 12, sampling=how))
+        results = list(pipe.generate(prompts, 8, sampling=how))
         found.append([(one.token_ids, [round(number, 3) for number in one.logprobs or []]) for one in results])
         assert bool(replayed) == (len(found) > 1)
         monkeypatch.setattr(captured_rounds, "ROUNDS", 1)
@@ -107,7 +107,7 @@ def test_sampled_tokens(rule: str, replayed: list[Any], monkeypatch: pytest.Monk
 @pytest.mark.parametrize("depths", [(2, 3, 0, 4)], ids=str)
 def test_drafts_of_any_length(depths: tuple[int, ...], replayed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each draft length is a kind of its own, and so is what a draft model has to catch up with."""
-    requests, found = harness.requests([[5, 7, 6], [1], [9, 9]], 60), []
+    requests, found = harness.requests([[5, 7, 6], [1], [9, 9]], 40), []
     for times in (1, NEVER):
         monkeypatch.setattr(captured_rounds, "ROUNDS", times)
         found.append([one.metrics for one in harness.check(piped(draft_length=Depths(*depths)), requests)])
@@ -245,7 +245,7 @@ def test_a_drafter_that_proposes_otherwise(replayed: list[Any]) -> None:
 def test_runs_that_are_opened_anew(replayed: list[Any]) -> None:
     """What was captured over rows of tokens goes with them; two pipelines of one model have rounds of their own."""
     pipes = piped(), piped(seed=1)
-    for new in (20, 20, 45, 20):
+    for new in (12, 12, 45, 12):
         for pipe in pipes:
             harness.check(pipe, harness.requests(harness.random_prompts((5, 1, 4), 61), new))
             gc.collect()
