@@ -97,7 +97,7 @@ def test_sampled_tokens(rule: str, replayed: list[Any], monkeypatch: pytest.Monk
         options: dict[str, Any] = {"accept": rule, "seed": 3, "batch_size": 3, "draft_length": 2, "rounds": rounds}
         pipe = harness.pipeline(target, zoo.good_draft(target), **options)
         prompts = harness.random_prompts((5, 1, 9, 2), zoo.VOCABULARY)
-        results = list(pipe.generate(prompts, 8, sampling=how))
+        results = list(pipe.generate(prompts, 12, sampling=how))
         found.append([(one.token_ids, [round(number, 3) for number in one.logprobs or []]) for one in results])
         assert bool(replayed) == (len(found) > 1)
         monkeypatch.setattr(captured_rounds, "ROUNDS", 1)
