@@ -30,10 +30,10 @@ from measure import healthy
 from random_heads import KINDS, save
 from roofline import copy_bandwidth, read_bandwidth, weight_bytes
 from rounds import Rounds, measured
+from specframe_std.graphs import captured_rounds
 
 from specframe import Pipeline
 from specframe.devices import kinds
-from specframe.engine import captured_rounds
 from specframe.model.decoder_layers import ints_and_sizes_left_open
 from specframe.models.loading import pick_device, pick_dtype, stop_token_ids
 

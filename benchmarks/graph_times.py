@@ -9,11 +9,12 @@ from typing import Any
 
 import attrs
 import torch
+from specframe_std.graphs import kept_graphs
+from specframe_std.graphs.graph_cache import recorder
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from specframe.devices import kinds
-from specframe.model.captured_graphs import GRAPHS
 
 
 @attrs.define(eq=False)
@@ -42,7 +43,7 @@ class Graph:
 @contextlib.contextmanager
 def graphs(made: list[Graph]) -> Iterator[None]:
     """Add the graphs that pipelines with ``graphs="on"`` record inside the block to a list."""
-    usual = GRAPHS["on"]
+    usual = kept_graphs.recorder
 
     def watched(device: torch.device) -> Callable[..., Any]:
         record: Any = usual(device)
@@ -53,11 +54,11 @@ def graphs(made: list[Graph]) -> Iterator[None]:
 
         return recorded
 
-    GRAPHS["on"] = watched
+    kept_graphs.recorder = watched
     try:
         yield
     finally:
-        GRAPHS["on"] = usual
+        kept_graphs.recorder = usual
 
 
 def nodes(graph: Graph, device: torch.device) -> int | None:
@@ -77,7 +78,7 @@ def nodes(graph: Graph, device: torch.device) -> int | None:
 
 def recorded(function: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], Any]:
     """Return what replays a function, which is recorded now where the device has graphs."""
-    record: Any = GRAPHS["on"](device)
+    record: Any = recorder(device)
     recording = record(lambda: (function(),))
     recording.replay(1)  # the result of the first replay is there already
     return lambda: recording.replay(1)

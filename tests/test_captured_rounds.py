@@ -11,6 +11,7 @@ import pytest
 import torch
 from planting import Acting, opened, raising, stepped, turns, wanted
 from specframe_std.drafters.draft_model import ModelDrafter
+from specframe_std.graphs import captured_rounds
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.captured_graphs import SimRecording
 from specframe_testing.device.counters import COUNTERS, LAUNCH
@@ -21,7 +22,6 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
-from specframe.engine import captured_rounds
 from specframe.errors import SpecframeWarning
 from specframe.text.sampling import Sampling
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.graphs.kept_graphs import ModelGraphs
 from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
@@ -16,7 +17,6 @@ from specframe.contracts.round import Batch
 from specframe.errors import ModelError
 from specframe.model.attention import choice
 from specframe.model.cached import CachedModel
-from specframe.model.open_stores import ModelGraphs
 
 PROMPTS = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
 
@@ -30,7 +30,7 @@ def cached(model: PreTrainedModel, layers: str = "eager", record: Any = None) ->
     """Return a model with room for the prompts."""
     run = harness.open_run(model, len(PROMPTS), 60)
     how = ForwardOptions(layers=layers)
-    made = ModelGraphs(run.runner, how, record, ()) if record else None
+    made = ModelGraphs(run.runner, how, record) if record else None
     return CachedModel(run.runner, run.target.store, run.target.layout, run.watch, how, made)
 
 

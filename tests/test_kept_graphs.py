@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.graphs import captured_forward, captured_rounds, graph_cache
+from specframe_std.graphs.kept_graphs import ModelGraphs
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.captured_graphs import SimRecording
 from specframe_testing.device.device_memory import MEMORY
@@ -18,10 +20,7 @@ from transformers import PreTrainedModel
 from specframe import Pipeline
 from specframe.contracts.model import PLAIN
 from specframe.devices.held import UNCOLLECTED
-from specframe.engine import captured_rounds
 from specframe.errors import SpecframeWarning
-from specframe.model import captured_graphs
-from specframe.model.open_stores import ModelGraphs
 from specframe.model.twin import settings
 
 ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [8, 6, 9, 5], {7})
@@ -54,7 +53,7 @@ def recorded(act: Callable[[], Any]) -> int:
 
 def settled(pipe: Pipeline) -> None:
     """Decode until a run captures nothing."""
-    for _ in range(captured_graphs.EAGER + 3):
+    for _ in range(captured_forward.EAGER + 3):
         made = recorded(lambda: harness.check(pipe, ASKED))
         if not made:
             return
@@ -86,7 +85,7 @@ def test_later_runs_replay(kind: str) -> None:
     draft = zoo.good_draft(target) if isinstance(target, type(zoo.build("qwen3"))) else fakes.fake_draft(target)
     pipe = piped(target, draft, **options)
     replays = SimRecording.replays
-    made = [recorded(lambda: harness.check(pipe, ASKED)) for _ in range(captured_graphs.EAGER + 2)]
+    made = [recorded(lambda: harness.check(pipe, ASKED)) for _ in range(captured_forward.EAGER + 2)]
     assert SimRecording.replays > replays
     if kind == "checked":  # a run with checks opens stores of its own
         assert made[-1] == made[0] > 0
@@ -211,8 +210,8 @@ def test_a_run_without_memory() -> None:
 
 def test_recordings_used_longest_ago_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A captured graph that is used outlives one that was made later; a shape is new when it comes up and when it is captured."""
-    monkeypatch.setattr(captured_graphs, "MOST", 2)
-    cache, made = captured_graphs.GraphCache(captured_graphs.EagerGraph), list[str]()
+    monkeypatch.setattr(graph_cache, "MOST", 2)
+    cache, made = graph_cache.GraphCache(graph_cache.EagerGraph), list[str]()
 
     def use(name: str, eager: int = 1) -> None:
         cache.take((name,), lambda: (made.append(name), tuple), eager)

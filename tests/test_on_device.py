@@ -25,6 +25,7 @@ from specframe_std.alignments.ragged import Ragged
 from specframe_std.attention import varlen
 from specframe_std.attention.varlen import Packed
 from specframe_std.drafters.draft_model import ModelDrafter
+from specframe_std.graphs import captured_forward, graph_cache
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.captured_graphs import SimRecording, tape
@@ -45,7 +46,7 @@ from specframe.devices import kinds
 from specframe.devices.held import Held
 from specframe.devices.kinds import on_device
 from specframe.kv.ragged_layout import RaggedLayout
-from specframe.model import captured_graphs, padding_free
+from specframe.model import padding_free
 from specframe.model.attention import choice, interface
 from specframe.model.run import Run
 from specframe.text.sampling import Sampling
@@ -237,20 +238,20 @@ def test_a_setting_holds_until_the_last_one_is_out() -> None:
 
 
 @pytest.fixture
-def shelves(monkeypatch: pytest.MonkeyPatch) -> list[captured_graphs.GraphCache]:
+def shelves(monkeypatch: pytest.MonkeyPatch) -> list[graph_cache.GraphCache]:
     """The shelves of captured forwards that are made in a test: target, draft."""
-    made: list[captured_graphs.GraphCache] = []
+    made: list[graph_cache.GraphCache] = []
 
-    class Noted(captured_graphs.GraphCache):
+    class Noted(graph_cache.GraphCache):
         def __init__(self, record: Any) -> None:
             super().__init__(record)
             made.append(self)
 
-    monkeypatch.setattr(captured_graphs, "GraphCache", Noted)
+    monkeypatch.setattr(captured_forward, "GraphCache", Noted)
     return made
 
 
-def test_chains_are_recorded_by_buckets_of_rows(shelves: list[captured_graphs.GraphCache]) -> None:
+def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graph_cache.GraphCache]) -> None:
     """Drafts of any number of rows have captured graphs of 1, 2, 4 or all rows; rows outside of the batch are not written to."""
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 15, 22, 29, 36, 43, 50])
@@ -261,7 +262,7 @@ def test_chains_are_recorded_by_buckets_of_rows(shelves: list[captured_graphs.Gr
     assert 4 in {key[0] for key in shelves[3]._kept} <= {1, 2, 4}
 
 
-def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[captured_graphs.GraphCache]) -> None:
+def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[graph_cache.GraphCache]) -> None:
     """A row's tokens are rounded up to a power of two where few rows have 64 of them at most, and are not beyond."""
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 12, 61), 40)
@@ -272,15 +273,15 @@ def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[capture
         assert {width for _, width, *_ in shelves[0]._kept} == widths
 
 
-def test_prompts_are_recorded_when_their_shape_came_up_often(shelves: list[captured_graphs.GraphCache]) -> None:
+def test_prompts_are_recorded_when_their_shape_came_up_often(shelves: list[graph_cache.GraphCache]) -> None:
     """A captured graph of prompts pays after some replays, so that prompts of a few shapes are not captured."""
     target, draft = pair("fake")
     recorded = []
-    for count in (captured_graphs.EAGER, captured_graphs.EAGER + 1):
+    for count in (captured_forward.EAGER, captured_forward.EAGER + 1):
         shelves.clear()
         asked = harness.requests(harness.random_prompts([40] * count, 61), 4)
         harness.check(harness.pipeline(target, draft, draft_length=3, graphs="on", batch_size=1), asked)
-        recorded.append({width for _, width, *_ in shelves[0]._kept if width > captured_graphs.LONGEST})
+        recorded.append({width for _, width, *_ in shelves[0]._kept if width > captured_forward.LONGEST})
     assert recorded == [set(), {64}]
 
 
@@ -318,14 +319,14 @@ class Lengths(FixedLength):
     "name", ["qwen3", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "mistral"))]
 )
 def test_short_prompts_are_recorded(
-    name: str, options: dict[str, Any], shelves: list[captured_graphs.GraphCache], monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], shelves: list[graph_cache.GraphCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of all lengths up to a power of two replay one captured graph, by target and draft, in whichever row they are.
 
     As much of the drafts is accepted as without.
     """
     monkeypatch.setattr(padding_free, "LAYING_OUT", 1000)
-    monkeypatch.setattr(captured_graphs, "EAGER", 1)
+    monkeypatch.setattr(captured_forward, "EAGER", 1)
     target = zoo.build(name)
     lengths = (40, 90, 33, 61, 100, 44, 35, 64, 10, 55)
     prompts = harness.random_prompts(
@@ -344,14 +345,14 @@ def test_short_prompts_are_recorded(
     assert counts[0] == counts[1]
     assert tokens[0] == tokens[1]
     for shelf in shelves[:2]:
-        recorded = [(key[0], key[1], key[6]) for key in shelf._kept if key[1] > captured_graphs.LONGEST]
+        recorded = [(key[0], key[1], key[6]) for key in shelf._kept if key[1] > captured_forward.LONGEST]
         assert {64} <= {width for _, width, _ in recorded} <= {64, 128} or (recorded and "align" in options)
-        assert all((tokens or rows * width) <= captured_graphs.PROMPTS for rows, width, tokens in recorded)
+        assert all((tokens or rows * width) <= captured_forward.PROMPTS for rows, width, tokens in recorded)
         if options["batch_size"] == 7:
             assert any(tokens for _, _, tokens in recorded)
 
 
-def test_hidden_states_of_recorded_prompts(shelves: list[captured_graphs.GraphCache]) -> None:
+def test_hidden_states_of_recorded_prompts(shelves: list[graph_cache.GraphCache]) -> None:
     """Those of padding are left out; they are what a forward that is not captured has."""
     run = harness.open_run(zoo.build("qwen3"), 2, 120, align="ragged")
     pool = harness.open_pool(harness.requests(harness.random_prompts((50, 41), zoo.VOCABULARY), 20))
@@ -376,7 +377,7 @@ def test_no_graph_is_given_up_while_one_is_recorded() -> None:
             gc.collect()
         return (values + 1,)
 
-    cache, before = captured_graphs.GraphCache(SimRecording), gc.get_threshold()
+    cache, before = graph_cache.GraphCache(SimRecording), gc.get_threshold()
     gc.set_threshold(0)  # never by itself
     try:
         ring: list[Any] = [SimRecording(lambda: (values + 2,))]
@@ -396,7 +397,7 @@ def test_no_graph_is_given_up_while_one_is_recorded() -> None:
 
 @pytest.mark.wide(but=["chain"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[captured_graphs.GraphCache]) -> None:
+def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graph_cache.GraphCache]) -> None:
     """Captured graphs of the target compute buckets of real tokens alone where rows draft unequally, and the tokens are exact."""
     target = pair("qwen3")[0]
     budget = Budget(3, 7) if tree else Budget(4)
@@ -424,7 +425,7 @@ def test_graphs_hold_the_constants_that_they_read(name: str) -> None:
     assert SimRecording.replays > replays + 2
 
 
-def test_new_shapes_are_told(shelves: list[captured_graphs.GraphCache]) -> None:
+def test_new_shapes_are_told(shelves: list[graph_cache.GraphCache]) -> None:
     """A run reports how often a forward was slower since its shape was new or captured; replayed and uncaptured ones are not."""
     target = zoo.build("qwen3")
     draft, asked = zoo.good_draft(target), harness.requests(harness.random_prompts((5, 5), zoo.VOCABULARY), 14)
@@ -450,9 +451,9 @@ def test_new_shapes_are_told(shelves: list[captured_graphs.GraphCache]) -> None:
     assert set(told["off"]) == {0}
 
 
-def test_recordings_are_bounded(shelves: list[captured_graphs.GraphCache], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_are_bounded(shelves: list[graph_cache.GraphCache], monkeypatch: pytest.MonkeyPatch) -> None:
     """The captured graphs that were used last are kept, as many as the bound says; tokens stay exact while others are dropped."""
-    monkeypatch.setattr(captured_graphs, "MOST", 2)
+    monkeypatch.setattr(graph_cache, "MOST", 2)
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 15, 22, 29, 36, 43, 50])
     made = SimRecording.made

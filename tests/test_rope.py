@@ -10,12 +10,12 @@ import pytest
 import torch
 from specframe_lab.grid import checked, expand
 from specframe_lab.verify import verify
+from specframe_std.graphs import captured_rounds
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe import assisted
 from specframe.contracts.requests import Request
-from specframe.engine import captured_rounds
 from specframe.errors import SpecframeWarning
 
 BOUNDARY = 24

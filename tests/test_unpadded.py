@@ -11,12 +11,13 @@ import pytest
 import torch
 from products import crossed
 from specframe_std.drafters.draft_model import ModelDrafter
+from specframe_std.graphs.captured_forward import CapturedForward, in_bucket
+from specframe_std.graphs.graph_cache import EagerGraph
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.model import padding_free
-from specframe.model.captured_graphs import CapturedForward, EagerGraph, in_bucket
 from specframe.model.model_checks import Reordered, Scratch
 from specframe.model.runner import ModelRunner
 

@@ -20,7 +20,6 @@ from specframe.contracts.round import Sequence
 from specframe.devices import kinds
 from specframe.devices.out_of_memory import out_of_memory
 from specframe.engine import loop
-from specframe.engine.captured_rounds import CapturedRounds
 from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
 from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.engine_clock import BroadcastClock
@@ -29,7 +28,7 @@ from specframe.engine.guards.guard import named_error
 from specframe.engine.guards.guard_table import guard, guard_all, numbers_check
 from specframe.engine.guards.observers import installed_observers
 from specframe.engine.memory_limits import RowLimits, too_small
-from specframe.engine.open_run import Opened, defers, leaves_nan, share_memory
+from specframe.engine.open_run import Opened, captured_rounds, defers, leaves_nan, share_memory
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.errors import PromptError, SpecframeWarning
@@ -351,7 +350,7 @@ class LocalEngine:
         pool.late_forks = not run.forgetful
         if self._recipe.bitwise or self._recipe.memory is not None or self._barrier is not single_rank:
             return Opened(run, use, greedy, most, prompt, check)
-        captured = CapturedRounds.of(run, use, check)
+        captured = captured_rounds(use, run, check)
         return Opened(run, use, greedy, most, prompt, check, self._defers(use, run), captured)
 
     def _defers(self, use: Composition, run: Run) -> bool:

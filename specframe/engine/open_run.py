@@ -5,11 +5,12 @@ from __future__ import annotations
 import attrs
 
 from specframe.contracts.drafts import Check
+from specframe.contracts.graphs import CapturedRounds
 from specframe.contracts.reports import RoundReport
-from specframe.engine.captured_rounds import CapturedRounds, stays_on_device
 from specframe.engine.flight import Flight
 from specframe.model.run import Run
 from specframe.plugins.compose import Composition
+from specframe.plugins.registry import registry
 
 
 @attrs.frozen(eq=False)
@@ -38,6 +39,20 @@ class Opened:
         flight = self.ahead.pop() if self.ahead else None
         ended = flight is None or all(sequence.finished for sequence in flight.batch.sequences)
         return None if ended else flight
+
+
+def captured_rounds(use: Composition, run: Run, check: Check | None) -> CapturedRounds | None:
+    """Return the rounds of a run that are captured whole, or None if none are."""
+    if run.target.rounds is None or not stays_on_device(use, run):
+        return None
+    made: CapturedRounds | None = registry().entry("option", "rounds").factory(run, use, check)
+    return made
+
+
+def stays_on_device(use: Composition, run: Run) -> bool:
+    """Return whether all that a round computes depends on no number that the host has of the round before."""
+    roles = use.drafter, use.verifier, use.rule, use.alignment, use.kv
+    return all("deferred" in one.offers for one in roles) and not run.forgetful
 
 
 def defers(use: Composition, run: Run) -> bool:

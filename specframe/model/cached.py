@@ -6,23 +6,25 @@ Tensor names carry their shape: B rows, T tokens fed per row, V vocabulary.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
 
 import attrs
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.graphs import ModelGraphs
 from specframe.contracts.model import PLAIN, ForwardOptions, Model
 from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import PrefixStates
 from specframe.errors import ModelError
-from specframe.model.captured_graphs import CapturedForward, Choose, GraphCache
-from specframe.model.open_stores import ModelGraphs
 from specframe.model.padding_free import MixedBatch, prefill_chunk
 from specframe.observe.watch import Watch
+
+Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
+"""Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
 
 
 class CachedModel:
@@ -75,7 +77,7 @@ class CachedModel:
         """Whether the cache is another model's: what this one writes is never known to be committed."""
         self.keeps_states = False
         """Whether states, where there are any, are :class:`specframe.contracts.states.PrefixStates`."""
-        self._captured: CapturedForward | None = None
+        self._captured: Callable[..., Scores] | None = None
         self._graphs: ModelGraphs | None = None
         if graphs is not None and (slots := store.slots) is not None:
             self._graphs = graphs
@@ -87,7 +89,7 @@ class CachedModel:
         return self._graphs.new_shapes if self._graphs else 0
 
     @property
-    def rounds(self) -> GraphCache | None:
+    def rounds(self) -> Any | None:
         """The rounds that are captured, where this is the target, or None: places do not follow from lengths on the device alone,
         or memory moves."""
         return self._graphs.rounds if self._graphs and self._static else None

@@ -1,24 +1,25 @@
-"""Stores that stay open from one run to the next, and the captured graphs that read and write their memory."""
+"""Stores that stay open from one run to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import cast
 
 import attrs
 from transformers import PreTrainedModel
 
 from specframe.contracts.cache import KVBackend, KVShape, KVStore, PooledStore
+from specframe.contracts.graphs import ModelGraphs, StoreGraphs
 from specframe.contracts.model import ForwardOptions, Model
 from specframe.contracts.states import PrefixStates, StateStore
-from specframe.devices.kinds import CapturedGraph
-from specframe.model.captured_graphs import CapturedForward, Forward, GraphCache
+from specframe.devices import kinds
 from specframe.model.runner import ModelRunner
-from specframe.model.twin import ModelState, all_equal, settings
+from specframe.model.twin import ModelState, all_equal
+from specframe.plugins.registry import registry
 from specframe.value_checks import unwrap_guards
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class OpenStore:
     """The keys, values and states of one model, and what they were opened for."""
 
@@ -29,10 +30,8 @@ class OpenStore:
     """Slots per row."""
     store: KVStore
     states: StateStore | None = None
-    graphs: StoreGraphs = attrs.field(
-        init=False, default=attrs.Factory(lambda self: StoreGraphs("any-row" in self.kv.offers), takes_self=True)
-    )
-    """Forwards that are captured over this store."""
+    graphs: StoreGraphs | None = attrs.field(default=None, init=False)
+    """What is captured over this store, or None if nothing was to be."""
     _shapes: list[KVShape] = attrs.field(
         init=False, default=attrs.Factory(lambda self: self.model.kv_shapes, takes_self=True)
     )
@@ -47,6 +46,18 @@ class OpenStore:
         """Return whether this was opened for a model as it is now, by this backend."""
         same = self.model is unwrap_guards(model) and self.kv is unwrap_guards(kv)
         return same and self._shapes == model.kv_shapes
+
+    def captured(self, model: Model, how: ForwardOptions, graphs: str) -> ModelGraphs | None:
+        """Return what is captured of a model that is fed through the store now, or None if nothing is to be.
+
+        ``graphs`` is "on", "off", or "auto": where the device has graphs.
+        """
+        wanted = graphs == "on" or (graphs == "auto" and kinds.of(model.device).recording is not None)
+        if not wanted or self.store.slots is None or model.state_layers:
+            return None
+        if self.graphs is None:
+            self.graphs = registry().entry("option", "graphs").factory("any-row" in self.kv.offers)
+        return self.graphs.of(model, how)
 
     @property
     def keeps_prompts(self) -> bool:
@@ -133,80 +144,3 @@ class Stores:
 def keeps_prefixes(kv: KVBackend) -> bool:
     """Return whether a backend keeps states of what rows begin with, in addition to keys and values."""
     return {"prefix", "states"} <= kv.offers
-
-
-@attrs.define(eq=False)
-class ModelGraphs:
-    """The forwards of one model that are captured over one store, those of runs before included."""
-
-    _model: Model
-    how: ForwardOptions
-    _record: Callable[..., CapturedGraph]
-    _any_row: bool = False
-    """Whether the store offers "any-row"."""
-    rounds: GraphCache = attrs.field(init=False)
-    """Rounds that are captured whole: of one run, whose rows of tokens they read and write."""
-    _settings: list[Any] = attrs.field(init=False)
-    _forward: CapturedForward | None = attrs.field(default=None, init=False)
-    _before: int = attrs.field(default=0, init=False)
-    """The new shapes of runs before."""
-
-    def __attrs_post_init__(self) -> None:
-        self.rounds, self._settings = GraphCache(self._record, "whole rounds"), settings(self._model.module)
-
-    def suits(self, model: Model, how: ForwardOptions) -> bool:
-        """Return whether these are of a model as it is now, whose forwards are run so."""
-        if unwrap_guards(self._model) is not unwrap_guards(model) or asked(self.how) != asked(how):
-            return False
-        return self._settings == settings(model.module)
-
-    def begin(self, forward: Forward, store: KVStore, slots: int) -> CapturedForward:
-        """Return the forwards of a run that feeds the model so."""
-        pack = self._model.by_lengths(self.how)
-        if self._forward is None:
-            leaves_out = self._model.leaves_out_padding
-            self._forward = CapturedForward(forward, store.rows, slots, self._record, pack, leaves_out, self._any_row)
-        self._forward.forward = forward
-        self._before = self._new
-        return self._forward
-
-    @property
-    def new_shapes(self) -> int:
-        """The times in this run that a forward took longer than others of its shape: it was new, or was captured."""
-        return self._new - self._before
-
-    @property
-    def _new(self) -> int:
-        return self.rounds.new + (self._forward.graphs.new if self._forward else 0)
-
-
-@attrs.define(eq=False)
-class StoreGraphs:
-    """What is captured over one store: for each model that is fed through it in this run, and those of the run before."""
-
-    _any_row: bool = False
-    """Whether the store offers "any-row"."""
-    _now: list[ModelGraphs] = attrs.field(factory=list, init=False)
-    _before: list[ModelGraphs] = attrs.field(factory=list, init=False)
-
-    def of(self, model: Model, how: ForwardOptions, record: Callable[..., CapturedGraph]) -> ModelGraphs:
-        """Return the captured graphs of a model that is fed through the store now: those of the run before if it had the same."""
-        found = next((one for one in self._before if one.suits(model, how)), None)
-        if found is None:
-            found = ModelGraphs(model, how, record, self._any_row)
-        else:
-            self._before.remove(found)
-        self._now.append(found)
-        return found
-
-    def end(self) -> None:
-        """Keep this run's for the next one, in place of all others."""
-        self._now, self._before = [], self._now
-        for one in self._before:
-            one.rounds.clear()
-
-
-def asked(how: ForwardOptions) -> tuple[Any, ...]:
-    """Return what two ways of running forwards are compared by."""
-    backends = how.attention if isinstance(how.attention, tuple) else (how.attention,)
-    return (*map(unwrap_guards, backends), how.layers)

@@ -6,21 +6,21 @@ Tensor names carry their shape: B rows, T tokens fed per row, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, cast
+from typing import cast
 
 import attrs
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts.attention import Asked
 from specframe.contracts.cache import DraftsBackend, KVBackend, KVStore, PrefixStore
+from specframe.contracts.graphs import ModelGraphs
 from specframe.contracts.model import ForwardOptions, Model
 from specframe.contracts.roles import AcceptanceRule, Alignment, MakesLayout
 from specframe.contracts.round import Sequence
 from specframe.contracts.states import StateBackend, StateStore
 from specframe.errors import literal
 from specframe.model.cached import CachedModel
-from specframe.model.captured_graphs import GRAPHS
-from specframe.model.open_stores import ModelGraphs, OpenStore, Stores, keeps_prefixes
+from specframe.model.open_stores import OpenStore, Stores, keeps_prefixes
 from specframe.model.state_layers import open_states
 from specframe.model.transformers_model import TransformersModel
 from specframe.observe.watch import Watch
@@ -106,10 +106,11 @@ class Run:
         elif not any(hasattr(owner, "kv_shapes") for owner in (type(model), model)):
             raise TypeError(f"run.open_cache: expected a model (run.draft_model if one is named), got {literal(model)}")
         spread = any(shape.device is not None for shape in model.kv_shapes)
-        record = GRAPHS["off" if spread else self.graphs](model.device)
+        recorded = "off" if spread else self.graphs
         how = ForwardOptions(self.attention, self.layers)
         if share is not None:
-            graphs = self._captured(self._stores.get(id(unwrap_guards(share))), model, how, record)
+            shared = self._stores.get(id(unwrap_guards(share)))
+            graphs = shared.captured(model, how, recorded) if shared else None
             self._sharing.append(unwrap_guards(share).shared(model, graphs.how if graphs else how, graphs))
             return self._sharing[-1]
         backend, slots = self._backend(model, kv or self.kv), self.capacity if capacity is None else capacity
@@ -120,7 +121,7 @@ class Run:
         if "prefix" in backend.offers:
             prefixes = cast(PrefixStore, opened.store)
             prefixes.ahead, prefixes.apart = ahead, model.by_rows.apart if model.by_rows else None
-        graphs = self._captured(opened, model, how, record)
+        graphs = opened.captured(model, how, recorded)
         cached = self._cached(model, opened.store, layout, backend, slots, graphs.how if graphs else how, graphs)
         cached.keeps_states = keeps_prefixes(backend)
         self.caches.append(cached)
@@ -128,12 +129,6 @@ class Run:
         for sequence, tokens in self._reserved.values():
             cached.reserve(sequence, tokens)
         return cached
-
-    def _captured(self, opened: OpenStore | None, model: Model, how: ForwardOptions, record: Any) -> ModelGraphs | None:
-        """Return what is captured of a model over a store, or None if nothing is to be."""
-        if record is None or opened is None or opened.store.slots is None or model.state_layers:
-            return None
-        return opened.graphs.of(model, how, record)
 
     def _backend(self, model: Model, own: KVBackend) -> KVBackend:
         """Return the backend of a model's cache, which the run's may decide for drafts."""
@@ -227,7 +222,8 @@ class Run:
         left = list(self._stores.values())
         self.release()
         for one in left:
-            one.graphs.end()
+            if one.graphs is not None:
+                one.graphs.end()
         if self.stores:
             self.stores.keep(left)
 

@@ -24,6 +24,7 @@ from specframe_heads import checkpoint
 from specframe_memory.footprint import HEAD, Workload
 from specframe_memory.memory_plan import ladder_of
 from specframe_memory.meta_parts import named_parts
+from specframe_std.graphs import captured_rounds
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import harness, suite_device, zoo
 from specframe_testing.device.launches import refuse_waits
@@ -36,7 +37,7 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch
-from specframe.engine import captured_rounds, loop
+from specframe.engine import loop
 from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry

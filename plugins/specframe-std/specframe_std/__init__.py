@@ -106,12 +106,14 @@ def specframe_register_commands(register: Register) -> None:
 def specframe_register_options(register: Register) -> None:
     register("accelerate", "specframe_std.accelerated:accelerate")
     register("assisted", "specframe_std.drop_in:assisted")
+    register("graphs", "specframe_std.graphs.kept_graphs:StoreGraphs")
     register("layers", "specframe_std.layers.traces:Traces")
     register("load_options", "specframe_std.load_options:keywords")
     register("output", "specframe_std.result_file:ResultFile")
     register("processors", "specframe_std.processor_check:warn_of_unfit")
     register("prompts", "specframe_std.benchmark_sets:open_prompts")
     register("ranks", "specframe_std.executors.command_ranks:SeveralRanks")
+    register("rounds", "specframe_std.graphs.captured_rounds:rounds_of")
     register("states", "specframe_std.states.row_states:RowStates")
     register("watchdog", "specframe_std.watchdog:watch_calls")
 

@@ -8,11 +8,11 @@ import attrs
 
 from specframe.contracts.cache import KVBackend, KVStore, Placement, PrefixStore, rounding
 from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.graphs import ModelGraphs
 from specframe.contracts.model import ForwardOptions, Model
 from specframe.contracts.roles import MakesLayout
 from specframe.contracts.round import Batch, Sequence
 from specframe.model.cached import CachedModel
-from specframe.model.open_stores import ModelGraphs
 from specframe.model.run import Run
 from specframe_testing.instrumentation.cache_checks import NAMES, ShadowCache, ViewLedger
 from specframe_testing.instrumentation.instrumented import tapped_layout

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
 
 import attrs
 import numpy as np
@@ -12,23 +10,13 @@ import torch
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.round import Batch
-from specframe.devices import kinds
-from specframe.devices.held import UNCOLLECTED
-from specframe.devices.kinds import CapturedGraph
-from specframe.errors import SpecframeWarning
+from specframe.contracts.graphs import Forward
 from specframe.model.attention.masks import power_of_two
 from specframe.model.padding_free import PaddingFree, PaddingFreeBlock
+from specframe_std.graphs.graph_cache import GraphCache, Outputs, Record, bucket
 
 Shape = tuple[int, int, int | None]
 """Rows, tokens of each, and how many are computed of them all, or None for all."""
-
-
-class Forward(Protocol):
-    """A forward over one store."""
-
-    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
-        """Return the scores of the last ``keep`` tokens of a block, and the hidden states of these numbers."""
 
 
 LONGEST = 32
@@ -133,7 +121,7 @@ class CapturedForward:
     _rows: int
     _slots: int
     """Slots of the slab's rows, the spare slot included."""
-    _record: Callable[..., CapturedGraph]
+    _record: Record
     _pack: bool = False
     """Whether it attends by lengths alone, to all slots, where the placement has them."""
     _leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
@@ -223,112 +211,3 @@ def in_bucket(block: Block, shape: Shape, first: int) -> PaddingFree | None:
     real_RT[own] = False
     real_RT[own, width - block.width :] = block.real
     return PaddingFree(real_RT, block.ids_BT.device, tokens)
-
-
-Outputs = tuple[torch.Tensor, ...]
-
-MOST = 64
-"""Captured graphs of one kind that a cache keeps. Each takes some megabytes, for its outputs and its nodes; a run of one draft
-length uses about ten, one for each bucket of rows and slots that it passes through."""
-
-
-class EagerGraph:
-    """A captured graph that calls the function again, for devices without graphs: shows that buffers and buckets are right."""
-
-    def __init__(self, function: Callable[[], Outputs]) -> None:
-        self._function = function
-
-    def replay(self, rows: int) -> Outputs:
-        """Call the function."""
-        return tuple(output[:rows].clone() for output in self._function())
-
-
-GRAPHS: dict[str, Callable[[torch.device], Callable[..., CapturedGraph] | None]] = {
-    "auto": lambda device: kinds.of(device).recording,
-    "on": lambda device: kinds.of(device).recording or EagerGraph,
-    "off": lambda device: None,
-}
-"""Meanings of ``graphs=`` on a device."""
-
-
-class KeptGraph(NamedTuple):
-    """A captured graph, and what holds the memory that it reads: a graph does not keep what it has not made itself."""
-
-    buffers: Any
-    """Its inputs."""
-    recording: CapturedGraph
-    function: Callable[[], Outputs]
-    """What was captured."""
-    constants: list[torch.Tensor]
-
-
-class GraphCache:
-    """Captured graphs by key: made the second time a key comes up, until one cannot be made; the last :data:`MOST` are kept."""
-
-    def __init__(self, record: Callable[..., CapturedGraph], what: str = "forwards") -> None:
-        self._record, self._what = record, what
-        self._seen: dict[tuple[Any, ...], int] = {}
-        """The times that a key came up without being captured."""
-        self._kept: dict[tuple[Any, ...], KeptGraph] = {}
-        """The one that was used last at the end."""
-        self._given_up = False
-        self.new = 0
-        """The times that a forward took longer than others of its shape: it was new, or was captured."""
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def take(
-        self, key: tuple[Any, ...], prepare: Callable[[], tuple[Any, Callable[[], Outputs]]], eager: int = 1
-    ) -> KeptGraph | None:
-        """Return the captured graph of a key with its buffers, or None where there is none.
-
-        Args:
-            key: what distinguishes shapes.
-            prepare: returns the buffers of a new captured graph, filled, and the function that reads them.
-            eager: times that the key comes up before it is captured.
-        """
-        if self._given_up:
-            return None
-        if key in self._kept:
-            self._kept[key] = self._kept.pop(key)  # the last one of all
-            return self._kept[key]
-        if (seen := self._seen.get(key, 0)) < eager:
-            self._seen[key] = seen + 1
-            self.new += not seen
-            return None
-        while len(self._kept) >= MOST:
-            unused = next(iter(self._kept))
-            del self._kept[unused], self._seen[unused]
-        buffers, function = prepare()
-        self.new += 1
-        try:
-            with kinds.constants_noted() as constants, UNCOLLECTED:
-                self._kept[key] = KeptGraph(buffers, self._record(function), function, constants)
-        except RuntimeError as error:
-            self._give_up(error)
-            return None
-        return self._kept[key]
-
-    def clear(self) -> None:
-        """Let go of all captured graphs."""
-        self._kept.clear()
-        self._seen.clear()
-
-    def _give_up(self, error: RuntimeError) -> None:
-        """Release all captured graphs and go on without, because memory is short or the model cannot be captured."""
-        self._given_up = True
-        self._kept.clear()
-        kinds.free()
-        reason = str(error).partition("\n")[0]
-        warnings.warn(f"{self._what} are not captured as CUDA graphs: {reason}", SpecframeWarning, stacklevel=2)
-
-
-def bucket(slots: int, least: int = 64) -> int:
-    """Return a number of slots rounded up to a multiple of an eighth of its power of two, and of ``least``."""
-    step = max(least, power_of_two(slots) // 8)
-    return -(-slots // step) * step
-
-
-Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
-"""Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""

@@ -18,12 +18,12 @@ from specframe.contracts.round import Batch, Bounded, Sequence
 from specframe.devices.kinds import Forms
 from specframe.engine.flight import Flight
 from specframe.errors import SpecframeError
-from specframe.model.captured_graphs import GraphCache, Outputs, bucket
 from specframe.model.run import Run
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.text.sampling import reads_tokens
 from specframe.value_checks import unwrap_guards
+from specframe_std.graphs.graph_cache import GraphCache, Outputs, bucket
 
 ROUNDS = 64
 """Times that rounds of a kind are decoded before they are captured whole; their forwards are replayed until then, which saves most.
@@ -84,15 +84,6 @@ class CapturedRounds:
         self._rows: list[Sequence] = []
         self._plans: tuple[Any, ...] | None = None
         """What these rows' processors compute, or None where they read tokens of the host."""
-
-    @classmethod
-    def of(cls, run: Run, use: Composition, check: Check | None) -> CapturedRounds | None:
-        """Return the captured rounds of a run, or None where rounds are not captured whole."""
-        drafter, graphs = use.drafter, run.target.rounds
-        apart = any(cached.runner.by_rows for cached in run.caches)  # rows' kinds are no tensors of theirs
-        if graphs is None or apart or not prepares(drafter) or not stays_on_device(use, run):
-            return None
-        return cls(run, drafter, check, graphs)
 
     def kind(self, batch: Batch, budget: Budget) -> Hashable | None:
         """Return all that a round depends on beside what is on the device, or None if it is not to be captured.
@@ -158,10 +149,12 @@ class CapturedRounds:
         return Flight(batch, transfer.draft, Scores(logits_BTV), transfer, logits_BTV, outputs[-1], computed, told=True)
 
 
-def stays_on_device(use: Composition, run: Run) -> bool:
-    """Return whether all that a round computes depends on no number that the host has of the round before."""
-    roles = use.drafter, use.verifier, use.rule, use.alignment, use.kv
-    return all("deferred" in one.offers for one in roles) and not run.forgetful
+def rounds_of(run: Run, use: Composition, check: Check | None) -> CapturedRounds | None:
+    """Return the captured rounds of a run whose target is captured, or None where rounds are not captured whole."""
+    apart = any(cached.runner.by_rows for cached in run.caches)  # rows' kinds are no tensors of theirs
+    if apart or not prepares(use.drafter):
+        return None
+    return CapturedRounds(run, use.drafter, check, cast(GraphCache, run.target.rounds))
 
 
 def prepares(drafter: Drafter) -> bool:
