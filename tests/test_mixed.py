@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 from specframe_std.drafters.draft_model import ModelDrafter
-from specframe_testing import fakes, harness, states, zoo
+from specframe_std.graphs import captured_forward
+from specframe_std.graphs.captured_forward import CapturedForward
+from specframe_std.schedulers import continuous
+from specframe_testing import fakes, harness, states, suite_device, zoo
 from specframe_testing.paged_fake import Gathering, Pages
 
 from specframe.contracts.cache import Placement
@@ -133,6 +137,71 @@ def test_lack_of_memory(place: str, monkeypatch: pytest.MonkeyPatch, joined: lis
     with pytest.warns(RuntimeWarning, match="memory ran out: going on in batches of 2"):
         harness.check(pipe, ASKED)
     assert failed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"drafter": "none"}, marks=pytest.mark.slow),
+        {"drafter": ModelDrafter(branch="3/1/1")},
+        pytest.param({"bitwise": True}, marks=pytest.mark.slow),
+        pytest.param({"rounds": "synchronous", "graphs": "on"}, marks=pytest.mark.slow),
+    ],
+    ids=["chains", "plain", "trees", "bitwise", "synchronous"],
+)
+def test_they_are_captured(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of all lengths up to a power of two replay one captured graph, a new one where other rows read them."""
+    kept, usual = list[CapturedForward](), CapturedForward.__attrs_post_init__
+
+    def noted(self: CapturedForward) -> None:
+        usual(self)
+        kept.append(self)
+
+    monkeypatch.setattr(CapturedForward, "__attrs_post_init__", noted)
+    monkeypatch.setattr(captured_forward, "EAGER", 1)
+    target = zoo.build("qwen3")
+    prompts = harness.random_prompts([5, 3, *range(12, 44, 2)], zoo.VOCABULARY, seed=8)
+    asked = harness.requests(prompts, [20, 30, *[6, 9, 7] * 5, 8])
+    with suite_device.running_on("sim"):
+        draft = None if options.get("drafter") == "none" else zoo.good_draft(target)
+        given = {"schedule": "continuous,wait=0", "batch_size": 3, "draft_length": 3, **options}
+        harness.check(harness.pipeline(target, draft, **given), asked)
+    groups = {key[7] for key in kept[0].graphs._kept if key[7]}
+    assert (2, (1, 32)) in {(own[0], chunk) for own, chunk in groups}
+    assert {room for _, (_, room) in groups} <= {1, 2, 4, 8, 16, 32, 64}
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_they_are_unasked_for_where_forwards_are_captured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are read beside rows that decode on a device with graphs alone, and no more of them than a graph computes."""
+    monkeypatch.setattr(continuous, "PROMPTS", 16)
+    target, chunks, usual = zoo.build("qwen3"), list[tuple[int, int]](), MixedBatch.of
+
+    def noted(first: Block, second: Block, places: tuple[Placement, Placement], room: int | None) -> MixedBatch:
+        chunks.append((len(second.ids_BT), second.width))
+        return usual(first, second, places, room)
+
+    monkeypatch.setattr(MixedBatch, "of", noted)
+    asked = harness.requests(harness.random_prompts((3, 9, 9, 50, 40, 33), zoo.VOCABULARY, seed=8), [60, 4, 4, 4, 9, 4])
+    with suite_device.running_on(device):
+        harness.check(harness.pipeline(target, drafter="none", batch_size=3, schedule="continuous,wait=0"), asked)
+    assert bool(chunks) == (device == "sim")
+    assert all(rows * width <= 16 for rows, width in chunks)
+    assert {(1, 16), (2, 8)} <= {*chunks} or device == "cpu"
+
+
+def test_drafters_read_what_was_read_beside_rows_that_had_ended() -> None:
+    """A draft that is the target is accepted whole, for prompts too whose chunk was read ahead, beside a row that had ended.
+
+    The first row ends a round before the second one. The third is let in as the round ahead is launched, in which neither goes on.
+    """
+    target = zoo.build("qwen3")
+    asked = harness.requests(harness.random_prompts((5, 7, 17), zoo.VOCABULARY, seed=5), [9, 13, 13])
+    with suite_device.running_on("sim"):
+        given: dict[str, Any] = {"schedule": MIXED, "rounds": "deferred", "batch_size": 2, "draft_length": 3}
+        results = harness.decode(harness.pipeline(target, copy.deepcopy(target), **given), asked)
+    assert [one.metrics.acceptance_histogram for one in results] == [{3: 2}, {3: 3}, {3: 3}]
 
 
 def test_masks_that_would_be_large(monkeypatch: pytest.MonkeyPatch, joined: list[tuple[int, int]]) -> None:

@@ -299,21 +299,19 @@ class Lengths(FixedLength):
         return Budget(next(self._turns))
 
 
-@pytest.mark.wide(
-    but=["gpt2-{'batch_size': 3}", "gpt2-{'batch_size': 7, 'schedule': 'continuous,wait=0', 'kv': 'slab,dtype=int8'}"]
-)
+@pytest.mark.wide(but=["gpt2-three rows", "gpt2-seven rows of eight bits"])
 @pytest.mark.parametrize(
     "options",
     [
         {"batch_size": 1},
-        {"batch_size": 3},
-        {"batch_size": 7, "schedule": "continuous,wait=0"},
-        {"batch_size": 7, "schedule": "continuous,wait=0", "kv": "slab,dtype=int8"},
-        {"batch_size": 3, "bitwise": True},
+        {"batch_size": 3, "schedule": "continuous,mixed=off"},
+        {"batch_size": 7, "schedule": "continuous,wait=0,mixed=off"},
+        {"batch_size": 7, "schedule": "continuous,wait=0,mixed=off", "kv": "slab,dtype=int8"},
+        {"batch_size": 3, "bitwise": True, "schedule": "continuous,mixed=off"},
         {"batch_size": 3, "align": "eqspec", "kv": "slab"},
         {"batch_size": 3, "align": "exspec", "kv": "slab"},
     ],
-    ids=str,
+    ids=["one row", "three rows", "seven rows", "seven rows of eight bits", "bitwise", "eqspec", "exspec"],
 )
 @pytest.mark.parametrize(
     "name", ["qwen3", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "mistral"))]
@@ -402,7 +400,12 @@ def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graph_c
     target = pair("qwen3")[0]
     budget = Budget(3, 7) if tree else Budget(4)
     drafter = {"drafter": ModelDrafter(branch="3/1/1")} if tree else {}
-    options = {"batch_size": 3, "draft_length": fakes.Uneven(budget), "graphs": "on"}
+    options = {
+        "batch_size": 3,
+        "draft_length": fakes.Uneven(budget),
+        "graphs": "on",
+        "schedule": "continuous,mixed=off",
+    }
     asked = harness.requests(harness.random_prompts((3, 9, 5, 7), zoo.VOCABULARY), [14, 20, 16, 18])
     harness.check(harness.pipeline(target, zoo.good_draft(target), **drafter, **options), asked)
     assert {key[6] for key in shelves[0]._kept} > {None}

@@ -33,6 +33,10 @@ class ModelGraphs(Protocol):
     def new_shapes(self) -> int:
         """The times in this run that a forward took longer than others of its shape: it was new, or was captured."""
 
+    def room(self, rows: int, tokens: int) -> int | None:
+        """Return how many tokens of each row a mixed batch has room for in its prefill chunk, of ``rows`` rows with ``tokens``
+        tokens, or None where it is not to be captured."""
+
     def begin(self, forward: Forward, store: KVStore, slots: int) -> Callable[..., Scores]:
         """Return what is called in place of ``forward``, over a store of ``slots`` slots a row.
 

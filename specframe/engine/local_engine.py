@@ -186,7 +186,8 @@ class LocalEngine:
             with self._barrier() as commit_point, self._computing():
                 try:
                     with self._running(pool) as opened, torch.inference_mode():
-                        flight = opened.take_ahead() or loop.launch(pool, opened, self._watch, self._broadcast, None)
+                        flight = loop.launched(opened, self._watch)
+                        flight = flight or loop.launch(pool, opened, self._watch, self._broadcast, None)
                         try:
                             self._launch_ahead(pool, opened, flight)
                         finally:  # the round is committed, whatever becomes of the one after it

@@ -109,6 +109,15 @@ def decided(
     return Flight(batch, draft, scores, transfer, logits_BTV, processed_BTV, computed, pieces)
 
 
+def launched(opened: Opened, watch: Watch) -> Flight | None:
+    """Take the round that was launched and has not landed, or None where all of its rows have ended: its prompts stay read."""
+    flight = opened.ahead.pop() if opened.ahead else None
+    if flight is not None and all(sequence.finished for sequence in flight.batch.sequences):
+        learn(flight.pieces, opened.use.drafter, watch)
+        return None
+    return flight
+
+
 def land(
     flight: Flight, pool: Pool, watch: Watch, commit_point: Callable[[], None]
 ) -> tuple[RoundReport, list[Outcome]]:

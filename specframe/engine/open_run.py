@@ -34,12 +34,6 @@ class Opened:
     ahead: list[Flight] = attrs.Factory(list)
     """The round that was launched and has not landed, if there is one."""
 
-    def take_ahead(self) -> Flight | None:
-        """Take the round that was launched and has not landed, or None where there is none, or all of its rows have ended."""
-        flight = self.ahead.pop() if self.ahead else None
-        ended = flight is None or all(sequence.finished for sequence in flight.batch.sequences)
-        return None if ended else flight
-
 
 def captured_rounds(use: Composition, run: Run, check: Check | None) -> CapturedRounds | None:
     """Return the rounds of a run that are captured whole, or None if none are."""

@@ -63,7 +63,9 @@ class Pool:
         """Sequences that memory suffices for, or None for as many as there are rows."""
         self.guide: Callable[[Request], Guide | None] = lambda request: None
         """Returns the guide of a request that is given a row, or None if it has no constraint."""
-        self.context, self.capacity, self._device = context, capacity, device
+        self.context, self.capacity = context, capacity
+        self.device = torch.device(device)
+        """Where the tokens are."""
         self.samples_alone = True
         """Whether samples of one prompt begin from each other, and requests with equal prompts do not."""
         self.late_forks = True
@@ -75,7 +77,7 @@ class Pool:
         """Allocate the tokens of the rows."""
         self.rows = rows
         """Sequences that may be live at once."""
-        self._held = TokenRows(rows, self.capacity, self._device)
+        self._held = TokenRows(rows, self.capacity, self.device)
         self.latest: Batch | None = None
         """The batch made last."""
         self._under_way: list[Sequence] = []

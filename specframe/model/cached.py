@@ -213,13 +213,15 @@ class CachedModel:
     def _feed_both(self, batch: Batch, block: Block, keep: int, mixed: Batch, chunk: Block) -> Scores:
         """Return the scores of a block, with those of a prefill chunk that is fed in the same forward."""
         of_chunk = self.place(mixed, chunk)  # first: checks of scores follow the places that they saw last
-        both = MixedBatch.of(block, chunk, (self.place(batch, block), of_chunk))
+        room = self._graphs.room(len(mixed), chunk.width) if self._graphs and self._watch.held is None else None
+        both = MixedBatch.of(block, chunk, (self.place(batch, block), of_chunk), room)
         if self._together[:2] != (batch.sequences, mixed.sequences):
             self._together = batch.sequences, mixed.sequences, [*batch.sequences, *mixed.sequences]
         with self._watch.stage("schedule"):
             self.store.arrange(self._together[2])
         self._watch.forward(self.runner.role, *both.block.ids_BT.shape)
-        scores = self._forward(both.block, both.placement, keep, self._hidden)
+        forward = self._forward if room is None or self._captured is None else self._captured
+        scores = forward(both.block, both.placement, keep, self._hidden)
         self._watch.fed(self.runner.role, block.tokens + chunk.tokens, both.padding_free.tokens)
         self.follow(batch)  # it alone is committed
         return both.parted(scores)

@@ -175,13 +175,21 @@ class MixedBatch:
     second: Block
 
     @classmethod
-    def of(cls, first: Block, second: Block, places: tuple[Placement, Placement]) -> MixedBatch:
-        """Return blocks with their places as one; logits are those of the first."""
-        width, rows = max(first.width, second.width), (len(first.ids_BT), len(second.ids_BT))
+    def of(
+        cls, first: Block, second: Block, places: tuple[Placement, Placement], room: int | None = None
+    ) -> MixedBatch:
+        """Return blocks with their places as one; logits are those of the first.
+
+        With ``room`` for the tokens of a row of the second, all blocks of these rows that fit have the same shapes: a captured
+        graph serves them.
+        """
+        chunk = room or second.width
+        width, rows = max(first.width, chunk), (len(first.ids_BT), len(second.ids_BT))
         real_BT = np.zeros((sum(rows), width), dtype=bool)
         real_BT[: rows[0], : first.width], real_BT[rows[0] :, : second.width] = first.real, second.real
-        groups = ((rows[0], first.width), (rows[1], second.width))
-        padding_free = PaddingFree(real_BT, first.ids_BT.device, groups=groups)
+        groups = ((rows[0], first.width), (rows[1], chunk))
+        tokens = None if room is None else rows[0] * first.width + rows[1] * room
+        padding_free = PaddingFree(real_BT, first.ids_BT.device, tokens, groups)
 
         def widened(*both: torch.Tensor) -> torch.Tensor:
             parts = (part.expand(count, -1) for part, count in zip(both, rows, strict=True))
@@ -198,7 +206,7 @@ class MixedBatch:
             widened(*(one.slots_BT for one in places)),
             widened(*(one.index_BT for one in places)),
             torch.cat(key_index_BS),
-            sees_BTT=None if places[0].sees_BTT is None else sees(places[0].sees_BTT, rows, second.width, width),
+            sees_BTT=None if places[0].sees_BTT is None else sees(places[0].sees_BTT, rows, chunk, width),
             written=(lambda: first_written().with_rows(second_written())) if first_written and second_written else None,
         )
         block = PaddingFreeBlock(widened(first.ids_BT, second.ids_BT), padding_free=padding_free)

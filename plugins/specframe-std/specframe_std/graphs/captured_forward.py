@@ -18,6 +18,9 @@ from specframe_std.graphs.graph_cache import GraphCache, Outputs, Record, bucket
 Shape = tuple[int, int, int | None]
 """Rows, tokens of each, and how many are computed of them all, or None for all."""
 
+Groups = tuple[tuple[int, int], ...]
+"""The rows and the width of each batch in a mixed one."""
+
 
 LONGEST = 32
 """Tokens per row up to which a forward is captured by their number. More tokens are prompts', whose numbers hardly repeat, and are
@@ -146,6 +149,7 @@ class CapturedForward:
         if shape is None:
             return self.forward(block, placement, keep, hidden)
         rows, width, tokens = shape
+        groups = mixed_groups(block)
         kept = width if keep == block.width else keep
         if not packed:
             placement = attrs.evolve(placement, in_order=False)
@@ -163,7 +167,7 @@ class CapturedForward:
             return buffers, run
 
         several = len(placement.key_index_BS) > 1
-        key = (rows, width, extent, kept, several, placement.sees_BTT is not None, tokens, hidden, *block.extra)
+        key = (rows, width, extent, kept, several, placement.sees_BTT is not None, tokens, groups, hidden, *block.extra)
         found = self.graphs.take(key, prepare, EAGER if first or block.width > LONGEST else 1)
         if found is None:
             return self.forward(block, placement, keep, hidden)
@@ -174,6 +178,12 @@ class CapturedForward:
 
     def _shape(self, block: Block, placement: Placement, extent: int, first: int) -> Shape | None:
         """Return the rows, the width and the computed tokens of a block's captured graph, or None if it is not captured."""
+        if (
+            isinstance(block, PaddingFreeBlock) and block.padding_free is not None
+        ):  # a mixed batch, in room for its like
+            rows, width = block.ids_BT.shape
+            fits = not first and rows * width <= PLACES and rows * width * extent <= MASKED
+            return (rows, width, block.padding_free.tokens) if fits else None
         rows, width = min(power_of_two(first + len(block.ids_BT)), self._rows), block.width
         if first and (placement.sees_BTT is not None or not self._any_row):
             return None
@@ -200,8 +210,15 @@ class CapturedForward:
         return tokens if self._leaves_out(rows * width, tokens) else None
 
 
+def mixed_groups(block: Block) -> Groups | None:
+    """Return the batches of a mixed one, or None where there is one batch."""
+    return block.padding_free.groups if isinstance(block, PaddingFreeBlock) and block.padding_free else None
+
+
 def in_bucket(block: Block, shape: Shape, first: int) -> PaddingFree | None:
     """Return the places of the tokens of a captured graph of this shape, the block's from a row on, or None if all are computed."""
+    if isinstance(block, PaddingFreeBlock):
+        return block.padding_free
     rows, width, tokens = shape
     if tokens is None:
         return None

@@ -9,9 +9,10 @@ import attrs
 from specframe.contracts.cache import KVStore
 from specframe.contracts.graphs import Forward
 from specframe.contracts.model import ForwardOptions, Model
+from specframe.model.attention.masks import power_of_two
 from specframe.model.twin import settings
 from specframe.value_checks import unwrap_guards
-from specframe_std.graphs.captured_forward import CapturedForward
+from specframe_std.graphs.captured_forward import PROMPTS, CapturedForward
 from specframe_std.graphs.graph_cache import GraphCache, Record, recorder
 
 
@@ -49,6 +50,12 @@ class ModelGraphs:
         self._forward.forward = forward
         self._before = self._new
         return self._forward
+
+    def room(self, rows: int, tokens: int) -> int | None:
+        """Return the tokens that each row of a mixed batch's chunk is given, or None: see
+        :meth:`specframe.contracts.graphs.ModelGraphs.room`."""
+        rounded = power_of_two(tokens)
+        return rounded if rows * rounded <= PROMPTS else None
 
     @property
     def new_shapes(self) -> int:

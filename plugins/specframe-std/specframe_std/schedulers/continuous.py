@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from specframe.contracts.round import Batch, Sequence, SequenceState
+from specframe.devices import kinds
 from specframe.engine.pool import Pool
 from specframe.errors import OptionError, literal
 from specframe.value_checks import number, whole
+from specframe_std.graphs.captured_forward import PROMPTS
 from specframe_std.schedulers.refill import Refill
 
 PLACES = 4096
@@ -19,12 +21,14 @@ class Continuous:
     stay empty for it (:class:`Refill`).
 
     A prompt longer than ``piece`` is read in chunks, a round of the others between two of them, so that nobody waits for long. With
-    ``mixed=on`` all of a prompt but its last token is read in the rounds of the others, a chunk in each.
+    ``mixed=on`` all of a prompt but its last token is read in the rounds of the others, a chunk in each. So it is with
+    ``mixed=auto`` where forwards are captured, in chunks of no more tokens than those of a captured graph: such a forward takes
+    about as long as the round alone, since it reads the same weights.
 
     Options:
         piece: tokens of a prompt read between two rounds, or in one of them, at least 1; there fewer, where rows are many.
-        mixed: "on": prompts are read in the rounds of rows that decode, in the same forward where model and alignment let them; or
-            "off".
+        mixed: "on": prompts are read in the rounds of rows that decode, in the same forward where model and alignment let them;
+            "off"; or "auto": on devices with graphs.
         wait: rounds of the batch that a forward for one prompt costs, apart from the prompt's tokens: the more, the more rows are
             filled at once. 0: each row is filled as soon as it is free.
     """
@@ -32,10 +36,10 @@ class Continuous:
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset({"deferred"})
 
-    def __init__(self, piece: int = 512, mixed: str = "off", wait: float = 0.25) -> None:
-        if mixed not in ("on", "off"):
-            raise OptionError(f"mixed: expected 'on' or 'off', got {literal(mixed)}")
-        self._piece, self._mixed, self._wait = whole("piece", piece, 1), mixed == "on", number("wait", wait, 0)
+    def __init__(self, piece: int = 512, mixed: str = "auto", wait: float = 0.25) -> None:
+        if mixed not in ("auto", "on", "off"):
+            raise OptionError(f"mixed: expected 'auto', 'on' or 'off', got {literal(mixed)}")
+        self._piece, self._mixed, self._wait = whole("piece", piece, 1), mixed, number("wait", wait, 0)
 
     def rows(self, batch_size: int) -> int:
         """One row per place in the batch."""
@@ -47,11 +51,13 @@ class Continuous:
         self._refill.look(len(pool.live))
         decoding = [sequence for sequence in pool.live if sequence.ready]
         passed_over = any(sequence.waited for sequence in decoding)
-        if passed_over and not self._mixed:
+        captured = self._mixed == "auto" and kinds.of(pool.device).recording is not None
+        mixed = captured or self._mixed == "on"
+        if passed_over and not mixed:
             return pool.batch(decoding)
         reading = self._reading(pool) or self._admitted(pool, bool(decoding))
-        if self._mixed and decoding and any(sequence.uncached > 1 for sequence in reading):
-            most = PLACES // (len(decoding) + len(reading))
+        if mixed and decoding and any(sequence.uncached > 1 for sequence in reading):
+            most = PROMPTS // len(reading) if captured else PLACES // (len(decoding) + len(reading))
             return pool.batch(decoding, max(1, min(self._piece, most)), reading)
         if reading and not passed_over:
             return pool.batch(reading, self._piece if decoding else None)
