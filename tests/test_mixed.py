@@ -174,7 +174,7 @@ def test_they_are_captured(options: dict[str, Any], monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_they_are_unasked_for_where_forwards_are_captured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts are read beside rows that decode on a device with graphs alone, and no more of them than a graph computes."""
+    """Prompts are read in the rounds of others on a device with graphs alone, and no more of them than a graph computes."""
     monkeypatch.setattr(continuous, "PROMPTS", 16)
     target, chunks, usual = zoo.build("qwen3"), list[tuple[int, int]](), MixedBatch.of
 
@@ -191,8 +191,8 @@ def test_they_are_unasked_for_where_forwards_are_captured(device: str, monkeypat
     assert {(1, 16), (2, 8)} <= {*chunks} or device == "cpu"
 
 
-def test_drafters_read_what_was_read_beside_rows_that_had_ended() -> None:
-    """A draft that is the target is accepted whole, for prompts too whose chunk was read ahead, beside a row that had ended.
+def test_drafters_read_what_was_read_with_rows_that_had_ended() -> None:
+    """A draft that is the target is accepted whole, for prompts too whose chunk was read ahead, with a row that had ended.
 
     The first row ends a round before the second one. The third is let in as the round ahead is launched, in which neither goes on.
     """

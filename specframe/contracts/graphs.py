@@ -47,8 +47,8 @@ class ModelGraphs(Protocol):
 class StoreGraphs(Protocol):
     """What is captured over one store. The option "graphs" makes it, given whether the store offers "any-row"."""
 
-    def of(self, model: Model, how: ForwardOptions) -> ModelGraphs:
-        """Return what is captured of a model that is fed through the store now."""
+    def of(self, model: Model, how: ForwardOptions) -> ModelGraphs | None:
+        """Return what is captured of a model that is fed through the store now, or None if nothing can be."""
 
     def end(self) -> None:
         """Keep what this run has captured for the next one."""

@@ -32,7 +32,7 @@ class CachedModel:
 
     What strategies may use of it is listed in docs/stability.md; the rest is the engine's.
 
-    Forwards of layers with a state are neither compiled nor captured; ``graphs`` is None where nothing is captured.
+    Forwards of layers with a state are not compiled; ``graphs`` is None where nothing is captured.
 
     Raises:
         ModelError: forwards cannot be run so, or the model has layers that keep a state, and there are no states.
@@ -55,7 +55,7 @@ class CachedModel:
         graphs: ModelGraphs | None = None,
     ) -> None:
         if runner.state_layers:
-            graphs, how = None, attrs.evolve(how, layers="eager")
+            how = attrs.evolve(how, layers="eager")
             if how.states is None:
                 raise ModelError(
                     f"{runner} has layers that keep a state: expected a strategy whose cache run.open_cache() opens without a "

@@ -53,7 +53,7 @@ class OpenStore:
         ``graphs`` is "on", "off", or "auto": where the device has graphs.
         """
         wanted = graphs == "on" or (graphs == "auto" and kinds.of(model.device).recording is not None)
-        if not wanted or self.store.slots is None or model.state_layers:
+        if not wanted or self.store.slots is None:
             return None
         if self.graphs is None:
             self.graphs = registry().entry("option", "graphs").factory("any-row" in self.kv.offers)

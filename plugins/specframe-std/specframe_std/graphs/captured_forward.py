@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import attrs
@@ -13,7 +14,9 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.graphs import Forward
 from specframe.model.attention.masks import power_of_two
 from specframe.model.padding_free import PaddingFree, PaddingFreeBlock
+from specframe_std.graphs.captured_states import CapturedStates, kind_of
 from specframe_std.graphs.graph_cache import GraphCache, Outputs, Record, bucket
+from specframe_std.states.row_states import RowStates
 
 Shape = tuple[int, int, int | None]
 """Rows, tokens of each, and how many are computed of them all, or None for all."""
@@ -57,6 +60,8 @@ class Buffers:
     """Further inputs of the model, (R, T, ...) each."""
     padding_free: PaddingFree | None = None
     """The places of the tokens that are computed, or None if all are."""
+    states: CapturedStates | None = None
+    """The states of layers that keep one, or None if no layer does."""
 
     @classmethod
     def of(
@@ -67,8 +72,9 @@ class Buffers:
         extent: int,
         spare: int,
         padding_free: PaddingFree | None = None,
+        states: CapturedStates | None = None,
     ) -> Buffers:
-        """Return buffers for a forward like this one in a larger bucket of rows and tokens, which take over ``padding_free``."""
+        """Return buffers for a forward like this one in a larger bucket of rows and tokens, which take over the last two."""
         device, (rows, width) = block.ids_BT.device, shape
         keys = len(placement.key_index_BS) if len(placement.key_index_BS) == 1 else rows
         ids_RT, positions_RT, slots_RT, index_RT = torch.zeros(4, rows, width, dtype=torch.long, device=device)
@@ -78,7 +84,7 @@ class Buffers:
             sees_RTT = torch.zeros(rows, width, width, dtype=torch.bool, device=device)
         extra = {name: values.new_zeros(rows, width, *values.shape[2:]) for name, values in block.extra.items()}
         empty = Placement(positions_RT, slots_RT, index_RT, key_index_RS, placement.in_order, sees_RTT, first_row=0)
-        return cls(ids_RT, empty, spare, extra, padding_free)
+        return cls(ids_RT, empty, spare, extra, padding_free, states)
 
     def fill(self, block: Block, given: Placement, padding_free: PaddingFree | None = None, first: int = 0) -> None:
         """Write a forward's inputs from row ``first`` on; other rows, slots beyond and places before theirs are padding."""
@@ -108,6 +114,8 @@ class Buffers:
             row = first if keys > 1 else 0
             mine.key_index_BS.fill_(-1)
             mine.key_index_BS[row : row + keys, :extent].copy_(given.key_index_BS)
+        if self.states is not None:
+            self.states.fill()
 
 
 @attrs.define(eq=False)
@@ -131,6 +139,8 @@ class CapturedForward:
     """(places, tokens) -> whether only the real tokens are computed."""
     _any_row: bool = False
     """Whether the store's forwards may begin before the batch's first row: prompts of any row are captured then."""
+    _states: RowStates | None = None
+    """The states of layers that keep one. Their graphs have as many rows and tokens as a block has: there is no spare state."""
     graphs: GraphCache = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -156,23 +166,31 @@ class CapturedForward:
 
         def prepare() -> tuple[Buffers, Callable[[], Outputs]]:
             padding_free = in_bucket(block, shape, first)
-            buffers = Buffers.of(block, placement, (rows, width), extent, self._slots - 1, padding_free)
+            states = CapturedStates.of(self._states, self._record) if self._states else None
+            buffers = Buffers.of(block, placement, (rows, width), extent, self._slots - 1, padding_free, states)
             buffers.fill(block, placement, padding_free, first)
 
             def run() -> Outputs:
                 whole = PaddingFreeBlock(buffers.ids_RT, extra=buffers.extra, padding_free=buffers.padding_free)
-                scores = self.forward(whole, buffers.placement, kept, hidden)
+                with states.reading() if states else contextlib.nullcontext():
+                    scores = self.forward(whole, buffers.placement, kept, hidden)
                 return scores.logits_BTV, *(scores.hidden[number] for number in hidden)
 
             return buffers, run
 
-        several = len(placement.key_index_BS) > 1
-        key = (rows, width, extent, kept, several, placement.sees_BTT is not None, tokens, groups, hidden, *block.extra)
+        several, tree = len(placement.key_index_BS) > 1, placement.sees_BTT is not None
+        begun = self._states.begun if self._states else None
+        told = None if begun is None else kind_of(begun)
+        key = rows, width, extent, kept, several, tree, tokens, groups, told, hidden, *block.extra
         found = self.graphs.take(key, prepare, EAGER if first or block.width > LONGEST else 1)
         if found is None:
             return self.forward(block, placement, keep, hidden)
         found.buffers.fill(block, placement, in_bucket(block, shape, first), first)
+        if (noted := found.buffers.states) is not None and not noted.settled:
+            noted.settled = bool(found.recording.replay(0))  # the results of the first replay are in no graph's memory
         logits_BTV, *states = (output[first:] for output in found.recording.replay(first + len(block.ids_BT)))
+        if noted is not None:
+            noted.give()
         own = [states_BTD[:, width - block.width :] for states_BTD in states]
         return Scores(logits_BTV[:, kept - keep :], dict(zip(hidden, own, strict=True)), tokens or rows * width)
 
@@ -184,6 +202,9 @@ class CapturedForward:
             rows, width = block.ids_BT.shape
             fits = not first and rows * width <= PLACES and rows * width * extent <= MASKED
             return (rows, width, block.padding_free.tokens) if fits else None
+        if self._states is not None:
+            fits = self._states.begun is not None and block.width <= LONGEST
+            return (len(block.ids_BT), block.width, None) if fits else None
         rows, width = min(power_of_two(first + len(block.ids_BT)), self._rows), block.width
         if first and (placement.sees_BTT is not None or not self._any_row):
             return None

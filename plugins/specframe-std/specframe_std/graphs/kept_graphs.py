@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -14,6 +14,7 @@ from specframe.model.twin import settings
 from specframe.value_checks import unwrap_guards
 from specframe_std.graphs.captured_forward import PROMPTS, CapturedForward
 from specframe_std.graphs.graph_cache import GraphCache, Record, recorder
+from specframe_std.states.row_states import RowStates
 
 
 @attrs.define(eq=False)
@@ -46,7 +47,10 @@ class ModelGraphs:
         pack = self._model.by_lengths(self.how)
         if self._forward is None:
             leaves_out = self._model.leaves_out_padding
-            self._forward = CapturedForward(forward, store.rows, slots, self._record, pack, leaves_out, self._any_row)
+            states = cast(RowStates | None, self.how.states)
+            self._forward = CapturedForward(
+                forward, store.rows, slots, self._record, pack, leaves_out, self._any_row, states
+            )
         self._forward.forward = forward
         self._before = self._new
         return self._forward
@@ -76,8 +80,13 @@ class StoreGraphs:
     _now: list[ModelGraphs] = attrs.field(factory=list, init=False)
     _before: list[ModelGraphs] = attrs.field(factory=list, init=False)
 
-    def of(self, model: Model, how: ForwardOptions) -> ModelGraphs:
-        """Return the captured graphs of a model that is fed through the store now: those of the run before if it had the same."""
+    def of(self, model: Model, how: ForwardOptions) -> ModelGraphs | None:
+        """Return the captured graphs of a model that is fed through the store now: those of the run before if it had the same.
+
+        None where layers keep states that are not rows' own, but shared ones or another model's.
+        """
+        if model.state_layers and type(how.states) is not RowStates:
+            return None
         found = next((one for one in self._before if one.suits(model, how)), None)
         if found is None:
             found = ModelGraphs(model, how, recorder(model.device), self._any_row)

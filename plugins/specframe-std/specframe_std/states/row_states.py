@@ -9,8 +9,9 @@ Tensor names carry their shape: B rows of the batch, R all rows, T tokens of a b
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import attrs
 import numpy as np
@@ -57,6 +58,8 @@ class Fed:
     """What each layer's state takes in of them."""
     after: dict[int, After] = attrs.Factory(dict)
     """Each layer's states after the last of them, or what computes them; the next forward takes them over."""
+    commit: Callable[[torch.Tensor, torch.Tensor | None], bool] | None = None
+    """Takes in some of them by a captured graph, and returns whether it could, or None where the forward was none."""
 
     def states_after(self, layer: int) -> Parts:
         """Return a layer's states after the last of them, which are computed once."""
@@ -85,6 +88,8 @@ class RowStates:
         self._most, self._uncommitted = -1, 0
         self._prompts: tuple[list[int], torch.Tensor] = [], torch.zeros(0)
         self._rows, self._first, self._end = slice(0, 0), np.zeros(0), np.zeros(0)
+        self.fixed = False
+        """Whether rows' states stay where they are in memory, as captured graphs read and write them there."""
 
     def _furnish(self, rows: int) -> None:
         """Allocate the states of ``rows`` rows."""
@@ -192,6 +197,27 @@ class RowStates:
         note = functools.partial(self._note, fed, layer, before)
         return LayerState(before, fed.index_BT >= 0, fed.parents_BT, fed.sees_BTT, fed.prompt_BT, note, fed.apart)
 
+    @property
+    def begun(self) -> Fed | None:
+        """The forward that has begun, or None where none can be captured like it: it goes on from another, or reads a prompt."""
+        fed = self._fed[-1]
+        return None if len(self._fed) > 1 or fed.whole or fed.apart or self._rows.start else fed
+
+    @contextlib.contextmanager
+    def reading(self, fed: Fed) -> Iterator[None]:
+        """Have layers read other tokens in place of the forward's inside the block."""
+        own, self._fed[-1] = self._fed[-1], fed
+        try:
+            yield
+        finally:
+            self._fed[-1] = own
+
+    def noted(self, fed: Fed, commit: Callable[[torch.Tensor, torch.Tensor | None], bool]) -> None:
+        """Have the forward that has begun be one whose layers have noted what those of another did, which ``commit`` takes in."""
+        self._fed[-1] = attrs.evolve(
+            self._fed[-1], asked=[*fed.asked], inputs={**fed.inputs}, after={**fed.after}, commit=commit
+        )
+
     def _go_on(self, fed: Fed, layer: int) -> Parts:
         """Return a layer's states after a forward, for the one after it, and let go of them: a chain of forwards keeps one."""
         self._require_noted(fed, layer)
@@ -235,7 +261,7 @@ class RowStates:
                 self._require_noted(fed, number, taken_over=fed is not self._fed[-1])
         self._measure()
         if isinstance(kept.beyond, torch.Tensor):
-            self._take_in(kept.device(batch), kept.path_BT)
+            self._advance(kept.device(batch), kept.path_BT)
             self._count[self._rows] = UNKNOWN
         else:
             self._commit_to(batch, kept)
@@ -250,10 +276,11 @@ class RowStates:
                 f"row {row} is to keep {accepted[row]} tokens, and its state holds {self._first[row]} already: expected at least "
                 "as many, since a state forgets nothing"
             )
-        if self._fed[-1].parents_BT is None and (accepted >= self._end).all():
+        captured = self._fed[0].commit is not None
+        if not captured and self._fed[-1].parents_BT is None and (accepted >= self._end).all():
             self._hold({number: self._fed[-1].states_after(number) for number in self._fed[-1].after})
         elif (accepted > self._first).any():
-            self._take_in(kept.device(batch), kept.path_BT)
+            self._advance(kept.device(batch), kept.path_BT)
         self._count[self._rows] = np.minimum(accepted, self._end)
 
     def _hold(self, after: Mapping[int, Parts]) -> None:
@@ -263,26 +290,33 @@ class RowStates:
 
     def _held_by(self, held: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         """Return what holds the states of all rows: those that were computed, where they are of all, are held themselves."""
-        if (part.shape, part.dtype) == (held.shape, held.dtype) and part.is_contiguous() and not part.storage_offset():
+        alike = (part.shape, part.dtype) == (held.shape, held.dtype) and part.is_contiguous()
+        if alike and not part.storage_offset() and not self.fixed:
             return part
         held[self._rows].copy_(part)
         return held
 
-    def _take_in(self, kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> None:
-        """Advance all states by the tokens whose index is below ``kept_B``, along a path if the last block was a tree."""
+    def _advance(self, kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> None:
+        """Take in the tokens whose index is below ``kept_B``, along a path if the last block was a tree."""
         if any(fed.whole for fed in self._fed):
             raise ContractError("a prefill chunk was fed, and a part of it is to be kept: expected all of its tokens")
-        places_BP, index_BP = self._chain(path_BT)
+        captured = self._fed[0].commit if len(self._fed) == 1 else None
+        if captured is None or not captured(kept_B, path_BT):
+            self.take_in(self._fed, kept_B, path_BT)
+
+    def take_in(self, several: list[Fed], kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> torch.Tensor:
+        """Advance all states by the same tokens of these forwards; return how many each row takes in, (B,)."""
+        places_BP, index_BP = chain(several, path_BT)
         counts_B = ((index_BP >= 0) & (index_BP < kept_B[:, None])).sum(1)
-        if self._fed[0].padded:
+        if several[0].padded:
             padding_B1 = (index_BP < 0).sum(1, keepdim=True)
             shifted_BP = torch.arange(index_BP.shape[1], device=index_BP.device) + padding_B1
             places_BP = places_BP.gather(1, shifted_BP.clamp(max=index_BP.shape[1] - 1))
-        in_place = not self._fed[0].padded and self._fed[0].parents_BT is None
-        for number in self._fed[0].inputs:  # a model that shares the states has the first layers only
-            inputs = self._fed[0].inputs[number]
-            if len(self._fed) > 1:
-                given = [fed.inputs[number] for fed in self._fed]
+        in_place = not several[0].padded and several[0].parents_BT is None
+        for number in several[0].inputs:  # a model that shares the states has the first layers only
+            inputs = several[0].inputs[number]
+            if len(several) > 1:
+                given = [fed.inputs[number] for fed in several]
                 if len({len(one) for one in given}) > 1:
                     raise ContractError(
                         f"{self._layers[number]}: expected commit() after a block as long as the one that was fed"
@@ -293,18 +327,7 @@ class RowStates:
                 inputs = tuple(part[rows_B1.to(part.device), places_BP.to(part.device)] for part in inputs)
             now = self._now(number)
             self._hold({number: self._layers[number].advance(now, inputs, counts_B.to(now[0].device))})
-
-    def _chain(self, path_BT: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places and the indices of the tokens that may be accepted, one after the other, (B, P) each."""
-        fed = self._fed[0]
-        rows, device = len(fed.index_BT), fed.index_BT.device
-        if fed.parents_BT is None:
-            index_BP = torch.cat([one.index_BT for one in self._fed], dim=1)
-            return torch.arange(index_BP.shape[1], device=device).expand(rows, -1), index_BP
-        places_BP = torch.arange(fed.own, device=device).expand(rows, -1)
-        if path_BT is not None:
-            places_BP = torch.cat([places_BP, path_BT + fed.own], dim=1)
-        return places_BP, fed.index_BT[:, :1] + torch.arange(places_BP.shape[1], device=device)
+        return counts_B
 
     def _require_noted(self, fed: Fed, number: int, taken_over: bool = False) -> None:
         """Raise unless a layer has noted what the rest needs; ``taken_over``: the states after the block are gone."""
@@ -336,3 +359,16 @@ class RowStates:
                 for part in parts
             ]
             self._most, self._uncommitted = tokens, max(self._uncommitted, sum(part.nbytes for part in kept))
+
+
+def chain(several: list[Fed], path_BT: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places and the indices of the tokens that may be accepted, one after the other, (B, P) each."""
+    fed = several[0]
+    rows, device = len(fed.index_BT), fed.index_BT.device
+    if fed.parents_BT is None:
+        index_BP = torch.cat([one.index_BT for one in several], dim=1)
+        return torch.arange(index_BP.shape[1], device=device).expand(rows, -1), index_BP
+    places_BP = torch.arange(fed.own, device=device).expand(rows, -1)
+    if path_BT is not None:
+        places_BP = torch.cat([places_BP, path_BT + fed.own], dim=1)
+    return places_BP, fed.index_BT[:, :1] + torch.arange(places_BP.shape[1], device=device)

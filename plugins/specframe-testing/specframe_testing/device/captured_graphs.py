@@ -23,6 +23,9 @@ from specframe_testing.device.device_operators import Rules
 
 Outputs = tuple[torch.Tensor, ...]
 
+OVERLAPPING = 1
+"""The answer of torch for a tensor whose elements share memory, as an expanded one's do."""
+
 
 @attrs.frozen
 class CapturedStep:
@@ -49,8 +52,8 @@ class Written:
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def keep(self, block: MemoryBlock, values: torch.Tensor) -> None:
-        """Note values that are about to be written to."""
-        if block.number < self._first:
+        """Note values that may be about to be written to: not those that an operator reads, and that share memory."""
+        if block.number < self._first and torch._debug_has_internal_overlap(values) != OVERLAPPING:
             self._before.append((values, values.clone()))
 
     @contextmanager
