@@ -186,11 +186,9 @@ class CapturedForward:
         if found is None:
             return self.forward(block, placement, keep, hidden)
         found.buffers.fill(block, placement, in_bucket(block, shape, first), first)
-        if (noted := found.buffers.states) is not None and not noted.settled:
-            noted.settled = bool(found.recording.replay(0))  # the results of the first replay are in no graph's memory
         logits_BTV, *states = (output[first:] for output in found.recording.replay(first + len(block.ids_BT)))
-        if noted is not None:
-            noted.give()
+        if found.buffers.states is not None:
+            found.buffers.states.give()
         own = [states_BTD[:, width - block.width :] for states_BTD in states]
         return Scores(logits_BTV[:, kept - keep :], dict(zip(hidden, own, strict=True)), tokens or rows * width)
 

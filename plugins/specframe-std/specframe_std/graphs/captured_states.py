@@ -1,4 +1,4 @@
-"""The states of layers in a captured forward: what layers note of its tokens stays in the graph's memory, and a graph takes it in.
+"""The states of layers in a captured forward, which leaves what they take in of its tokens where another graph takes it in.
 
 Tensor names carry their shape: B rows, T tokens fed per row.
 """
@@ -22,7 +22,7 @@ TENSORS = ("index_BT", "parents_BT", "sees_BTT", "prompt_BT")
 def kind_of(fed: Fed) -> Hashable:
     """Return what a captured forward depends on of its tokens, beside numbers."""
     shapes = [None if (one := getattr(fed, name)) is None else tuple(one.shape) for name in TENSORS]
-    return fed.own, fed.padded, *shapes
+    return fed.own, *shapes
 
 
 def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -38,8 +38,6 @@ class CapturedStates:
     _fed: Fed
     """The tokens, in memory that does not move, and what layers noted when the forward was called last."""
     _commits: GraphCache
-    settled: bool = False
-    """Whether what was noted is in the graph's memory: the results of a graph's first replay are somewhere else."""
 
     @classmethod
     def of(cls, states: RowStates, record: Record) -> CapturedStates:
@@ -62,6 +60,7 @@ class CapturedStates:
         self._fed = attrs.evolve(self._fed, asked=[], inputs={}, after={})
         with self._states.reading(self._fed):
             yield
+            self._states.keep(self._fed)
 
     def give(self) -> None:
         """Have the forward that has begun be the one whose layers have noted this."""

@@ -90,6 +90,8 @@ class RowStates:
         self._rows, self._first, self._end = slice(0, 0), np.zeros(0), np.zeros(0)
         self.fixed = False
         """Whether rows' states stay where they are in memory, as captured graphs read and write them there."""
+        self._inputs: dict[tuple[int, int], torch.Tensor] = {}
+        """Memory for what a layer's state takes in, by the layer and the number of the tensor, which all graphs share."""
 
     def _furnish(self, rows: int) -> None:
         """Allocate the states of ``rows`` rows."""
@@ -199,9 +201,9 @@ class RowStates:
 
     @property
     def begun(self) -> Fed | None:
-        """The forward that has begun, or None where none can be captured like it: it goes on from another, or reads a prompt."""
+        """The forward that has begun, or None where none is captured like it: it goes on from another, has padding, or a prompt."""
         fed = self._fed[-1]
-        return None if len(self._fed) > 1 or fed.whole or fed.apart or self._rows.start else fed
+        return None if len(self._fed) > 1 or fed.whole or fed.padded or self._rows.start else fed
 
     @contextlib.contextmanager
     def reading(self, fed: Fed) -> Iterator[None]:
@@ -211,6 +213,25 @@ class RowStates:
             yield
         finally:
             self._fed[-1] = own
+
+    def keep(self, fed: Fed) -> None:
+        """Move what layers have noted to memory that outlives the forward, and does not move; there is no padding among it."""
+        for number, inputs in fed.inputs.items():
+            fed.inputs[number] = kept = tuple(self._kept(number, place, part) for place, part in enumerate(inputs))
+            if number in fed.after:
+                fed.after[number] = functools.partial(self._after_all, number, kept)
+
+    def _kept(self, number: int, place: int, part: torch.Tensor) -> torch.Tensor:
+        """Return a tensor in memory that is as large as was asked for so far."""
+        room = self._inputs.get((number, place))
+        if room is None or room.numel() < part.numel() or room.dtype != part.dtype:
+            room = self._inputs[number, place] = part.new_empty(part.numel())
+        return room[: part.numel()].view(part.shape).copy_(part)
+
+    def _after_all(self, number: int, inputs: Inputs) -> Parts:
+        """Return a layer's states after it has taken in all tokens of the batch."""
+        now, (rows, width) = self._now(number), inputs[0].shape[:2]
+        return self._layers[number].advance(now, inputs, inputs[0].new_full((rows,), width, dtype=torch.long))
 
     def noted(self, fed: Fed, commit: Callable[[torch.Tensor, torch.Tensor | None], bool]) -> None:
         """Have the forward that has begun be one whose layers have noted what those of another did, which ``commit`` takes in."""
