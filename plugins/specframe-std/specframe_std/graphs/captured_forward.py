@@ -14,9 +14,8 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.graphs import Forward
 from specframe.model.attention.masks import power_of_two
 from specframe.model.padding_free import PaddingFree, PaddingFreeBlock
-from specframe_std.graphs.captured_states import CapturedStates, kind_of
+from specframe_std.graphs.captured_states import CapturedStates, StatesGraphs
 from specframe_std.graphs.graph_cache import GraphCache, Outputs, Record, bucket
-from specframe_std.states.row_states import RowStates
 
 Shape = tuple[int, int, int | None]
 """Rows, tokens of each, and how many are computed of them all, or None for all."""
@@ -139,7 +138,7 @@ class CapturedForward:
     """(places, tokens) -> whether only the real tokens are computed."""
     _any_row: bool = False
     """Whether the store's forwards may begin before the batch's first row: prompts of any row are captured then."""
-    _states: RowStates | None = None
+    _states: StatesGraphs | None = None
     """The states of layers that keep one. Their graphs have as many rows and tokens as a block has: there is no spare state."""
     graphs: GraphCache = attrs.field(init=False)
 
@@ -166,7 +165,7 @@ class CapturedForward:
 
         def prepare() -> tuple[Buffers, Callable[[], Outputs]]:
             padding_free = in_bucket(block, shape, first)
-            states = CapturedStates.of(self._states, self._record) if self._states else None
+            states = self._states.begun() if self._states else None
             buffers = Buffers.of(block, placement, (rows, width), extent, self._slots - 1, padding_free, states)
             buffers.fill(block, placement, padding_free, first)
 
@@ -179,8 +178,7 @@ class CapturedForward:
             return buffers, run
 
         several, tree = len(placement.key_index_BS) > 1, placement.sees_BTT is not None
-        begun = self._states.begun if self._states else None
-        told = None if begun is None else kind_of(begun)
+        told = self._states.kind() if self._states else None
         key = rows, width, extent, kept, several, tree, tokens, groups, told, hidden, *block.extra
         found = self.graphs.take(key, prepare, EAGER if first or block.width > LONGEST else 1)
         if found is None:
@@ -201,7 +199,7 @@ class CapturedForward:
             fits = not first and rows * width <= PLACES and rows * width * extent <= MASKED
             return (rows, width, block.padding_free.tokens) if fits else None
         if self._states is not None:
-            fits = self._states.begun is not None and block.width <= LONGEST
+            fits = self._states.kind() is not None and block.width <= LONGEST
             return (len(block.ids_BT), block.width, None) if fits else None
         rows, width = min(power_of_two(first + len(block.ids_BT)), self._rows), block.width
         if first and (placement.sees_BTT is not None or not self._any_row):

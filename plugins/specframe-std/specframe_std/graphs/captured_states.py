@@ -1,4 +1,7 @@
-"""The states of layers in a captured forward, which leaves what they take in of its tokens where another graph takes it in.
+"""The states of layers in captured forwards, which leave what they take in of their tokens where another graph takes it in.
+
+A draft model's forwards go on from each other until all are committed together. What a state takes in, and the states that a
+forward begins with that goes on from another, are in memory that is outside of graphs, and does not move.
 
 Tensor names carry their shape: B rows, T tokens fed per row.
 """
@@ -6,12 +9,14 @@ Tensor names carry their shape: B rows, T tokens fed per row.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import attrs
 import torch
 
+from specframe.contracts.states import Parts
 from specframe_std.graphs.graph_cache import GraphCache, Outputs, Record
 from specframe_std.states.row_states import Fed, RowStates
 
@@ -19,61 +24,59 @@ TENSORS = ("index_BT", "parents_BT", "sees_BTT", "prompt_BT")
 """What layers read of the tokens of a forward."""
 
 
-def kind_of(fed: Fed) -> Hashable:
-    """Return what a captured forward depends on of its tokens, beside numbers."""
-    shapes = [None if (one := getattr(fed, name)) is None else tuple(one.shape) for name in TENSORS]
-    return fed.own, *shapes
-
-
 def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """Return a copy of a tensor, or None for None."""
     return None if tensor is None else tensor.clone()
 
 
-@attrs.define(eq=False)
-class CapturedStates:
-    """The states of the forwards that one captured graph serves."""
+class StatesGraphs:
+    """What graphs have of the states of one store.
 
-    _states: RowStates
-    _fed: Fed
-    """The tokens, in memory that does not move, and what layers noted when the forward was called last."""
-    _commits: GraphCache
+    Args:
+        states: the states, which stay where they are in memory from now on.
+        record: captures a function.
+    """
 
-    @classmethod
-    def of(cls, states: RowStates, record: Record) -> CapturedStates:
-        """Return them for forwards like the one that has begun; from now on rows' states stay where they are."""
-        fed = states.begun
+    def __init__(self, states: RowStates, record: Record) -> None:
+        self.states, self._commits = states, GraphCache(record, "commits of states")
+        self._room: dict[Hashable, torch.Tensor] = {}
+        """Memory that graphs share, as large as was asked for so far."""
+        states.fixed, states.commit_captured = True, self.commit
+
+    def kind(self) -> Hashable | None:
+        """Return what a captured forward like the one that has begun depends on beside numbers, or None if none is captured."""
+        if (fed := self.states.begun) is None:
+            return None
+        before = self.states.gone_on_from
+        shapes = [None if (one := getattr(fed, name)) is None else tuple(one.shape) for name in TENSORS]
+        return fed.own, before.captured if before else None, *shapes
+
+    def begun(self) -> CapturedStates:
+        """Return the states of forwards like the one that has begun."""
+        fed, before = self.states.begun, self.states.gone_on_from
         assert fed is not None, "a forward that cannot be captured is not"
-        states.fixed = True
         copies: dict[str, Any] = {name: copied(getattr(fed, name)) for name in TENSORS}
-        return cls(states, attrs.evolve(fed, **copies), GraphCache(record, "commits of states"))
+        return CapturedStates(self, attrs.evolve(fed, **copies), before.captured if before else None)
 
-    def fill(self) -> None:
-        """Take over the tokens of the forward that has begun."""
-        for name in TENSORS:
-            if (mine := getattr(self._fed, name)) is not None:
-                mine.copy_(getattr(self._states.begun, name))
+    def kept(self, key: Hashable, parts: Parts) -> Parts:
+        """Return copies of tensors in memory of their own, that of this key."""
+        return tuple(self._kept((key, place), part) for place, part in enumerate(parts))
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Have layers read these tokens inside the block, and note here what states take in of them."""
-        self._fed = attrs.evolve(self._fed, asked=[], inputs={}, after={})
-        with self._states.reading(self._fed):
-            yield
-            self._states.keep(self._fed)
+    def _kept(self, key: Hashable, part: torch.Tensor) -> torch.Tensor:
+        room = self._room.get(key)
+        if room is None or room.numel() < part.numel() or room.dtype != part.dtype:
+            room = self._room[key] = part.new_empty(part.numel())
+        return room[: part.numel()].view(part.shape).copy_(part)
 
-    def give(self) -> None:
-        """Have the forward that has begun be the one whose layers have noted this."""
-        self._states.noted(self._fed, self.commit)
-
-    def commit(self, kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> bool:
-        """Take in the tokens whose index is below ``kept_B``, along a path if they are a tree's; return whether a graph could."""
+    def commit(self, several: list[CapturedStates], kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> bool:
+        """Take in the tokens of forwards that went on from each other, those whose index is below ``kept_B``, along a path if they
+        are a tree's; return whether a graph could."""
 
         def prepare() -> tuple[tuple[torch.Tensor, torch.Tensor | None], Callable[[], Outputs]]:
             buffers = kept_B.clone(), copied(path_BT)
-            return buffers, lambda: (self._states.take_in([self._fed], *buffers),)
+            return buffers, lambda: (self.states.take_in([one.fed for one in several], *buffers),)
 
-        key = (None if path_BT is None else path_BT.shape[1],)
+        key = (None if path_BT is None else path_BT.shape[1], *several)
         if (found := self._commits.take(key, prepare, eager=0)) is None:
             return False
         for buffer, given in zip(found.buffers, (kept_B, path_BT), strict=True):
@@ -81,3 +84,54 @@ class CapturedStates:
                 buffer.copy_(given)
         found.recording.replay(0)
         return True
+
+
+@attrs.define(eq=False)
+class CapturedStates:
+    """The states of the forwards that one captured graph serves."""
+
+    _graphs: StatesGraphs
+    fed: Fed
+    """The tokens, in memory that does not move, and what layers noted when the forward was called last."""
+    _before: CapturedStates | None
+    """Those of the graph whose forward it goes on from, or None if it begins with rows' states."""
+    _ahead: dict[int, Parts] = attrs.Factory(dict)
+    """The states that it begins with, by layer, if not with rows' own."""
+
+    @property
+    def _place(self) -> int:
+        """The number of forwards before it since rows were committed."""
+        return 0 if self._before is None else self._before._place + 1
+
+    def fill(self) -> None:
+        """Take over the tokens of the forward that has begun."""
+        for name in TENSORS:
+            if (mine := getattr(self.fed, name)) is not None:
+                mine.copy_(getattr(self._graphs.states.begun, name))
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Have layers read these tokens inside the block, and note here what states take in of them."""
+        before = None if self._before is None else functools.partial(self._go_on, self._before)
+        self.fed = attrs.evolve(self.fed, asked=[], inputs={}, after={}, before=before)
+        with self._graphs.states.reading(self.fed):
+            yield
+        for number, inputs in self.fed.inputs.items():
+            self.fed.inputs[number] = self._graphs.kept(("inputs", self._place, number), inputs)
+            if number in self.fed.after:
+                self.fed.after[number] = functools.partial(self._after, number)
+
+    def _go_on(self, before: CapturedStates, number: int) -> Parts:
+        """Return the states that a layer begins with, after the forward before."""
+        self._ahead[number] = self._graphs.kept(("ahead", number), before._after(number))
+        return self._ahead[number]
+
+    def _after(self, number: int) -> Parts:
+        """Return a layer's states after all tokens."""
+        states = self._graphs.states
+        begins = states.now(number) if self._before is None else self._ahead[number]
+        return states.advanced(number, begins, self.fed.inputs[number])
+
+    def give(self) -> None:
+        """Have the forward that has begun be the one whose layers have noted this."""
+        self._graphs.states.noted(self.fed, self)

@@ -13,6 +13,7 @@ from specframe.model.attention.masks import power_of_two
 from specframe.model.twin import settings
 from specframe.value_checks import unwrap_guards
 from specframe_std.graphs.captured_forward import PROMPTS, CapturedForward
+from specframe_std.graphs.captured_states import StatesGraphs
 from specframe_std.graphs.graph_cache import GraphCache, Record, recorder
 from specframe_std.states.row_states import RowStates
 
@@ -47,7 +48,7 @@ class ModelGraphs:
         pack = self._model.by_lengths(self.how)
         if self._forward is None:
             leaves_out = self._model.leaves_out_padding
-            states = cast(RowStates | None, self.how.states)
+            states = None if self.how.states is None else StatesGraphs(cast(RowStates, self.how.states), self._record)
             self._forward = CapturedForward(
                 forward, store.rows, slots, self._record, pack, leaves_out, self._any_row, states
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import attrs
 import numpy as np
@@ -58,8 +59,10 @@ class Fed:
     """What each layer's state takes in of them."""
     after: dict[int, After] = attrs.Factory(dict)
     """Each layer's states after the last of them, or what computes them; the next forward takes them over."""
-    commit: Callable[[torch.Tensor, torch.Tensor | None], bool] | None = None
-    """Takes in some of them by a captured graph, and returns whether it could, or None where the forward was none."""
+    before: Callable[[int], Parts] | None = None
+    """Returns a layer's states before them, or None for those that the rows have, or had after the forward before."""
+    captured: Any = None
+    """What has captured the forward, or None."""
 
     def states_after(self, layer: int) -> Parts:
         """Return a layer's states after the last of them, which are computed once."""
@@ -90,8 +93,8 @@ class RowStates:
         self._rows, self._first, self._end = slice(0, 0), np.zeros(0), np.zeros(0)
         self.fixed = False
         """Whether rows' states stay where they are in memory, as captured graphs read and write them there."""
-        self._inputs: dict[tuple[int, int], torch.Tensor] = {}
-        """Memory for what a layer's state takes in, by the layer and the number of the tensor, which all graphs share."""
+        self.commit_captured: Callable[[list[Any], torch.Tensor, torch.Tensor | None], bool] = lambda *_: False
+        """Takes in tokens of captured forwards by a graph, and returns whether it could."""
 
     def _furnish(self, rows: int) -> None:
         """Allocate the states of ``rows`` rows."""
@@ -193,7 +196,10 @@ class RowStates:
     def state(self, layer: int) -> LayerState:
         """Return the states of a layer for the forward that has begun."""
         fed = self._fed[-1]
-        before = self._now(layer) if len(self._fed) == 1 else self._go_on(self._fed[-2], layer)
+        if fed.before is not None:
+            before = fed.before(layer)
+        else:
+            before = self.now(layer) if len(self._fed) == 1 else self._go_on(self._fed[-2], layer)
         fed.asked.append(layer)
 
         note = functools.partial(self._note, fed, layer, before)
@@ -201,9 +207,16 @@ class RowStates:
 
     @property
     def begun(self) -> Fed | None:
-        """The forward that has begun, or None where none is captured like it: it goes on from another, has padding, or a prompt."""
-        fed = self._fed[-1]
-        return None if len(self._fed) > 1 or fed.whole or fed.padded or self._rows.start else fed
+        """The forward that has begun, or None where none is captured like it: it has padding or a prompt, or goes on from one that
+        was not captured."""
+        fed, before = self._fed[-1], self.gone_on_from
+        alone = len(self._fed) == 1 or (before is not None and before.captured is not None)
+        return fed if alone and not (fed.whole or fed.padded or self._rows.start) else None
+
+    @property
+    def gone_on_from(self) -> Fed | None:
+        """The forward that the one which has begun goes on from, or None if rows' states are what it begins with."""
+        return self._fed[-2] if len(self._fed) > 1 else None
 
     @contextlib.contextmanager
     def reading(self, fed: Fed) -> Iterator[None]:
@@ -214,30 +227,16 @@ class RowStates:
         finally:
             self._fed[-1] = own
 
-    def keep(self, fed: Fed) -> None:
-        """Move what layers have noted to memory that outlives the forward, and does not move; there is no padding among it."""
-        for number, inputs in fed.inputs.items():
-            fed.inputs[number] = kept = tuple(self._kept(number, place, part) for place, part in enumerate(inputs))
-            if number in fed.after:
-                fed.after[number] = functools.partial(self._after_all, number, kept)
-
-    def _kept(self, number: int, place: int, part: torch.Tensor) -> torch.Tensor:
-        """Return a tensor in memory that is as large as was asked for so far."""
-        room = self._inputs.get((number, place))
-        if room is None or room.numel() < part.numel() or room.dtype != part.dtype:
-            room = self._inputs[number, place] = part.new_empty(part.numel())
-        return room[: part.numel()].view(part.shape).copy_(part)
-
-    def _after_all(self, number: int, inputs: Inputs) -> Parts:
-        """Return a layer's states after it has taken in all tokens of the batch."""
-        now, (rows, width) = self._now(number), inputs[0].shape[:2]
-        return self._layers[number].advance(now, inputs, inputs[0].new_full((rows,), width, dtype=torch.long))
-
-    def noted(self, fed: Fed, commit: Callable[[torch.Tensor, torch.Tensor | None], bool]) -> None:
-        """Have the forward that has begun be one whose layers have noted what those of another did, which ``commit`` takes in."""
+    def noted(self, fed: Fed, captured: object) -> None:
+        """Have the forward that has begun be one whose layers have noted what those of another did, which a graph has captured."""
         self._fed[-1] = attrs.evolve(
-            self._fed[-1], asked=[*fed.asked], inputs={**fed.inputs}, after={**fed.after}, commit=commit
+            self._fed[-1], asked=[*fed.asked], inputs={**fed.inputs}, after={**fed.after}, captured=captured
         )
+
+    def advanced(self, number: int, before: Parts, inputs: Inputs) -> Parts:
+        """Return a layer's states after all tokens of a block without padding."""
+        rows, width = inputs[0].shape[:2]
+        return self._layers[number].advance(before, inputs, inputs[0].new_full((rows,), width, dtype=torch.long))
 
     def _go_on(self, fed: Fed, layer: int) -> Parts:
         """Return a layer's states after a forward, for the one after it, and let go of them: a chain of forwards keeps one."""
@@ -256,7 +255,7 @@ class RowStates:
         if fed.whole:
             fed.states_after(layer)  # what computes them holds the tokens of the whole chunk
 
-    def _now(self, layer: int) -> Parts:
+    def now(self, layer: int) -> Parts:
         """Return a layer's states of the batch, as views."""
         return tuple(part[self._rows] for part in self._held[layer])
 
@@ -297,8 +296,8 @@ class RowStates:
                 f"row {row} is to keep {accepted[row]} tokens, and its state holds {self._first[row]} already: expected at least "
                 "as many, since a state forgets nothing"
             )
-        captured = self._fed[0].commit is not None
-        if not captured and self._fed[-1].parents_BT is None and (accepted >= self._end).all():
+        captured = [fed.captured for fed in self._fed]
+        if None in captured and self._fed[-1].parents_BT is None and (accepted >= self._end).all():
             self._hold({number: self._fed[-1].states_after(number) for number in self._fed[-1].after})
         elif (accepted > self._first).any():
             self._advance(kept.device(batch), kept.path_BT)
@@ -321,8 +320,8 @@ class RowStates:
         """Take in the tokens whose index is below ``kept_B``, along a path if the last block was a tree."""
         if any(fed.whole for fed in self._fed):
             raise ContractError("a prefill chunk was fed, and a part of it is to be kept: expected all of its tokens")
-        captured = self._fed[0].commit if len(self._fed) == 1 else None
-        if captured is None or not captured(kept_B, path_BT):
+        captured = [fed.captured for fed in self._fed]
+        if None in captured or not self.commit_captured(captured, kept_B, path_BT):
             self.take_in(self._fed, kept_B, path_BT)
 
     def take_in(self, several: list[Fed], kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> torch.Tensor:
@@ -346,7 +345,7 @@ class RowStates:
             if not in_place:
                 rows_B1 = torch.arange(len(places_BP), device=places_BP.device)[:, None]
                 inputs = tuple(part[rows_B1.to(part.device), places_BP.to(part.device)] for part in inputs)
-            now = self._now(number)
+            now = self.now(number)
             self._hold({number: self._layers[number].advance(now, inputs, counts_B.to(now[0].device))})
         return counts_B
 
@@ -376,7 +375,7 @@ class RowStates:
             kept = [
                 part
                 for fed in self._fed
-                for parts in (*fed.inputs.values(), *map(self._now, fed.after))
+                for parts in (*fed.inputs.values(), *map(self.now, fed.after))
                 for part in parts
             ]
             self._most, self._uncommitted = tokens, max(self._uncommitted, sum(part.nbytes for part in kept))
