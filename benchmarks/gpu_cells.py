@@ -26,11 +26,13 @@ from equivalence import one
 from exactness import Judge
 from graph_times import Graph, graphs, nodes, profiled, recorded
 from grow import PAIRS, load_pair, shape
+from hybrid import hybrid as random_hybrid
 from measure import healthy
 from random_heads import KINDS, save
 from roofline import copy_bandwidth, read_bandwidth, weight_bytes
 from rounds import Rounds, measured
 from specframe_std.graphs import captured_rounds
+from transformers import PreTrainedModel
 
 from specframe import Pipeline
 from specframe.devices import kinds
@@ -141,6 +143,30 @@ class GpuCells:
         usual, (_, spent, _) = max(line["rounds"].items(), key=lambda item: item[1][0])
         told = {name: line[name] for name in ("tokens_per_second", "acceptance_rate")}
         return [{"way": layers, "batch": batch, "scheme": scheme, **told, "usual": usual, "round_ms": spent}]
+
+    def hybrid(self, graphs: str, batch: int, length: int) -> list[Row]:
+        """Time rounds of a pair most of whose layers keep a state, with and without captured graphs."""
+        target, draft = self._hybrids
+        spent = list[float]()
+        drafting = {"drafter": draft, "draft_length": length, "accept": SYNTHETIC} if length else {"drafter": None}
+        pipe = Pipeline(target, batch_size=batch, graphs=graphs, generation_config=None, **drafting)
+        prompts = [[*range(3, 60)]] * batch
+        with contextlib.closing(pipe.stream(prompts, 6 * (WARM + self._timed + 4))) as chunks:
+            for number in range(WARM + self._timed):
+                started = time.perf_counter()
+                for _ in range(batch):
+                    next(chunks)
+                if number >= WARM:
+                    spent.append(1e3 * (time.perf_counter() - started))
+        weights = weight_bytes(target) + length * weight_bytes(draft)
+        row = {"graphs": graphs, "batch": batch, "K": length, "ms": (usual := statistics.median(spent))}
+        return [{**row, "most_ms": max(spent), "weights_gb_s": weights / 1e6 / usual}]
+
+    @functools.cached_property
+    def _hybrids(self) -> tuple[PreTrainedModel, PreTrainedModel]:
+        """A target and a draft model in the shapes of Qwen3.5 with 4 and 0.8 billion weights, or small ones."""
+        shapes = ((64, 4, 128, 2), (64, 4, 128, 2)) if self._small else ((2560, 32, 9216, 16), (1024, 24, 3584, 8))
+        return tuple(random_hybrid(*one, seed).to(**self._on) for seed, one in enumerate(shapes))  # type: ignore[return-value]
 
     def attention(self, way: str, batch: int, fed: int, live: int) -> list[Row]:
         """Time one layer's attention in a graph of many, whose keys are too many for the L2 cache."""

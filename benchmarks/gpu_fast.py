@@ -5,8 +5,9 @@
 
 1. *bandwidth* of reading and of copying; 2. *forwards* in graph replay, plain, verify and draft step: their time, their kernels and
 what is left between these; 3. *rounds* of pipelines that are warm, and how long the device is idle in each; 4. *runs* of long
-continuations, of whose drafts a given share is accepted; 5. *attention* and 6. *products* inside graphs that read more than the
-caches hold; 7. *exactness* in float32, and a second process that finds what was compiled.
+continuations, of whose drafts a given share is accepted; 5. *hybrid* rounds, of models most of whose layers keep a state;
+6. *attention* and 7. *products* inside graphs that read more than the caches hold; 8. *exactness* in float32, and a second process
+that finds what was compiled.
 
 Each section has a share of the budget, and what it leaves is the next one's. A cell that does not fit into what is left is skipped,
 and scheduled at the end where there is time. Cells are measured in a process of their own: one that crashes or loses the device is
@@ -34,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 SHARES = {
-    "bandwidth": 40, "forwards": 150, "rounds": 120, "runs": 90, "attention": 60, "products": 100, "exactness": 40,
+    "bandwidth": 40, "forwards": 150, "rounds": 120, "runs": 90, "hybrid": 50, "attention": 40, "products": 70, "exactness": 40,
 }  # fmt: skip
 """Seconds of each section in a budget of 600, the most telling first."""
 PRODUCTS = (
@@ -59,6 +60,7 @@ def cells(small: bool = False) -> list[Cell]:
         *grid("rounds", "rounds", 6, way=("compiled",), rounds=("synchronous", "deferred"), **decoded),
         *grid("rounds", "rounds", 6, way=("eager",), rounds=("deferred",), **decoded),
         *grid("runs", "runs", 10, batch=batches, scheme=SCHEMES),
+        *grid("hybrid", "hybrid", 6, graphs=("on", "off"), length=(0, 3), batch=batches[:2]),
         *grid("attention", "attention", 1.5, way=("decode", "packed", "masked"), **attended),
         *grid("attention", "attention", 6, way=("flex",), **attended),
         *grid("products", "products", 5, weight=PRODUCTS, rows=(rows,), triton=(False,)),
