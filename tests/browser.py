@@ -33,7 +33,7 @@ def browsing() -> Iterator[Page]:
             page.on("console", lambda message: said.append(message.text))
             page.on("pageerror", lambda error: said.append(str(error)))
             yield page
-            assert said == []
+            assert said == [], said
 
 
 def faults(page: Page) -> list[str]:

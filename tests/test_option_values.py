@@ -35,7 +35,7 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("alignment", "padding", "mask"): ("published", "content"),
     ("alignment", "padding", "positions"): ("published", "content"),
     ("alignment", "padding", "bonus"): ("published", "target"), ("scheduler", "continuous", "piece"): (1, 10**9),
-    ("scheduler", "continuous", "mixed"): ("on", "off"), ("scheduler", "continuous", "wait"): (0, 1e300),
+    ("scheduler", "continuous", "mixed"): ("auto", "on", "off"), ("scheduler", "continuous", "wait"): (0, 1e300),
     ("scheduler", "same-length", "window"): (1, 10**9), ("scheduler", "same-length", "patience"): (1, 10**9),
     ("drafter", "window", "sink"): (0, 10**9), ("drafter", "window", "recent"): (1, 10**9),
     ("KV backend", "paged", "block"): (1, 10**9), ("KV backend", "paged", "blocks"): (1, 10**9),
@@ -96,7 +96,8 @@ def test_every_option_of_a_strategy_is_in_the_table() -> None:
         (entry.kind, entry.name, key)
         for entry in registry()
         if entry.kind in ROLES and entry.distribution == "specframe-std"
-        for key in inspect.signature(entry.factory).parameters
+        for key, parameter in inspect.signature(entry.factory).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
     }
     assert found == RANGES.keys() | OF_TREES | OF_TARGETS
 

@@ -65,6 +65,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "check": (1, None, "yes"),
     "attention": (None, 5, "sdpa", Unreadable()),
     "graphs": (None, True, "yes"),
+    "rounds": (None, True, "late"),
     "layers": (None, 1, "fast"),
     "generation_config": (5, False, "", "off", {}),
     "executor": (None, 5, [], "", ARRAY),

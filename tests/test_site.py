@@ -122,8 +122,8 @@ def test_a_source_that_pages_link_to_is_shown(site: Path) -> None:
     assert "class LocalEngine" in re.sub(
         r"<[^>]+>", "", (site / "source/specframe/engine/local_engine.py.html").read_text()
     )
-    examples = (site / "source/examples.html").read_text(encoding="utf-8")
-    assert all(path.name in examples for path in (ROOT / "examples").glob("*.py"))
+    results = (site / "source/benchmarks/results.html").read_text(encoding="utf-8")
+    assert all(path.name in results for path in (ROOT / "benchmarks/results").glob("*.*"))
 
 
 @needs_chromium

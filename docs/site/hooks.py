@@ -57,6 +57,7 @@ ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):<code>([\w.]+)</code>")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what does not lie in docs/, to the navigation as well, and below each page the version that it is of."""
     config.copyright = f"specframe {specframe.__version__}"
+    config.theme.static_templates.discard("404.html")  # its links have a server's root, and the site is read from files
     written = {uri: text(place) for place, uri in {**PAGES, **PACKAGES, **ASSETS}.items()}
     packages = {package: modules(package) for package in REFERENCE}
     written |= {reference_uri(module): reference_page(module) for found in packages.values() for module in found}
