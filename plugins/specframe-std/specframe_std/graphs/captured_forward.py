@@ -20,9 +20,6 @@ from specframe_std.graphs.graph_cache import GraphCache, Outputs, Record, bucket
 Shape = tuple[int, int, int | None]
 """Rows, tokens of each, and how many are computed of them all, or None for all."""
 
-Groups = tuple[tuple[int, int], ...]
-"""The rows and the width of each batch in a mixed one."""
-
 
 LONGEST = 32
 """Tokens per row up to which a forward is captured by their number. More tokens are prompts', whose numbers hardly repeat, and are
@@ -158,7 +155,7 @@ class CapturedForward:
         if shape is None:
             return self.forward(block, placement, keep, hidden)
         rows, width, tokens = shape
-        groups = mixed_groups(block)
+        both = mixed(block)
         kept = width if keep == block.width else keep
         if not packed:
             placement = attrs.evolve(placement, in_order=False)
@@ -179,7 +176,7 @@ class CapturedForward:
 
         several, tree = len(placement.key_index_BS) > 1, placement.sees_BTT is not None
         told = self._states.kind() if self._states else None
-        key = rows, width, extent, kept, several, tree, tokens, groups, told, hidden, *block.extra
+        key = rows, width, extent, kept, several, tree, tokens, both and both.groups, told, hidden, *block.extra
         found = self.graphs.take(key, prepare, EAGER if first or block.width > LONGEST else 1)
         if found is None:
             return self.forward(block, placement, keep, hidden)
@@ -192,12 +189,10 @@ class CapturedForward:
 
     def _shape(self, block: Block, placement: Placement, extent: int, first: int) -> Shape | None:
         """Return the rows, the width and the computed tokens of a block's captured graph, or None if it is not captured."""
-        if (
-            isinstance(block, PaddingFreeBlock) and block.padding_free is not None
-        ):  # a mixed batch, in room for its like
+        if (both := mixed(block)) is not None:
             rows, width = block.ids_BT.shape
             fits = not first and rows * width <= PLACES and rows * width * extent <= MASKED
-            return (rows, width, block.padding_free.tokens) if fits else None
+            return (rows, width, both.tokens) if fits else None
         if self._states is not None:
             fits = self._states.kind() is not None and block.width <= LONGEST
             return (len(block.ids_BT), block.width, None) if fits else None
@@ -227,15 +222,15 @@ class CapturedForward:
         return tokens if self._leaves_out(rows * width, tokens) else None
 
 
-def mixed_groups(block: Block) -> Groups | None:
-    """Return the batches of a mixed one, or None where there is one batch."""
-    return block.padding_free.groups if isinstance(block, PaddingFreeBlock) and block.padding_free else None
+def mixed(block: Block) -> PaddingFree | None:
+    """Return the places of the real tokens of a mixed batch, or None where there is one batch."""
+    return block.padding_free if isinstance(block, PaddingFreeBlock) else None
 
 
 def in_bucket(block: Block, shape: Shape, first: int) -> PaddingFree | None:
     """Return the places of the tokens of a captured graph of this shape, the block's from a row on, or None if all are computed."""
-    if isinstance(block, PaddingFreeBlock):
-        return block.padding_free
+    if (both := mixed(block)) is not None:
+        return both
     rows, width, tokens = shape
     if tokens is None:
         return None
