@@ -86,10 +86,7 @@ class CapturedRounds:
         """What these rows' processors compute, or None where they read tokens of the host."""
 
     def kind(self, batch: Batch, budget: Budget) -> Hashable | None:
-        """Return all that a round depends on beside what is on the device, or None if it is not to be captured.
-
-        The drafter is prepared then, and :meth:`specframe.contracts.roles.CapturedDrafter.draw` is called for the draft.
-        """
+        """Return what a round depends on, or None, as :meth:`specframe.contracts.graphs.CapturedRounds.kind` has it."""
         chain = budget.nodes == budget.depth and budget.depths_B is None and budget.stopping is None
         if not chain or batch.prefill or batch.starts or batch.mixed is not None:
             return None
@@ -115,13 +112,7 @@ class CapturedRounds:
         decide: Callable[[Batch, Draft], Flight],
         append: Callable[[Batch, Acceptance], None],
     ) -> Flight | None:
-        """Return a round that was given to the device as one graph, or None where there is none of this kind.
-
-        Args:
-            kind: of the round.
-            batch, budget: as the round has them.
-            decide: returns the round of a draft, but for its tokens, which ``append`` appends.
-        """
+        """Return a round as one graph, or None, as :meth:`specframe.contracts.graphs.CapturedRounds.decoded` has it."""
         whole: WholeRound | None = None
 
         def prepare() -> tuple[WholeRound, WholeRound]:
