@@ -19,6 +19,7 @@ from specframe_testing.paged_fake import Gathering, Pages
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Budget, Scores
 from specframe.contracts.round import Batch
+from specframe.engine.pool import Pool
 from specframe.kv.slab_store import SlabStore
 from specframe.model.attention import choice
 from specframe.model.cached import CachedModel
@@ -186,7 +187,9 @@ def test_they_are_unasked_for_where_forwards_are_captured(device: str, monkeypat
     asked = harness.requests(harness.random_prompts((3, 9, 9, 50, 40, 33), zoo.VOCABULARY, seed=8), [60, 4, 4, 4, 9, 4])
     with suite_device.running_on(device):
         harness.check(harness.pipeline(target, drafter="none", batch_size=3, schedule="continuous,wait=0"), asked)
+        pool = Pool([], 1, 9, 9, device)
     assert bool(chunks) == (device == "sim")
+    assert not pool.captures, "a pool whose memory may be bounded"
     assert all(rows * width <= 16 for rows, width in chunks)
     assert {(1, 16), (2, 8)} <= {*chunks} or device == "cpu"
 

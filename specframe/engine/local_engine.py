@@ -111,7 +111,7 @@ class LocalEngine:
         runner = self._parts.runner
         pool = Pool([], 0, 0, runner.context, runner.device, clock=self._clock)
         pool.guide = self._parts.constraints.guide
-        pool.samples_alone = self._bound is not None  # a plan of memory knows of no other forks
+        pool.bounded = self._bound is not None
         return pool
 
     @property

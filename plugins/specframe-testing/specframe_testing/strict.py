@@ -33,7 +33,7 @@ OF_THE_CORE: Mapping[type, frozenset[str]] = {
         Run: "rows capacity seed steady draft_model target_tokenizer draft_tokenizer runner kv target rule watch new_shapes "
         "caches open_cache close_cache",
         CachedModel: "runner layout store capture follow place reserve forget feed extend tokens_at_once read commit",
-        Pool: "device live rows latest waiting unfinished admit length batch",
+        Pool: "captures live rows latest waiting unfinished admit length batch",
         Watch: "stage forward fed",
     }.items()
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from specframe.contracts.round import Batch, Sequence, SequenceState
-from specframe.devices import kinds
 from specframe.engine.pool import Pool
 from specframe.errors import OptionError, literal
 from specframe.value_checks import number, whole
@@ -28,7 +27,7 @@ class Continuous:
     Options:
         piece: tokens of a prompt read between two rounds, or in one of them, at least 1; there fewer, where rows are many.
         mixed: "on": prompts are read in the rounds of rows that decode, in the same forward where model and alignment let them;
-            "off"; or "auto": on devices with graphs.
+            "off"; or "auto": where forwards are captured, and memory has no bound.
         wait: rounds of the batch that a forward for one prompt costs, apart from the prompt's tokens: the more, the more rows are
             filled at once. 0: each row is filled as soon as it is free.
     """
@@ -51,7 +50,7 @@ class Continuous:
         self._refill.look(len(pool.live))
         decoding = [sequence for sequence in pool.live if sequence.ready]
         passed_over = any(sequence.waited for sequence in decoding)
-        captured = self._mixed == "auto" and kinds.of(pool.device).recording is not None
+        captured = self._mixed == "auto" and pool.captures
         mixed = captured or self._mixed == "on"
         if passed_over and not mixed:
             return pool.batch(decoding)
