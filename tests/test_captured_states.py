@@ -11,11 +11,12 @@ import architectures
 import pytest
 import torch
 from specframe_std.graphs import captured_forward
+from specframe_std.graphs.captured_states import CapturedStates
 from specframe_std.graphs.kept_graphs import StoreGraphs
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_std.states.row_states import RowStates
 from specframe_testing import fakes, harness, suite_device, zoo
-from specframe_testing.device.captured_graphs import SimRecording
+from specframe_testing.device.captured_graphs import SimRecording, tape
 from specframe_testing.device.counters import COUNTERS, LAUNCH
 from transformers import PreTrainedModel
 
@@ -25,7 +26,8 @@ from specframe.contracts.model import ForwardOptions
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
-from specframe.errors import SpecframeWarning
+from specframe.errors import ContractError, SpecframeWarning
+from specframe.model.state_layers import ModuleState
 from specframe.text.sampling import Sampling
 
 LENGTHS = (5, 1, 17, 9, 1, 8)
@@ -195,6 +197,88 @@ def test_memory_that_runs_out_as_states_are_captured(place: str, monkeypatch: py
     with pytest.warns(SpecframeWarning, match="not captured as CUDA graphs"):
         harness.check(pipe, asked_of(target))
     harness.check(pipe, asked_of(target))
+
+
+@pytest.mark.parametrize(
+    ("owner", "member", "error"),
+    [
+        pytest.param(ModuleState, "forward", ContractError, id="a forward"),
+        pytest.param(RowStates, "take_in", RuntimeError, id="a commit"),
+        pytest.param(CapturedStates, "_go_on", RuntimeError, id="a chain"),
+    ],
+)
+def test_what_works_and_cannot_be_captured_is_done_once(
+    owner: Any, member: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward and a commit have worked before they are captured, and hold where that fails; a chain's third forward that has
+    failed begins again with the states that it began with."""
+    usual = getattr(owner, member)
+
+    def done(self: Any, *given: Any) -> Any:
+        found = usual(self, *given)
+        fails = tape() is not None if owner is not CapturedStates else given[0]._before is not None
+        if fails:
+            raise error("operation not permitted")
+        return found
+
+    monkeypatch.setattr(owner, member, done)
+    target = architectures.build("falcon_h1")
+    asked = harness.requests(harness.random_prompts((5, 7, 9), zoo.VOCABULARY), 31)
+    with pytest.warns(SpecframeWarning, match="not captured as CUDA graphs: .*operation not permitted"):
+        results = harness.check(piped(target, architectures.build("falcon_h1"), draft_length=4), asked)
+    assert [one.metrics.acceptance_histogram for one in results] == [{4: 6}] * 3
+    if owner is not CapturedStates:
+        with pytest.warns(SpecframeWarning, match="operation not permitted"):
+            harness.check(piped(target, drafter="prompt-lookup,ngram=1"), asked)
+
+
+def test_memory_that_runs_out_between_two_layers_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of which some layers' states have taken in tokens, and others not, is discarded: no state takes a token in twice."""
+    take_in, hold, inside, failed = RowStates.take_in, RowStates._hold, list[int](), list[int]()
+
+    def taking(self: RowStates, *given: Any) -> Any:
+        inside[:] = [0] if given[0] is not self._fed else []
+        try:
+            return take_in(self, *given)
+        finally:
+            inside.clear()
+
+    def holding(self: RowStates, after: Any) -> None:
+        if inside and not failed:
+            inside[0] += 1
+            if inside[0] == 2:
+                failed.append(1)
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        hold(self, after)
+
+    monkeypatch.setattr(RowStates, "take_in", taking)
+    monkeypatch.setattr(RowStates, "_hold", holding)
+    target = architectures.build("falcon_h1")
+    with pytest.warns(SpecframeWarning, match="memory ran out"):
+        harness.check(piped(target, drafter="prompt-lookup,ngram=1"), asked_of(target))
+    assert failed
+
+
+@pytest.mark.parametrize("drafts", [False, True], ids=["target", "draft model"])
+def test_no_plan_of_memory_has_what_graphs_keep(drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory has a bound, forwards of a target or a draft model with states are not captured."""
+    made, usual = list[RowStates](), RowStates.__init__
+
+    def noted(self: RowStates, *given: Any) -> None:
+        usual(self, *given)
+        made.append(self)
+
+    monkeypatch.setattr(RowStates, "__init__", noted)
+    hybrid, other = architectures.build("lfm2"), zoo.build("qwen3")
+    with suite_device.running_on("cpu"):
+        for memory in (None, "1 GB"):
+            made.clear()
+            target, draft = (other, hybrid) if drafts else (hybrid, None)
+            pipe = piped(target, draft, graphs="on", memory=memory, **({} if drafts else {"drafter": "none"}))
+            harness.check(pipe, asked_of(other)[:3])
+            assert any(one.fixed for one in made if one._device.type == "cpu") == (
+                memory is None
+            )  # a plan tries "meta"
 
 
 def test_states_of_others() -> None:

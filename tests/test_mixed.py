@@ -6,6 +6,7 @@ import copy
 import re
 from typing import Any
 
+import architectures
 import numpy as np
 import pytest
 import torch
@@ -173,25 +174,40 @@ def test_they_are_captured(options: dict[str, Any], monkeypatch: pytest.MonkeyPa
     assert {room for _, (_, room) in groups} <= {1, 2, 4, 8, 16, 32, 64}
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_they_are_unasked_for_where_forwards_are_captured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts are read in the rounds of others on a device with graphs alone, and no more of them than a graph computes."""
+@pytest.mark.parametrize(
+    ("name", "device", "options", "unasked"),
+    [
+        ("qwen3", "sim", {}, True),
+        ("qwen3", "sim", {"graphs": "off"}, False),
+        ("qwen3", "sim", {"align": "eqspec", "kv": "slab"}, False),
+        ("falcon_h1", "sim", {}, False),
+        ("qwen3", "cpu", {}, False),
+        ("qwen3", "cpu", {"graphs": "on"}, True),
+        ("qwen3", "cpu", {"graphs": "on", "memory": "1 GB"}, False),
+    ],
+    ids=str,
+)
+def test_they_are_unasked_for_where_one_captured_forward_reads_both(
+    name: str, device: str, options: dict[str, Any], unasked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round reads no more tokens of prompts than a graph computes, and none where these took a forward of their own, or no plan
+    of memory has them."""
     monkeypatch.setattr(continuous, "PROMPTS", 16)
-    target, chunks, usual = zoo.build("qwen3"), list[tuple[int, int]](), MixedBatch.of
+    chunks, usual = list[tuple[int, int]](), Pool.batch
 
-    def noted(first: Block, second: Block, places: tuple[Placement, Placement], room: int | None) -> MixedBatch:
-        chunks.append((len(second.ids_BT), second.width))
-        return usual(first, second, places, room)
+    def noted(self: Pool, sequences: Any, piece: int = 0, mixed: Any = ()) -> Batch:
+        chunks.extend([(len(mixed), piece)] if mixed else [])
+        return usual(self, sequences, piece, mixed)
 
-    monkeypatch.setattr(MixedBatch, "of", noted)
-    asked = harness.requests(harness.random_prompts((3, 9, 9, 50, 40, 33), zoo.VOCABULARY, seed=8), [60, 4, 4, 4, 9, 4])
+    monkeypatch.setattr(Pool, "batch", noted)
+    target = architectures.build(name) if name == "falcon_h1" else zoo.build(name)
+    prompts = harness.random_prompts((3, 9, 9, 50, 40, 33), zoo.VOCABULARY, seed=8)
     with suite_device.running_on(device):
-        harness.check(harness.pipeline(target, drafter="none", batch_size=3, schedule="continuous,wait=0"), asked)
-        pool = Pool([], 1, 9, 9, device)
-    assert bool(chunks) == (device == "sim")
-    assert not pool.captures, "a pool whose memory may be bounded"
-    assert all(rows * width <= 16 for rows, width in chunks)
-    assert {(1, 16), (2, 8)} <= {*chunks} or device == "cpu"
+        given = {"drafter": "none", "batch_size": 3, "schedule": "continuous,wait=0", **options}
+        harness.check(harness.pipeline(target, **given), harness.requests(prompts, [60, 4, 4, 4, 9, 4]))
+    assert bool(chunks) == unasked
+    assert all(rows * piece <= 16 for rows, piece in chunks)
+    assert {(1, 16), (2, 8)} <= {*chunks} or not unasked
 
 
 def test_drafters_read_what_was_read_with_rows_that_had_ended() -> None:

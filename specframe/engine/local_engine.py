@@ -111,7 +111,7 @@ class LocalEngine:
         runner = self._parts.runner
         pool = Pool([], 0, 0, runner.context, runner.device, clock=self._clock)
         pool.guide = self._parts.constraints.guide
-        pool.bounded = self._bound is not None
+        pool.samples_alone = self._bound is not None  # a plan of memory knows of no other forks
         return pool
 
     @property
@@ -348,7 +348,7 @@ class LocalEngine:
         for role in (use.drafter, use.verifier, use.rule, use.alignment, use.policy):
             role.start(run)
         self._parts.stores.clear()  # what no role has taken
-        pool.late_forks = not run.forgetful
+        pool.late_forks, pool.captures = not run.forgetful, self._bound is None and run.target.mixes
         if self._recipe.bitwise or self._recipe.memory is not None or self._barrier is not single_rank:
             return Opened(run, use, greedy, most, prompt, check)
         captured = captured_rounds(use, run, check)
@@ -364,6 +364,8 @@ class LocalEngine:
         recipe, parts = self._recipe, self._parts
         start = self._checks.run if self._checks else Run
         bounded = recipe.memory is not None
+        models = [parts.runner, *([parts.stores.runner(parts.draft)] if bounded and parts.draft else [])]
+        planned = not bounded or not any(one.state_layers for one in models)  # no plan has what graphs keep of states
         if self._barrier is not single_rank:
             parts.stores.forget_prompts()  # no rank sees what was written to another's part of the weights
         rows, capacity = parts.stores.room(parts.runner, use.kv, pool.rows, pool.capacity, bounded)
@@ -381,7 +383,7 @@ class LocalEngine:
             target_tokenizer=parts.tokenizer,
             draft_tokenizer=parts.draft_tokenizer,
             attention=() if recipe.bitwise and isinstance(use.attention, tuple) else use.attention,
-            graphs=recipe.graphs,
+            graphs=recipe.graphs if planned else "off",
             layers=recipe.layers,
             stores=None if self._checks else parts.stores,
         )

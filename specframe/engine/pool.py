@@ -13,7 +13,6 @@ from specframe.contracts.engine import Clock
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, SequenceState
-from specframe.devices import kinds
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.error_words import strategy_name
 from specframe.engine.forks import begin_decoding, parent_for, parent_to_copy, rows_taken
@@ -64,19 +63,21 @@ class Pool:
         """Sequences that memory suffices for, or None for as many as there are rows."""
         self.guide: Callable[[Request], Guide | None] = lambda request: None
         """Returns the guide of a request that is given a row, or None if it has no constraint."""
-        self.context, self.capacity, self._device = context, capacity, device
-        self.bounded = True
-        """Whether memory has a bound, whose plan knows of no equal prompts that begin from each other, but for one's samples."""
+        self.context, self.capacity = context, capacity
+        self.samples_alone = True
+        """Whether samples of one prompt begin from each other, and requests with equal prompts do not."""
+        self.captures = False
+        """Whether a prompt's chunk is read in the captured forward of a round, which takes hardly longer for it."""
         self.late_forks = True
         """Whether a fork may begin from a parent that decodes already: layers that keep a state have none of its start by then."""
         self._rounds = 0
-        self._furnish(rows)
+        self._furnish(rows, device)
 
-    def _furnish(self, rows: int) -> None:
+    def _furnish(self, rows: int, device: torch.device | str) -> None:
         """Allocate the tokens of the rows."""
         self.rows = rows
         """Sequences that may be live at once."""
-        self._held = TokenRows(rows, self.capacity, self._device)
+        self._held = TokenRows(rows, self.capacity, device)
         self.latest: Batch | None = None
         """The batch made last."""
         self._under_way: list[Sequence] = []
@@ -93,7 +94,7 @@ class Pool:
         """
         self._requeue(self.live)
         self.capacity = self.capacity if capacity is None else capacity
-        self._furnish(rows)
+        self._furnish(rows, self._held.tokens_RS.device)
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt a live sequence, whose row and room in the caches are free; it waits before all others, with its tokens.
@@ -169,11 +170,6 @@ class Pool:
         if (request := self._queue.drop(key)) is not None:
             return Sequence(request, self.limit(request))
         return self._returned.pop(key, None)
-
-    @property
-    def captures(self) -> bool:
-        """Whether a forward takes hardly longer for a prompt's chunk: it is captured, and no plan of memory is without."""
-        return not self.bounded and kinds.of(torch.device(self._device)).recording is not None
 
     @property
     def requests(self) -> Iterator[Request]:
@@ -267,7 +263,7 @@ class Pool:
 
     def _scheduled(self, request: Request) -> Sequence:
         moment = 0.0 if request.max_time is None else self._clock.now  # several processes would need a broadcast
-        parent = parent_for(request, self.live, self.bounded, self.late_forks)
+        parent = parent_for(request, self.live, self.samples_alone, self.late_forks)
         return Sequence(request, self.limit(request), parent=parent, scheduled_at=moment)
 
     def length(self, sequence: Sequence) -> int:

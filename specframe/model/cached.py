@@ -20,7 +20,7 @@ from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import PrefixStates
 from specframe.errors import ModelError
-from specframe.model.padding_free import MixedBatch, prefill_chunk
+from specframe.model.padding_free import MANY, MixedBatch, prefill_chunk
 from specframe.observe.watch import Watch
 
 Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
@@ -93,6 +93,11 @@ class CachedModel:
         """The rounds that are captured, where this is the target, or None: places do not follow from lengths on the device alone,
         or memory moves."""
         return self._graphs.rounds if self._graphs and self._static else None
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a block and a prefill chunk are fed in one captured forward."""
+        return self.rounds is not None and self.runner.leaves_out_padding(MANY, 1)
 
     @property
     def packs(self) -> bool:

@@ -151,7 +151,11 @@ class CapturedForward:
         """
         packed = self._pack and placement.in_order and placement.sees_BTT is None
         extent = 0 if packed else min(bucket(placement.key_index_BS.shape[1]), self._slots)
-        shape = self._shape(block, placement, extent, first)
+        if self._states is None:
+            told, shape = None, self._shape(block, placement, extent, first)
+        else:
+            told = self._states.kind()
+            shape = None if told is None or block.width > LONGEST else (len(block.ids_BT), block.width, None)
         if shape is None:
             return self.forward(block, placement, keep, hidden)
         rows, width, tokens = shape
@@ -175,7 +179,6 @@ class CapturedForward:
             return buffers, run
 
         several, tree = len(placement.key_index_BS) > 1, placement.sees_BTT is not None
-        told = self._states.kind() if self._states else None
         key = rows, width, extent, kept, several, tree, tokens, both and both.groups, told, hidden, *block.extra
         found = self.graphs.take(key, prepare, EAGER if first or block.width > LONGEST else 1)
         if found is None:
@@ -193,9 +196,6 @@ class CapturedForward:
             rows, width = block.ids_BT.shape
             fits = not first and rows * width <= PLACES and rows * width * extent <= MASKED
             return (rows, width, both.tokens) if fits else None
-        if self._states is not None:
-            fits = self._states.kind() is not None and block.width <= LONGEST
-            return (len(block.ids_BT), block.width, None) if fits else None
         rows, width = min(power_of_two(first + len(block.ids_BT)), self._rows), block.width
         if first and (placement.sees_BTT is not None or not self._any_row):
             return None

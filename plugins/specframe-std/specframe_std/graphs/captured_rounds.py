@@ -17,7 +17,6 @@ from specframe.contracts.roles import CapturedDrafter, Drafter
 from specframe.contracts.round import Batch, Bounded, Sequence
 from specframe.devices.kinds import Forms
 from specframe.engine.flight import Flight
-from specframe.errors import SpecframeError
 from specframe.model.run import Run
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
@@ -41,9 +40,6 @@ class WholeRound:
     _keep: Callable[[Batch, Draft, Scores], None]
     _append: Callable[[Batch, Acceptance], None]
     _watch: Watch
-    outputs: Outputs = ()
-    """What it returned, until that is taken: the numbers of a transfer, the logits, and those after processors where they are
-    others."""
     forms: Forms = attrs.Factory(dict)
     computed: int = 0
     """Tokens that the target computes."""
@@ -51,22 +47,16 @@ class WholeRound:
     """What tells observers of its forwards."""
 
     def __call__(self) -> Outputs:
-        """Queue the round; raise RuntimeError where that works, and cannot be captured."""
-        try:
-            with self._watch.holding() as forwards:
-                flight = self._decide(self._batch)
-                joined, self.forms = flight.transfer.joined()
-                self._keep(self._batch, flight.draft, flight.scores)
-                # last: what fails before it leaves rows as they are
-                self._append(self._batch, flight.transfer.acceptance)
-        except SpecframeError as error:
-            if self.outputs:
-                raise RuntimeError(str(error)) from error
-            raise
+        """Queue the round; return the numbers of a transfer, the logits, and those after processors where they are others."""
+        with self._watch.holding() as self.forwards:
+            flight = self._decide(self._batch)
+            joined, self.forms = flight.transfer.joined()
+            self._keep(self._batch, flight.draft, flight.scores)
+            # last: what fails before it leaves rows as they are
+            self._append(self._batch, flight.transfer.acceptance)
+        self.computed = flight.computed
         shaped = () if flight.processed_BTV is flight.logits_BTV else (flight.processed_BTV,)
-        self.outputs = joined, flight.logits_BTV, *shaped
-        self.computed, self.forwards = flight.computed, forwards
-        return self.outputs
+        return joined, flight.logits_BTV, *shaped
 
 
 class CapturedRounds:
@@ -113,10 +103,8 @@ class CapturedRounds:
         append: Callable[[Batch, Acceptance], None],
     ) -> Flight | None:
         """Return a round as one graph, or None, as :meth:`specframe.contracts.graphs.CapturedRounds.decoded` has it."""
-        whole: WholeRound | None = None
 
         def prepare() -> tuple[WholeRound, WholeRound]:
-            nonlocal whole
             whole = WholeRound(
                 anywhere(batch, kind[1] - kind[0]),
                 lambda rows: decide(rows, self._drafter.draw(rows, budget)),
@@ -129,11 +117,10 @@ class CapturedRounds:
         for cached in self._run.all_caches:
             cached.follow(batch)
         with self._run.watch.stage("verify"):
-            if (found := self._graphs.take(kind, prepare, ROUNDS)) is not None:
-                whole, outputs = found.buffers, found.recording.replay(len(batch))
-            elif whole is None or not (outputs := whole.outputs):  # it was decoded, and could not be captured then
+            if (found := self._graphs.take(kind, prepare, ROUNDS)) is None:
                 return None
-            transfer, whole.outputs = Transfer.of_joined(outputs[0], whole.forms, self._check), ()
+            whole, outputs = found.buffers, found.recording.replay(len(batch))
+            transfer = Transfer.of_joined(outputs[0], whole.forms, self._check)
         for tell, *forward in whole.forwards:
             tell(*forward)
         logits_BTV, computed = outputs[1], whole.computed

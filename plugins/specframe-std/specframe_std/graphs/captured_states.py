@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import attrs
@@ -72,18 +72,46 @@ class StatesGraphs:
         """Take in the tokens of forwards that went on from each other, those whose index is below ``kept_B``, along a path if they
         are a tree's; return whether a graph could."""
 
-        def prepare() -> tuple[tuple[torch.Tensor, torch.Tensor | None], Callable[[], Outputs]]:
-            buffers = kept_B.clone(), copied(path_BT)
-            return buffers, lambda: (self.states.take_in([one.fed for one in several], *buffers),)
+        made = list[Commit]()
+
+        def prepare() -> tuple[Commit, Commit]:
+            made.append(Commit(self.states, several, kept_B.clone(), copied(path_BT)))
+            return made[0], made[0]
 
         key = (None if path_BT is None else path_BT.shape[1], *several)
         if (found := self._commits.take(key, prepare, eager=0)) is None:
+            if made and made[0].error is not None:
+                raise made[0].error
             return False
-        for buffer, given in zip(found.buffers, (kept_B, path_BT), strict=True):
-            if buffer is not None:
-                buffer.copy_(given)
+        found.buffers.fill(kept_B, path_BT)
         found.recording.replay(0)
         return True
+
+
+@attrs.define(eq=False)
+class Commit:
+    """What one graph has states take in."""
+
+    _states: RowStates
+    _several: list[CapturedStates]
+    _kept_B: torch.Tensor
+    _path_BT: torch.Tensor | None
+    error: RuntimeError | None = None
+    """What it raised when it was called first: some layers' states may have taken tokens in, and others not."""
+
+    def __call__(self) -> Outputs:
+        """Take in the kept tokens."""
+        try:
+            return (self._states.take_in([one.fed for one in self._several], self._kept_B, self._path_BT),)
+        except RuntimeError as error:
+            self.error = error
+            raise
+
+    def fill(self, kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> None:
+        """Take over which tokens are kept now."""
+        self._kept_B.copy_(kept_B)
+        if self._path_BT is not None and path_BT is not None:
+            self._path_BT.copy_(path_BT)
 
 
 @attrs.define(eq=False)
@@ -113,17 +141,18 @@ class CapturedStates:
     def reading(self) -> Iterator[None]:
         """Have layers read these tokens inside the block, and note here what states take in of them."""
         before = None if self._before is None else functools.partial(self._go_on, self._before)
-        self.fed = attrs.evolve(self.fed, asked=[], inputs={}, after={}, before=before)
-        with self._graphs.states.reading(self.fed):
+        fed = attrs.evolve(self.fed, asked=[], inputs={}, after={}, before=before)
+        with self._graphs.states.reading(fed):
             yield
-        for number, inputs in self.fed.inputs.items():
-            self.fed.inputs[number] = self._graphs.kept(("inputs", self._place, number), inputs)
-            if number in self.fed.after:
-                self.fed.after[number] = functools.partial(self._after, number)
+        for number, inputs in fed.inputs.items():
+            fed.inputs[number] = self._graphs.kept(("inputs", self._place, number), inputs)
+            if number in fed.after:
+                fed.after[number] = functools.partial(self._after, number)
+        self.fed = fed  # last: of a call that fails nothing is noted
 
     def _go_on(self, before: CapturedStates, number: int) -> Parts:
-        """Return the states that a layer begins with, after the forward before."""
-        self._ahead[number] = self._graphs.kept(("ahead", number), before._after(number))
+        """Return the states that a layer begins with, after the forward before, whose own stay: it may be called again."""
+        self._ahead[number] = self._graphs.kept(("ahead", self._place % 2, number), before._after(number))
         return self._ahead[number]
 
     def _after(self, number: int) -> Parts:

@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import attrs
 import torch
 
 from specframe.devices import kinds
 from specframe.devices.held import UNCOLLECTED
 from specframe.devices.kinds import CapturedGraph
-from specframe.errors import SpecframeWarning
+from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.model.attention.masks import power_of_two
 
 Outputs = tuple[torch.Tensor, ...]
@@ -30,6 +31,33 @@ class EagerGraph:
     def replay(self, rows: int) -> Outputs:
         """Call the function."""
         return tuple(output[:rows].clone() for output in self._function())
+
+
+@attrs.define(eq=False)
+class FirstCall:
+    """A function that is captured: it works, or raises what it raises, the first time, and may not be capturable the second."""
+
+    _function: Callable[[], Outputs]
+    _worked: bool = False
+    outputs: Outputs | None = None
+    """What the first call has returned, until the function is captured."""
+
+    def __call__(self) -> Outputs:
+        """Call the function; raise RuntimeError where it has worked before."""
+        try:
+            outputs = self._function()
+        except SpecframeError as error:
+            if self._worked:
+                raise RuntimeError(str(error)) from error
+            raise
+        if not self._worked:
+            self._worked, self.outputs = True, outputs
+        return outputs
+
+    def replay(self, rows: int) -> Outputs:
+        """Return what the first call has returned, in place of a graph that could not be captured."""
+        assert self.outputs is not None, "it has worked"
+        return tuple(output[:rows] for output in self.outputs)
 
 
 Record = Callable[[Callable[[], Outputs]], CapturedGraph]
@@ -73,6 +101,8 @@ class GraphCache:
     ) -> KeptGraph | None:
         """Return the captured graph of a key with its buffers, or None where there is none.
 
+        A function that has worked and cannot be captured is not called again: what is returned then serves this one replay.
+
         Args:
             key: what distinguishes shapes.
             prepare: returns the buffers of a new captured graph, filled, and the function that reads them.
@@ -92,12 +122,14 @@ class GraphCache:
             del self._kept[unused], self._seen[unused]
         buffers, function = prepare()
         self.new += 1
+        first = FirstCall(function)
         try:
             with kinds.constants_noted() as constants, UNCOLLECTED:
-                self._kept[key] = KeptGraph(buffers, self._record(function), function, constants)
+                self._kept[key] = KeptGraph(buffers, self._record(first), function, constants)
         except RuntimeError as error:
             self._give_up(error)
-            return None
+            return None if first.outputs is None else KeptGraph(buffers, first, function, [])
+        first.outputs = None  # they are the captured graph's now
         return self._kept[key]
 
     def clear(self) -> None:
