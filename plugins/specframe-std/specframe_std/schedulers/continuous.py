@@ -21,13 +21,13 @@ class Continuous:
 
     A prompt longer than ``piece`` is read in chunks, a round of the others between two of them, so that nobody waits for long. With
     ``mixed=on`` all of a prompt but its last token is read in the rounds of the others, a chunk in each. So it is with
-    ``mixed=auto`` where forwards are captured, in chunks of no more tokens than those of a captured graph: such a forward takes
+    ``mixed=auto`` where one captured forward reads both, in chunks of no more tokens than those of a captured graph: such a forward takes
     about as long as the round alone, since it reads the same weights.
 
     Options:
         piece: tokens of a prompt read between two rounds, or in one of them, at least 1; there fewer, where rows are many.
         mixed: "on": prompts are read in the rounds of rows that decode, in the same forward where model and alignment let them;
-            "off"; or "auto": where forwards are captured, and memory has no bound.
+            "off"; or "auto": where one captured forward reads both, and memory has no bound.
         wait: rounds of the batch that a forward for one prompt costs, apart from the prompt's tokens: the more, the more rows are
             filled at once. 0: each row is filled as soon as it is free.
     """
