@@ -19,10 +19,10 @@ class Continuous:
     Where more prompts wait than rows are free, as many rows are filled at once as save more by one prefill than the rows lose that
     stay empty for it (:class:`Refill`).
 
-    A prompt longer than ``piece`` is read in chunks, a round of the others between two of them, so that nobody waits for long. With
-    ``mixed=on`` all of a prompt but its last token is read in the rounds of the others, a chunk in each. So it is with
-    ``mixed=auto`` where one captured forward reads both, in chunks of no more tokens than those of a captured graph: such a forward takes
-    about as long as the round alone, since it reads the same weights.
+    A prompt longer than ``piece`` is read in chunks, a round of the others between two of them, so that nobody waits for long.
+    With ``mixed=on`` all of a prompt but its last token is read in the rounds of the others, a chunk in each. So it is with
+    ``mixed=auto`` where one captured forward reads both, in chunks of no more tokens than those of a captured graph: such a
+    forward takes about as long as the round alone, since it reads the same weights.
 
     Options:
         piece: tokens of a prompt read between two rounds, or in one of them, at least 1; there fewer, where rows are many.
