@@ -15,7 +15,7 @@ SOURCE = "import helper\n\ndef days(leap):\n    while False:\n        pass\n    
 TESTS = "import calendar_\n\ndef test_leap():\n    assert calendar_.days(True) == 29\n"
 
 
-@pytest.mark.wide
+@pytest.mark.quick
 def test_every_mutant_can_be_planted() -> None:
     """Each entry's text occurs once in its file, its name is its own, and its test files exist."""
     mutants = mutation.read()

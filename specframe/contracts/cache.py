@@ -272,6 +272,19 @@ class PrefixStore(KVStore, Protocol):
     """Tells two kinds of rows, which share nothing, or None, until it is set, for rows of one kind."""
 
 
+class DirectStore(KVStore, Protocol):
+    """A store that hands out the memory of its slots: code of a forward writes them itself. No other store has ``places``."""
+
+    def places(self) -> torch.Tensor:
+        """Return the places of the tokens that the forward feeds, (B, T), in the memory of a layer."""
+
+    def memory(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and the values of a layer, (places, H, D)."""
+
+    def view(self, layer: int) -> DenseView:
+        """Return all slots attended to of a layer that has been written."""
+
+
 class KVBackend(Protocol):
     """Decides how keys and values are stored."""
 

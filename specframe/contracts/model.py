@@ -25,6 +25,8 @@ class ForwardOptions:
     """How decoder layers are run: "eager", "traced", "compiled", or "auto": as soon as each pays. It may know of no layers."""
     states: StateStore | None = None
     """The states of layers that keep one, which expect the block, or None if no layer does."""
+    direct: bool = False
+    """Whether the store is a :class:`specframe.contracts.cache.DirectStore`."""
 
 
 PLAIN = ForwardOptions()
@@ -48,10 +50,10 @@ class StraightForward(Protocol):
 class Layers(Protocol):
     """Decides which forwards of one model run as straight code; made for a :class:`specframe.model.runner.ModelRunner`."""
 
-    def of(self, layers: str, rows: int, width: int, hidden: tuple[int, ...]) -> StraightForward | None:
+    def of(self, how: ForwardOptions, rows: int, width: int, hidden: tuple[int, ...]) -> StraightForward | None:
         """Return the forward to run with ``rows`` times ``width`` tokens, or None where the modules are called.
 
-        ``layers`` is "traced", "compiled" or "auto".
+        ``how.layers`` is "traced", "compiled" or "auto".
         """
 
 

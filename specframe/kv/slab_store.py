@@ -54,6 +54,8 @@ class SlabStore:
             for layer, shape in enumerate(shapes):
                 kind = shape.heads, getattr(shape, sizes), shape.dtype, shape.device or device
                 kinds.setdefault(kind, []).append((held, layer))
+        self._placed: tuple[torch.Tensor, slice]
+        """The slots of the tokens that the forward feeds, (B, T), and its rows."""
         self._blocks: list[SlabBlock] = []
         self._moved: list[torch.Tensor] = []
         """What is moved at once, which takes memory: keys, or values."""
@@ -83,8 +85,9 @@ class SlabStore:
         for block in self._blocks:
             block.seen = block.by_head[:, mine, :, :extent].unbind()
             block.fresh = block.by_head[:, mine, :, extent - width : extent].unbind() if even else None
+        self._placed = placement.slots_BT, mine
         if not even:
-            places = (placement.slots_BT + self._starts_R1[mine]).flatten()
+            places = self.places().flatten()
             for block in self._blocks:
                 block.places = places.to(block.whole.device, non_blocking=True)
         chosen_BN = placement.attended_BS
@@ -95,7 +98,23 @@ class SlabStore:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
         """Write (B, H, T, D) keys and values and return views (B, H, S, D) of all slots attended to."""
-        return DenseView(written(*self._keys[layer], keys), written(*self._values[layer], values))
+        write(*self._keys[layer], keys)
+        write(*self._values[layer], values)
+        return self.view(layer)
+
+    def view(self, layer: int) -> DenseView:
+        """Return views (B, H, S, D) of all slots attended to."""
+        return DenseView(attended(*self._keys[layer]), attended(*self._values[layer]))
+
+    def places(self) -> torch.Tensor:
+        """Return the places of the tokens that the forward feeds among the slots of all rows, (B, T)."""
+        slots_BT, mine = self._placed
+        return slots_BT + self._starts_R1[mine]
+
+    def memory(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and the values of a layer slot by slot, those of all rows after each other, (rows * slots, H, D)."""
+        (keys, key), (values, value) = self._keys[layer], self._values[layer]
+        return keys.flat[key], values.flat[value]
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows in every layer at once."""
@@ -122,12 +141,16 @@ class SlabStore:
         return sum(block.whole.nbytes for block in self._blocks)
 
 
-def written(block: SlabBlock, place: int, states: torch.Tensor) -> torch.Tensor:
-    """Write the keys, or the values, of one layer and return the slots attended to."""
+def write(block: SlabBlock, place: int, states: torch.Tensor) -> None:
+    """Write the keys, or the values, of one layer."""
     if block.fresh is not None:
         block.fresh[place].copy_(states)
     else:
         block.flat[place].index_copy_(0, block.places, states.transpose(1, 2).flatten(0, 1))
+
+
+def attended(block: SlabBlock, place: int) -> torch.Tensor:
+    """Return the slots attended to of the keys, or the values, of one layer."""
     if block.chosen_BN is not None:
         chosen_ND = block.flat[place].index_select(0, block.chosen_BN.flatten())
         return chosen_ND.unflatten(0, block.chosen_BN.shape).transpose(1, 2)

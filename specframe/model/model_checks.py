@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -282,7 +283,8 @@ class SelfTests:
             one_row, one_token: whether it is checked with one row, and with one token of each, or with several.
         """
         placement = cut(self._uneven, 1 if one_row else None, 1 if one_token else None)
-        expected, found = self._fed(placement), self._fed(placement, CallOptions(traced=traced))
+        store = Scratch(placement, shapes=self.kv_shapes)
+        expected, found = self._fed(placement), self._fed(placement, CallOptions(traced=traced), store=store)
         if not (off := distance(found, expected)) < self._tolerance:
             raise ModelError(f"their logits are off by {off:.2g} standard deviations")
 
@@ -325,11 +327,18 @@ class Reordered:
 
 
 class Scratch:
-    """Every slot of a placement's rows, filled with noise, and what is fed in its own slots; in pages if their size is given."""
+    """Every slot of a placement's rows, filled with noise, and what is fed in its own slots.
 
-    def __init__(self, placement: Placement, page: int | None = None) -> None:
-        self._page = page
+    Args:
+        placement: of what is fed.
+        page: slots of a page, where keys and values are handed out in pages.
+        shapes: of the layers' keys and values, where the code of a forward writes them itself.
+    """
+
+    def __init__(self, placement: Placement, page: int | None = None, shapes: Sequence[KVShape] = ()) -> None:
+        self._page, self._shapes, self._memory = page, shapes, dict[int, tuple[torch.Tensor, torch.Tensor]]()
         self._slots_BT, self._slots = placement.slots_BT, placement.key_index_BS.shape[1]
+        self._rows_B1 = torch.arange(len(self._slots_BT), device=self._slots_BT.device)[:, None]
         self._real_BT = placement.index_BT >= 0
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> KVView:
@@ -338,6 +347,25 @@ class Scratch:
         view = DenseView(self._written(keys, generator), self._written(values, generator))
         return view if self._page is None else in_pages(view, self._page)
 
+    def places(self) -> torch.Tensor:
+        """Return the places of what is fed in the memory of a layer, (B, T)."""
+        return self._slots_BT + self._rows_B1 * self._slots
+
+    def memory(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the memory of a layer, which is empty."""
+        shape, places = self._shapes[layer], len(self._slots_BT) * self._slots
+        sizes = shape.key_size, shape.value_size
+        keys, values = (
+            torch.zeros(places, shape.heads, size, dtype=shape.dtype, device=self._slots_BT.device) for size in sizes
+        )
+        self._memory[layer] = keys, values
+        return keys, values
+
+    def view(self, layer: int) -> KVView:
+        """Return what :meth:`write` does of the keys and values in the memory of a layer."""
+        keys, values = (part[self.places()].transpose(1, 2) for part in self._memory[layer])
+        return self.write(layer, keys, values)
+
     def _written(self, states: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         rows, heads, _fed, size = states.shape
         noise = torch.randn(rows, self._slots, heads, size, generator=generator)
@@ -345,7 +373,7 @@ class Scratch:
         spread = states.transpose(1, 2)[real_BT].float().std().cpu() if kinds.of(states.device).values else 1.0
         # noise like the entries of the model's own
         held = (noise * spread).to(states.device, states.dtype)
-        held[torch.arange(rows, device=states.device)[:, None], slots_BT] = states.transpose(1, 2)
+        held[self._rows_B1.to(states.device), slots_BT] = states.transpose(1, 2)
         return held.transpose(1, 2)
 
 

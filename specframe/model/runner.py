@@ -109,7 +109,7 @@ class ModelRunner(TransformersModel):
         traced, found = None, dict[int, torch.Tensor]()
         if how.layers != "eager" and not of_tokens and not forwards:
             rows, width = ids_BT.shape if padding_free is None else (1, padding_free.tokens)
-            traced = self.layers.of(how.layers, rows, width, hidden)
+            traced = self.layers.of(how, rows, width, hidden)
         if hidden and traced is None:
             forwards, found = self.taps.placed(hidden, forwards)
         if padding_free is not None:
@@ -190,7 +190,7 @@ class ModelRunner(TransformersModel):
             self.taps.check(wanted)
         if how.layers in ("traced", "compiled"):
             with torch.inference_mode():
-                self.layers.of(how.layers, 2, 2, wanted)
+                self.layers.of(how, 2, 2, wanted)
 
     def tokens_at_once(self, slots: int, how: ForwardOptions) -> int:
         """Return how many tokens of prompts, over all rows, are read in one forward that attends to ``slots`` slots."""

@@ -104,7 +104,7 @@ def test_a_model_on_a_cpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     """Merging is for devices that launch kernels; a trace in the middle of a run merges nowhere, as graphs may read the weights."""
     asked: list[bool] = []
 
-    def traced(runner: Any, hidden: Any, merges: bool) -> TracedForward:
+    def traced(runner: Any, hidden: Any, merges: bool, writes: bool) -> TracedForward:
         asked.append(merges)
         return trace(runner, hidden)
 

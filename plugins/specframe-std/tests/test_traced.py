@@ -18,8 +18,11 @@ from specframe_std.layers.compile_ahead import begin
 from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
 
+from specframe.contracts.model import ForwardOptions
 from specframe.contracts.roles import Observer
 from specframe.errors import ModelError, SpecframeWarning
+from specframe.kv.slab_store import SlabStore
+from specframe.model import padding_free
 from specframe.model.model_checks import SelfTests
 from specframe.model.runner import ModelRunner
 from specframe.model.transformers_model import CallOptions
@@ -115,12 +118,12 @@ def test_a_weight_that_is_no_longer_tied_is_seen() -> None:
     model = zoo.build("opt", num_hidden_layers=1)
     runner = runner_of(model)
     with torch.inference_mode():
-        first = runner.layers.of("traced", 3, 4, ())
+        first = runner.layers.of(ForwardOptions(layers="traced"), 3, 4, ())
     assert first is not None
     assert first.holds
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * -1)
     with torch.inference_mode():
-        second = runner.layers.of("traced", 3, 4, ())
+        second = runner.layers.of(ForwardOptions(layers="traced"), 3, 4, ())
     assert second is not None
     assert second is not first
     runner.tests.require_agreement(second, False, False)
@@ -142,7 +145,7 @@ def test_a_target_is_traced_before_its_first_hidden_state() -> None:
     """That hidden states are taken in modules' place is no change of the model: its first forward may be a trace."""
     runner = runner_of(zoo.build("llama"))
     with torch.inference_mode():
-        assert runner.layers.of("traced", 2, 2, (0, 1, 2, 3)) is not None
+        assert runner.layers.of(ForwardOptions(layers="traced"), 2, 2, (0, 1, 2, 3)) is not None
 
 
 @pytest.mark.wide
@@ -211,7 +214,7 @@ def test_logits_that_are_no_numbers_are_no_agreement(monkeypatch: pytest.MonkeyP
     """NaN is no agreement: no comparison with it holds."""
     tests = ModelRunner(zoo.build("opt"), "target").tests
 
-    def fed(self: SelfTests, _: Any, options: Any = None) -> torch.Tensor:
+    def fed(self: SelfTests, _: Any, options: Any = None, store: Any = None) -> torch.Tensor:
         return torch.arange(4.0) * (float("nan") if options else 1.0)
 
     monkeypatch.setattr(SelfTests, "_fed", fed)
@@ -267,7 +270,7 @@ def test_pieces_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_
     runner = runner_of(zoo.build("opt", num_hidden_layers=1))
     for rows, width in ((3, 4), (1, 1)):
         with torch.inference_mode(), pytest.warns(RuntimeWarning, match="not compiled, and run eagerly: .* off by"):
-            assert runner.layers.of("compiled", rows, width, ()) is None
+            assert runner.layers.of(ForwardOptions(layers="compiled"), rows, width, ()) is None
 
 
 @PIECES
@@ -283,8 +286,8 @@ def test_a_trial_without_memory_is_made_again(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(SelfTests, "require_agreement", runs_out)
     with torch.inference_mode():
-        assert runner.layers.of("traced", 3, 4, ()) is None
-        assert runner.layers.of("traced", 3, 4, ()) is not None
+        assert runner.layers.of(ForwardOptions(layers="traced"), 3, 4, ()) is None
+        assert runner.layers.of(ForwardOptions(layers="traced"), 3, 4, ()) is not None
 
 
 @pytest.mark.slow
@@ -332,7 +335,7 @@ def test_auto_takes_pieces_when_they_pay(compiled: list[Any], monkeypatch: pytes
                     for path in begun:  # as that process does, at some time
                         path.parent.mkdir(exist_ok=True)
                         path.touch()
-                found = runner.layers.of("auto", 3, 4, ())
+                found = runner.layers.of(ForwardOptions(layers="auto"), 3, 4, ())
                 told.append("eager" if found is None else "compiled" if found.compiled else "traced")
         return told
 
@@ -353,10 +356,10 @@ def test_another_process_that_fails_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(traces._log, "info", told.append)
     runner = runner_of(zoo.build("opt", num_hidden_layers=1))
     with torch.inference_mode():
-        assert runner.layers.of("auto", 3, 4, ()) is not None
+        assert runner.layers.of(ForwardOptions(layers="auto"), 3, 4, ()) is not None
         ended.wait()
         for _ in range(3):
-            found = runner.layers.of("auto", 3, 4, ())
+            found = runner.layers.of(ForwardOptions(layers="auto"), 3, 4, ())
     assert found is not None
     assert not found.compiled
     assert sum("has ended without" in one for one in told) == 1
@@ -373,6 +376,82 @@ def test_another_process_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         pieces = [(piece.graph, traces.compiled_file(piece)) for piece in trace(runner).pieces]
         assert begin(pieces).wait() == 0
         monkeypatch.setattr(torch._inductor, "standalone_compile", None)  # nothing is compiled here
-        found = runner.layers.of("compiled", 3, 4, ())
+        found = runner.layers.of(ForwardOptions(layers="compiled"), 3, 4, ())
     assert found is not None
     assert found.compiled
+
+
+ALIGNMENTS = {
+    "ragged": {},
+    "mixed": {"schedule": "continuous,mixed=on,piece=4"},
+    "eqspec": {"align": "eqspec"},
+    "exspec": {"align": "exspec", "schedule": "same-length"},
+    "graphs": {"graphs": "on"},
+}
+
+
+@pytest.fixture
+def no_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse the writes of a slab."""
+
+    def refused(self: Any, *given: Any) -> None:
+        raise AssertionError("a store has written")
+
+    monkeypatch.setattr(SlabStore, "write", refused)
+
+
+@pytest.mark.wide(but=["mixed-mistral", "eqspec-opt"])
+@PIECES
+@pytest.mark.usefixtures("compiled", "no_writes")
+@pytest.mark.parametrize("name", ["opt", "mistral", "gemma3"])
+@pytest.mark.parametrize("way", sorted(ALIGNMENTS))
+def test_pieces_that_write_are_exact(way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains and prompts, one row and several, padding left out or not, rows that move: what is decoded is exact."""
+    monkeypatch.setattr(padding_free, "LAYING_OUT", 0)
+    target = zoo.build(name)
+    options = {"batch_size": 3, "draft_length": 3, "layers": "compiled", **ALIGNMENTS[way]}
+    pipe = harness.pipeline(target, zoo.good_draft(target), **options)
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
+@PIECES
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kv", ["paged", "pool", "slab,dtype=int8"])
+def test_other_stores_write_themselves(kv: str) -> None:
+    """Pieces for a store that moves, or that has keys and values in 8 bits, write nothing, in a process that has others as well."""
+    target = zoo.build("opt")
+    for store in ("slab", kv):
+        pipe = harness.pipeline(target, None, batch_size=3, layers="compiled", kv=store)
+        found = [one.token_ids for one in pipe.decode(harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))]
+        eager = harness.pipeline(target, None, batch_size=3, kv=store)
+        assert found == [one.token_ids for one in eager.decode(harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))]
+
+
+class HalfLinear(torch.nn.Linear):
+    """Returns half precision, as a linear layer under autocast does."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the product in half precision."""
+        return super().forward(states).bfloat16()
+
+
+def test_values_of_another_precision() -> None:
+    """Values that are not in the keys' precision are written in it."""
+    model = zoo.build("opt", num_hidden_layers=1)
+    attention = model.model.decoder.layers[0].self_attn
+    attention.v_proj.__class__ = HalfLinear
+    runner = runner_of(model)
+    runner.tests.require_agreement(trace(runner, writes=True), False, False)
+
+
+@pytest.mark.wide
+@PIECES
+@pytest.mark.usefixtures("no_writes")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiled_code_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Inductor's code writes in place, with sizes of any kind."""
+    monkeypatch.setattr(traces, "cache_dir", lambda: tmp_path)
+    target = zoo.build("qwen3", num_hidden_layers=2)
+    pipe = harness.pipeline(target, None, batch_size=3, layers="compiled")
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+    assert [*tmp_path.rglob("*")]

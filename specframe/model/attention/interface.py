@@ -8,9 +8,9 @@ mask is given. The other two take no mask tensor: variable-length attention, and
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from specframe.contracts.attention import Attend
-from specframe.contracts.cache import DenseView, KVStore, KVView, PagedView, Window
+from specframe.contracts.cache import DenseView, DirectStore, KVStore, KVView, PagedView, Window
 from specframe.errors import ModelError
 from specframe.model.attention.masks import aligned
 from specframe.model.padding_free import PaddingFree
@@ -208,9 +208,23 @@ class StoreCache(Cache):
                 self.paged[layer_idx] = view
                 return key_states, value_states
             view = gather_slots(view, self._extent)
-        if self._contiguous:
-            return view.keys.contiguous(), view.values.contiguous()
-        return view.keys, view.values
+        return self._shown(view)
+
+    def _shown(self, view: DenseView) -> tuple[torch.Tensor, torch.Tensor]:
+        return (view.keys.contiguous(), view.values.contiguous()) if self._contiguous else (view.keys, view.values)
+
+    def memory(self, layers: Iterable[int]) -> list[torch.Tensor]:
+        """Return the places of the tokens fed in the memory of the store, and the keys and values there of each of these layers.
+
+        The caller writes to them, where :meth:`update` would have. The store is a :class:`specframe.contracts.cache.DirectStore`.
+        """
+        store = cast(DirectStore, self._store)
+        places_BT = store.places() if self._padding_free is None else self._padding_free.row(store.places())
+        return [places_BT, *(part for layer in layers for part in store.memory(layer))]
+
+    def written(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what :meth:`update` does for a layer whose memory was written."""
+        return self._shown(cast(DirectStore, self._store).view(layer))
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """Write (B, T, D) keys by which a layer chooses what it attends to; return those of all slots attended to, (B, S, D)."""

@@ -39,7 +39,9 @@ from specframe.model.twin import (
     running,
     sets_own_buffers,
 )
+from specframe_std.layers.direct_writes import write_directly
 from specframe_std.layers.merged_weights import Merged, merge, tensor_of
+from specframe_std.layers.operators import ATTEND
 
 if TYPE_CHECKING:
     from specframe.model.runner import ModelRunner
@@ -49,31 +51,20 @@ ROWS, WIDTH, SLOTS, KEPT = 3, 5, 11, 2
 code would be written that holds for 1 alone. What is written serves rows or tokens of one as well, see
 :meth:`specframe.model.model_checks.SelfTests.require_agreement`."""
 
-OPERATOR = "specframe::attend"
-
-torch.library.define(
-    OPERATOR, "(Tensor query, Tensor key, Tensor value, Tensor mask, int layer, float? scaling, int? window) -> Tensor"
-)
-
-
-@torch.library.register_fake(OPERATOR)
-def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
-    rows, heads, length, _size = query.shape
-    return query.new_empty(rows, length, heads, value.shape[-1])
-
 
 def update_and_attend(
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    key: torch.Tensor | None,
+    value: torch.Tensor | None,
     mask: torch.Tensor,
     layer: int,
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Write a layer's keys and values to the cache of the forward under way, and attend to all that it holds."""
+    """Write a layer's keys and values to the cache of the forward under way, unless a piece has, and attend to what it holds."""
     module = cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
-    key, value = CURRENT.get().cache.update(key, value, layer)
+    cache = CURRENT.get().cache
+    key, value = cache.written(layer) if key is None else cache.update(key, value, layer)
     return attend(module, query, key, value, mask, scaling, sliding_window=window)[0].contiguous()
 
 
@@ -160,6 +151,8 @@ class TracedForward:
     """The numbers of the hidden states that it gives."""
     merged: list[Merged] = attrs.Factory(list)
     """The weights that it reads together."""
+    written: tuple[int, ...] = ()
+    """The layers whose keys and values its pieces write, in a :class:`specframe.contracts.cache.DirectStore`."""
     compiled: bool = False
     """Whether its pieces are compiled."""
     tried: bool = False
@@ -191,17 +184,21 @@ class TracedForward:
         """
         weights = [one.held[0][0][one.held[0][1]] for one in self.weights]
         plain = [one.contiguous() for one in given[:4]]  # the only strides that are compiled for
-        found: list[torch.Tensor] = self.calls.forward(*plain, *given[4:], *weights, *self.constants)
+        memory = CURRENT.get().cache.memory(self.written) if self.written else ()
+        found: list[torch.Tensor] = self.calls.forward(*plain, *given[4:], *memory, *weights, *self.constants)
         return found
 
 
-def trace(model: ModelRunner, hidden: tuple[int, ...] = (), merges: bool = False) -> TracedForward:
+def trace(
+    model: ModelRunner, hidden: tuple[int, ...] = (), merges: bool = False, writes: bool = False
+) -> TracedForward:
     """Return a model's forward as pieces.
 
     Args:
         model: the model, whose layers attend by our function.
         hidden: the numbers of the hidden states that are taken.
         merges: whether linear layers that read the same tensor are merged, see :mod:`specframe_std.layers.merged_weights`.
+        writes: whether pieces write keys and values, see :mod:`specframe_std.layers.direct_writes`.
 
     Raises:
         ModelError: the forward cannot be traced, with the reason.
@@ -225,7 +222,8 @@ def trace(model: ModelRunner, hidden: tuple[int, ...] = (), merges: bool = False
         raise ModelError(f"its forward changes {changed[0]} itself")
     simplify(graph)
     merged = merge(graph) if merges else []
-    return _Cutter(graph, model.twin, hidden).cut(merged)
+    written = write_directly(graph) if writes else ()
+    return _Cutter(graph, model.twin, hidden).cut(merged, written)
 
 
 def _as_it_was(module: torch.nn.Module, *held: dict[str, Any]) -> bool:
@@ -306,7 +304,7 @@ def unlogged() -> Iterator[None]:
             one.disabled = was
 
 
-ATEN, ATTEND = torch.ops.aten, torch.ops.specframe.attend.default
+ATEN = torch.ops.aten
 CASTS = frozenset({ATEN.to.dtype, ATEN.to.device, ATEN.to.dtype_layout})
 """Operators that return what they are given where it has the type and the device already."""
 EVERYTHING = 2**63 - 1
@@ -413,8 +411,8 @@ class _Cutter:
                 for name, tensor in held.items():
                     self._holders.setdefault(id(tensor), []).append((held, name))
 
-    def cut(self, merged: list[Merged]) -> TracedForward:
-        """Return the pieces of the graph.
+    def cut(self, merged: list[Merged], written: tuple[int, ...]) -> TracedForward:
+        """Return the pieces of the graph, which write the keys and values of these layers.
 
         Raises:
             ModelError: the layers compute masks themselves, or do not attend by our function.
@@ -426,7 +424,8 @@ class _Cutter:
         attending = [node for node in operators if node.target is ATTEND]
         if not attending:
             raise ModelError("its layers do not attend by transformers' interface for sdpa")
-        masks, read = set(given[4:]), {node.args[3] for node in attending}
+        masks = set(given[4 : -1 - 2 * len(written)] if written else given[4:])
+        read = {node.args[3] for node in attending}
         if read - masks or any(user.target is not ATTEND for mask in masks for user in mask.users):
             raise ModelError("its layers compute masks themselves")
         weights = [node for number, node in held.items() if number in self._holders]
@@ -451,6 +450,7 @@ class _Cutter:
             torch.fx.GraphModule(torch.nn.Module(), self._calls),
             self._hidden,
             merged,
+            written,
         )
 
     def _held(self, nodes: list[torch.fx.Node]) -> dict[int, torch.fx.Node]:

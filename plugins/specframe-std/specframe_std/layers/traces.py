@@ -26,6 +26,7 @@ from specframe_std.layers.compile_ahead import begin
 from specframe_std.layers.traced_forward import Piece, TracedForward, compile_piece, trace
 
 if TYPE_CHECKING:
+    from specframe.contracts.model import ForwardOptions
     from specframe.model.runner import ModelRunner
 
 TRACING_PAYS = 2_000
@@ -45,8 +46,9 @@ SMALL_LAYER = 1_000_000
 _log = logging.getLogger(__name__)
 
 
-Kind = tuple[int, ...]
-"""What the forwards that share a trace have in common: the numbers of the hidden states that are taken."""
+Kind = tuple[tuple[int, ...], bool]
+"""What the forwards that share a trace have in common: the numbers of the hidden states that are taken, and whether pieces write
+keys and values."""
 
 
 @attrs.define(eq=False)
@@ -63,13 +65,15 @@ class Traces:
     _ahead: subprocess.Popen[bytes] | None = None
     """The process that compiles pieces while forwards go on, or None if none was begun."""
 
-    def of(self, layers: str, rows: int, width: int, kind: Kind) -> TracedForward | None:
+    def of(self, how: ForwardOptions, rows: int, width: int, hidden: tuple[int, ...]) -> TracedForward | None:
         """Return the forward to run as pieces, or None: see :meth:`specframe.contracts.model.Layers.of`.
 
         "auto" calls the modules until pieces have paid by now, and on a GPU: a server would pause for seconds, and its
         forwards are captured.
         """
-        asked, device = layers != "auto", self._runner.device
+        layers, device = how.layers, self._runner.device
+        # pieces that are not compiled write in more time than stores do
+        asked, kind = layers != "auto", (hidden, how.direct and layers == "compiled")
         self._seen[kind] = seen = self._seen[kind] + 1
         early = not asked and (seen <= TRACING_PAYS or device.type != "cpu")
         if early or not kinds.of(device).values or current_numerics.are_active():
@@ -92,7 +96,7 @@ class Traces:
         if kind not in self._made:
             self._made[kind] = None
             try:
-                self._made[kind] = trace(self._runner, kind, asked and self._runner.device.type != "cpu")
+                self._made[kind] = trace(self._runner, kind[0], asked and self._runner.device.type != "cpu", kind[1])
             except ModelError as error:
                 self._tell("traced", error, asked)
         return self._made[kind]
