@@ -266,7 +266,7 @@ def write_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_page, "svg", lambda figure, name: "<svg></svg>")
     monkeypatch.setattr(report_page, "png", lambda figure: MARK.encode())
     monkeypatch.setattr(report_page, "html", lambda *_: MARK)
-    table = Table("speed", "", "", "", ("scheme", "median"), [("ragged", 1.5)])
+    table = Table("speed", "", "", "", [("ragged", 1.5)], ("scheme", "median"))
     report_page.write_report(SimpleNamespace(schemes=[]), {"speed": table}, "out")  # type: ignore[arg-type]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from specframe_lab.comparison.comparison_results import Comparison, Line
 from specframe_lab.comparison.schemes import Case
 from specframe_lab.comparison.transformers_generate import of_transformers
 from specframe_lab.serving.objectives import Objectives
-from specframe_lab.serving.serving_figures import PERCENTILES, metrics, rates, summary
+from specframe_lab.serving.serving_figures import metrics, rates, summary
 from specframe_lab.verify import common_start
 
 STAGES = ("draft", "verify", "accept", "align", "schedule", "prefill")
@@ -43,8 +45,8 @@ class Table:
     title: str
     unit: str
     meaning: str
-    columns: Sequence[str]
-    rows: list[tuple[Any, ...]]
+    rows: Rows
+    columns: Sequence[str] = SPREAD
     nothing: str = ""
     """Sentence in place of a figure whose values are all 0."""
 
@@ -67,16 +69,12 @@ class Table:
         return f"A point or a bar is the median of {runs} runs, the line through it their {CONFIDENCE} confidence interval."
 
     @property
-    def told(self) -> list[tuple[Any, ...]]:
+    def told(self) -> Rows:
         """The rows for readers, in which P99 of too few values is not a number."""
         if P99 not in self.columns:
             return self.rows
         place = self.columns.index(P99)
         return [row if row[-1] >= ENOUGH_FOR_P99 else (*row[:place], math.nan, *row[place + 1 :]) for row in self.rows]
-
-    def dicts(self) -> list[dict[str, Any]]:
-        """Return the rows by column."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def write(self, folder: Path) -> None:
         """Write the rows as CSV; a file with other columns is foreign and is not replaced."""
@@ -137,16 +135,26 @@ def told_apart(low: float, high: float, repeats: int, value: float = 1.0) -> boo
     return repeats > 1 and not low <= value <= high
 
 
+def each(
+    comparison: Comparison, values: Callable[[list[Line]], Iterable[tuple[Any, ...]]], speculating: bool = False
+) -> Rows:
+    """Return the rows of every timed case that has run: scheme, batch size, and each that a function makes of the case's lines.
+
+    With ``speculating`` plain decoding has none.
+    """
+    return [
+        (case.scheme, case.batch_size, *row)
+        for case in comparison.timed
+        if (lines := [*comparison.runs(case).values()]) and not (speculating and case.cell["drafter"] == "none")
+        for row in values(lines)
+    ]
+
+
 def by_cell(
     comparison: Comparison, value: Callable[[Line], float], speculating: bool = False, bounds: Bounds = interval
-) -> list[tuple[Any, ...]]:
+) -> Rows:
     """Return a value of every timed case that has run: the median over repeats, and its bounds."""
-    rows = []
-    for case in comparison.timed:
-        runs = comparison.runs(case)
-        if runs and not (speculating and case.cell["drafter"] == "none"):
-            rows.append((case.scheme, case.batch_size, *bounds(map(value, runs.values())), len(runs)))
-    return rows
+    return each(comparison, lambda lines: [(*bounds(map(value, lines)), len(lines))], speculating)
 
 
 def shares(comparison: Comparison, name: str, speculating: bool = False) -> Rows:
@@ -163,20 +171,18 @@ MEMORY = ("scheme", "batch_size", "bytes", "median", "low", "high", "repeats")
 """The columns of :func:`memory`: the most bytes, and tokens per second."""
 
 
-def device_bytes(comparison: Comparison) -> list[tuple[Any, ...]]:
+def device_bytes(comparison: Comparison) -> Rows:
     """Return the spread of the most bytes of the device in use, where the device reports them."""
-    rows = by_cell(
-        comparison, lambda line: line.get("peak_device_bytes") or math.nan
-    )  # none in results of older versions
+    rows = by_cell(comparison, lambda line: line.get("peak_device_bytes") or math.nan)  # old results have none
     return [row for row in rows if not math.isnan(row[2])]
 
 
-def state_bytes(comparison: Comparison) -> list[tuple[Any, ...]]:
+def state_bytes(comparison: Comparison) -> Rows:
     """Return the spread of the bytes of states, of cases whose models keep some."""
     return [row for row in by_cell(comparison, figure("state_bytes")) if row[2] > 0]
 
 
-def memory(comparison: Comparison) -> list[tuple[Any, ...]]:
+def memory(comparison: Comparison) -> Rows:
     """Return each case's median of the most bytes, those of the device or else of all caches, and its tokens per second."""
     measured = {row[:2]: row[2] for row in device_bytes(comparison)}
     caches = {row[:2]: row[2] for row in by_cell(comparison, figure("peak_kv_bytes"))}
@@ -185,44 +191,42 @@ def memory(comparison: Comparison) -> list[tuple[Any, ...]]:
     return [(*row[:2], every[row[:2]], *row[2:]) for row in rates if not math.isnan(every[row[:2]])]
 
 
-def ratios(comparison: Comparison, case: Case, beside: Case | None, value: Callable[[Line], float]) -> list[float]:
+def ratios(comparison: Comparison, case: Case, beside: Case, value: Callable[[Line], float]) -> list[float]:
     """Return a case's values over another's in the same repeat, so that what slows a whole repeat down has no part in them."""
-    others = comparison.runs(beside) if beside else {}
-    runs = comparison.runs(case)
+    runs, others = comparison.runs(case), comparison.runs(beside)
     return [value(line) / value(others[r]) for r, line in runs.items() if r in others and value(others[r])]
 
 
-def speed_ups(comparison: Comparison, case: Case) -> list[float]:
-    """Return a case's tokens per second over plain decoding's at the same batch size in the same repeat."""
-    return ratios(comparison, case, comparison.plain(case, case.batch_size), figure("tokens_per_second"))
+def over(comparison: Comparison, beside: Callable[[Case], Case | None], inverse: bool = False) -> Rows:
+    """Return tokens per second of every timed case over those of another in the same repeat, or ``inverse``, with the interval."""
+    rows = []
+    for case in comparison.timed:
+        if other := beside(case):
+            pair = (other, case) if inverse else (case, other)
+            if values := ratios(comparison, *pair, figure("tokens_per_second")):
+                rows.append((case.scheme, case.batch_size, *interval(values), len(values)))
+    return rows
 
 
-def speed_up(comparison: Comparison) -> list[tuple[Any, ...]]:
+def speed_up(comparison: Comparison) -> Rows:
     """Return the speed-up of every scheme but plain decoding, with its interval."""
-    found = [(case, speed_ups(comparison, case)) for case in comparison.timed if not case.plain]
-    return [(case.scheme, case.batch_size, *interval(values), len(values)) for case, values in found if values]
+    return over(comparison, lambda case: None if case.plain else comparison.plain(case, case.batch_size))
 
 
-def over_transformers(comparison: Comparison) -> list[tuple[Any, ...]]:
+def over_transformers(comparison: Comparison) -> Rows:
     """Return the speed-up of every other scheme over transformers at the same batch size, with its interval."""
-    rows = []
-    for case in comparison.timed:
+
+    def beside(case: Case) -> Case | None:
         same = (one for one in comparison.timed if one.setting == case.setting and one.batch_size == case.batch_size)
-        beside = next((one for one in same if of_transformers(one)), None)
-        times = [] if case is beside else ratios(comparison, case, beside, figure("tokens_per_second"))
-        if times:
-            rows.append((case.scheme, case.batch_size, *interval(times), len(times)))
-    return rows
+        return None if of_transformers(case) else next((one for one in same if of_transformers(one)), None)
+
+    return over(comparison, beside)
 
 
-def bitwise_price(comparison: Comparison) -> list[tuple[Any, ...]]:
+def bitwise_price(comparison: Comparison) -> Rows:
     """Return the time that bitwise equality takes, over that of the same cell without, in the same repeat."""
-    rows = []
-    for case in comparison.timed:
-        beside = next((other for other in comparison.timed if other.key == case.unlike), None)
-        if prices := [1 / ratio for ratio in ratios(comparison, case, beside, figure("tokens_per_second")) if ratio]:
-            rows.append((case.scheme, case.batch_size, *interval(prices), len(prices)))
-    return rows
+    cases = {case.key: case for case in comparison.timed}
+    return over(comparison, lambda case: cases.get(case.unlike or ""), inverse=True)
 
 
 def break_even(rows: list[tuple[Any, ...]]) -> list[tuple[str, int | None, int | None, str]]:
@@ -259,7 +263,7 @@ def in_words(sizes: list[int], faster: list[int], slower: list[int]) -> str:
 SIDE_BY_SIDE = ("batch_size", "faster", "slower", "times", "low", "high", "repeats", "why")
 
 
-def side_by_side(comparison: Comparison) -> list[tuple[Any, ...]]:
+def side_by_side(comparison: Comparison) -> Rows:
     """Return, for each batch size, how many times as fast as each other scheme the fastest lossless one is, and why."""
     rows, rate = [], figure("tokens_per_second")
     groups: dict[tuple[Any, ...], list[Case]] = {}
@@ -324,107 +328,70 @@ def per_pass(comparison: Comparison, case: Case) -> tuple[float, float, dict[str
     return sum(line["tokens"] for line in lines) / passes, sum(seconds.values()), seconds
 
 
-def stage_shares(comparison: Comparison) -> list[tuple[Any, ...]]:
+def stage_shares(lines: list[Line]) -> Rows:
     """Return, of the time of all repeats of a case, the share and the seconds of each stage."""
-    rows = []
-    for case in comparison.timed:
-        runs = comparison.runs(case).values()
-        seconds = {stage: sum(line["figures"]["stage_seconds"].get(stage, 0.0) for line in runs) for stage in STAGES}
-        total = sum(seconds.values())
-        if total:
-            shares = ((stage, seconds[stage] / total, seconds[stage] / len(runs)) for stage in STAGES)
-            rows += [(case.scheme, case.batch_size, *share) for share in shares]
-    return rows
+    seconds = {stage: sum(line["figures"]["stage_seconds"].get(stage, 0.0) for line in lines) for stage in STAGES}
+    total = sum(seconds.values())
+    return [(stage, seconds[stage] / total, seconds[stage] / len(lines)) for stage in STAGES] if total else []
 
 
-def by_position(comparison: Comparison) -> list[tuple[Any, ...]]:
-    """Return how often the draft token in each place was accepted, counted over all repeats."""
-    rows = []
-    for case in comparison.timed:
-        drafted, accepted = (total(comparison, case, f"{which}_by_position") for which in ("drafted", "accepted"))
-        for place, (d, a) in enumerate(zip(drafted, accepted, strict=True), start=1):
-            rows.append((case.scheme, case.batch_size, place, d, a, a / d if d else math.nan))
-    return rows
+def by_position(lines: list[Line], of: str = "drafted") -> Rows:
+    """Return how often the draft token in each place was accepted, counted over all repeats: of all drafts that were as long or,
+    of those "reached", of the ones whose tokens before it were all accepted.
+    """
+    drafted, accepted = (total(lines, f"{which}_by_position") for which in (of, "accepted"))
+    counts = enumerate(zip(drafted, accepted, strict=False), start=1)  # results of older versions have none reached
+    return [(place, d, a, a / d if d else math.nan) for place, (d, a) in counts]
 
 
-def conditional(comparison: Comparison) -> list[tuple[Any, ...]]:
-    """Return how often the draft token in each place was accepted where all before it were, counted over all repeats."""
-    rows = []
-    for case in comparison.timed:
-        reached, accepted = (total(comparison, case, f"{which}_by_position") for which in ("reached", "accepted"))
-        for place, (r, a) in enumerate(zip(reached, accepted, strict=False), start=1):
-            rows.append((case.scheme, case.batch_size, place, r, a, a / r if r else math.nan))
-    return rows
-
-
-def calibration(comparison: Comparison) -> list[tuple[Any, ...]]:
+def calibration(lines: list[Line]) -> Rows:
     """Return mean predicted probability, accepted share and count of draft tokens, by bins, of policies with a calibration."""
-    rows = []
-    for case in comparison.timed:
-        bins = [np.array(line["calibration"]) for line in comparison.runs(case).values() if line.get("calibration")]
-        for predicted, stood, count in np.sum(bins, axis=0) if bins else ():
-            if count:
-                rows.append((case.scheme, case.batch_size, predicted / count, stood / count, int(count)))
-    return rows
+    bins = [np.array(line["calibration"]) for line in lines if line.get("calibration")]
+    counts = np.sum(bins, axis=0) if bins else ()
+    return [(predicted / count, stood / count, int(count)) for predicted, stood, count in counts if count]
 
 
-def by_branch(comparison: Comparison) -> list[tuple[Any, ...]]:
+def by_branch(lines: list[Line]) -> Rows:
     """Return how often each branch of trees was reached and accepted, counted over all repeats; chains have none."""
-    rows = []
-    for case in comparison.timed:
-        counts: dict[tuple[int, int], list[int]] = {}
-        for line in comparison.runs(case).values():
-            for depth, branch, reached, stood in line.get("by_branch", ()):  # none in results of older versions
-                count = counts.setdefault((depth, branch), [0, 0])
-                count[0], count[1] = count[0] + reached, count[1] + stood
-        rows += [(case.scheme, case.batch_size, *place, r, s, s / r) for place, (r, s) in sorted(counts.items())]
-    return rows
+    counts: dict[tuple[int, int], list[int]] = {}
+    for line in lines:
+        for depth, branch, reached, stood in line.get("by_branch", ()):  # none in results of older versions
+            count = counts.setdefault((depth, branch), [0, 0])
+            count[0], count[1] = count[0] + reached, count[1] + stood
+    return [(*place, r, s, s / r) for place, (r, s) in sorted(counts.items())]
 
 
-def total(comparison: Comparison, case: Case, name: str) -> list[int]:
-    """Return the sums, place by place, of a list that every line of a case has."""
-    lists = [line.get(name, []) for line in comparison.runs(case).values()]
-    width = max(map(len, lists), default=0)
-    return [sum(counts[place] for counts in lists if place < len(counts)) for place in range(width)]
+def total(lines: list[Line], name: str) -> list[int]:
+    """Return the sums, place by place, of a list that every line has."""
+    return [sum(counts) for counts in zip_longest(*(line.get(name, []) for line in lines), fillvalue=0)]
 
 
-def histogram(comparison: Comparison) -> list[tuple[Any, ...]]:
+def histogram(lines: list[Line]) -> Rows:
     """Return in how many rounds of a sequence each number of draft tokens was accepted, over all repeats."""
-    rows = []
-    for case in comparison.timed:
-        counts: dict[int, int] = {}
-        for line in comparison.runs(case).values():
-            for accepted, rounds in line["figures"]["acceptance_histogram"].items():
-                counts[int(accepted)] = counts.get(int(accepted), 0) + rounds
-        rounds = sum(counts.values())
-        rows += [(case.scheme, case.batch_size, a, counts[a], counts[a] / rounds) for a in sorted(counts)]
-    return rows
+    counts: Counter[int] = Counter()
+    for line in lines:
+        counts.update({int(accepted): rounds for accepted, rounds in line["figures"]["acceptance_histogram"].items()})
+    return [(accepted, count, count / counts.total()) for accepted, count in sorted(counts.items())]
 
 
 BY_TURN = ("scheme", "batch_size", "category", "turns", "tokens_per_round")
 
 
-def by_turn(comparison: Comparison) -> list[tuple[Any, ...]]:
+def by_turn(comparison: Comparison) -> Rows:
     """Return the mean over turns of each one's tokens per round, of all repeats: of all turns, then by category where there are."""
-    rows: list[tuple[Any, ...]] = []
     named = [one[0] if one else "none" for one in comparison.about.get("categories", ())]
-    for case in comparison.timed:
-        runs = [*comparison.runs(case).values()]
-        if case.cell["drafter"] == "none" or not runs or "spec_steps" not in runs[0]:
-            continue
+
+    def means_of(lines: list[Line]) -> Rows:
         means: dict[str, list[float]] = {}
-        for place in range(len(runs[0]["spec_steps"])):
-            steps, accepted = counted(runs, [place])
+        for place in range(len(lines[0].get("spec_steps", ()))):
+            steps, accepted = counted(lines, [place])
             if steps:
                 for name in ("all", *named[place : place + 1]):
                     means.setdefault(name, []).append(1 + accepted / steps)
-        means = means if {*named} - {"none"} else {"all": means.get("all", [])}
-        rows += [
-            (case.scheme, case.batch_size, name, len(ones), float(np.mean(ones)))
-            for name, ones in means.items()
-            if ones
-        ]
-    return rows
+        shown = means if {*named} - {"none"} else {"all": means.get("all", [])}
+        return [(name, len(ones), float(np.mean(ones))) for name, ones in shown.items() if ones]
+
+    return each(comparison, means_of, speculating=True)
 
 
 BY_CATEGORY = ("scheme", "batch_size", "category", "turn", "sequences", "tokens_per_round")
@@ -432,23 +399,23 @@ MICRO, MACRO = "all, by rounds (micro)", "all, by categories (macro)"
 """Means over all prompts: every round weighs alike, or every category."""
 
 
-def by_category(comparison: Comparison) -> list[tuple[Any, ...]]:
+def by_category(comparison: Comparison) -> Rows:
     """Return tokens per round by the category and the turn of prompts, over all repeats, then the means over all, if any."""
     groups: dict[tuple[str, int], list[int]] = {}
     for index, one in enumerate(comparison.about.get("categories", ())):
         groups.setdefault(("none", 1) if one is None else tuple(one), []).append(index)
-    rows: list[tuple[Any, ...]] = []
-    for case in comparison.timed if set(groups) - {("none", 1)} else ():
-        if case.cell["drafter"] == "none" or not (runs := [*comparison.runs(case).values()]):
-            continue
-        counts = {name: counted(runs, places) for name, places in groups.items()}
+
+    def means_of(lines: list[Line]) -> Rows:
+        counts = {name: counted(lines, places) for name, places in groups.items()}
         found = {name: 1 + accepted / steps for name, (steps, accepted) in counts.items() if steps}
-        rows += [(case.scheme, case.batch_size, *name, len(groups[name]), mean) for name, mean in sorted(found.items())]
+        rows: Rows = [(*name, len(groups[name]), mean) for name, mean in sorted(found.items())]
         steps, accepted = (sum(one) for one in zip(*counts.values(), strict=True))
         if steps:
             for name, mean in ((MICRO, 1 + accepted / steps), (MACRO, float(np.mean([*found.values()])))):
-                rows.append((case.scheme, case.batch_size, name, "", sum(map(len, groups.values())), mean))
-    return rows
+                rows.append((name, "", sum(map(len, groups.values())), mean))
+        return rows
+
+    return each(comparison, means_of, speculating=True) if set(groups) - {("none", 1)} else []
 
 
 def counted(runs: Iterable[Line], places: Sequence[int]) -> tuple[int, int]:
@@ -459,57 +426,36 @@ def counted(runs: Iterable[Line], places: Sequence[int]) -> tuple[int, int]:
     return steps, accepted
 
 
-def latency(comparison: Comparison) -> list[tuple[Any, ...]]:
+def latency(lines: list[Line]) -> Rows:
     """Return the percentiles of the sequences' latencies, each the median over repeats, the longest wait, and how many
     sequences a run has.
     """
-    rows = []
-    for case in comparison.timed:
-        lines = comparison.runs(case).values()
-        found = [percentiles(line["latencies"]) for line in lines]
-        if found:
-            wait = max(line["longest_wait"] for line in lines)
-            count = min(len(line["latencies"]) for line in lines)
-            rows.append((case.scheme, case.batch_size, *np.median(found, axis=0).tolist(), wait, count))
-    return rows
+    found = np.median([percentiles(line["latencies"]) for line in lines], axis=0)
+    wait, count = max(line["longest_wait"] for line in lines), min(len(line["latencies"]) for line in lines)
+    return [(*found.tolist(), wait, count)]
 
 
 def percentiles(seconds: Iterable[float | None]) -> list[float]:
     """Return P50, P90 and P99 of what is there, between two values in proportion."""
-    there = [value for value in seconds if value is not None]
-    return np.percentile(there, PERCENTILES).tolist() if there else [math.nan] * len(PERCENTILES)
+    return summary([value for value in seconds if value is not None])[1:]
 
 
-def serving(comparison: Comparison) -> list[tuple[Any, ...]]:
+def serving(lines: list[Line]) -> Rows:
     """Return mean and percentiles of every figure of served requests, each the median over repeats, and of how many values."""
-    rows = []
-    for case in comparison.timed:
-        runs = [metrics(line["requests"]) for line in comparison.runs(case).values() if "requests" in line]
-        for name in runs[0] if runs else ():
-            found = [summary(run[name]) for run in runs]
-            rows.append(
-                (
-                    case.scheme,
-                    case.batch_size,
-                    name,
-                    *np.median(found, axis=0).tolist(),
-                    min(len(run[name]) for run in runs),
-                )
-            )
-    return rows
+    runs = [metrics(line["requests"]) for line in lines if "requests" in line]
+    return [
+        (name, *np.median([summary(run[name]) for run in runs], axis=0).tolist(), min(len(run[name]) for run in runs))
+        for name in (runs[0] if runs else ())
+    ]
 
 
-def request_rates(comparison: Comparison, wanted: Objectives | None = None) -> list[tuple[Any, ...]]:
+def request_rates(lines: list[Line], wanted: Objectives | None = None) -> Rows:
     """Return the figures of all requests of a run together, each the median over repeats."""
-    rows = []
-    for case in comparison.timed:
-        runs = [rates(line["requests"], wanted) for line in comparison.runs(case).values() if "requests" in line]
-        if runs:
-            rows.append((case.scheme, case.batch_size, *np.median([[*run.values()] for run in runs], axis=0).tolist()))
-    return rows
+    runs = [[*rates(line["requests"], wanted).values()] for line in lines if "requests" in line]
+    return [tuple(np.median(runs, axis=0).tolist())] if runs else []
 
 
-def equality(comparison: Comparison) -> list[tuple[Any, ...]]:
+def equality(comparison: Comparison) -> Rows:
     """Return how many sequences are, token for token, those of plain decoding at batch size 1, and at the same one.
 
     What a rule draws that depends on the draft is not compared.

@@ -15,7 +15,7 @@ from specframe_std.output_folders import write_page
 
 from specframe.cli.tables import per_second
 from specframe_lab.comparison import comparison_figures as f
-from specframe_lab.comparison.comparison_figures import SPREAD, Table
+from specframe_lab.comparison.comparison_figures import Table
 from specframe_lab.comparison.comparison_results import Comparison, Line
 from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.schemes import PLAIN_NAME, Case
@@ -64,21 +64,12 @@ def drawn(found: Reproduction) -> list[Table]:
     """Return the figures that have data."""
     speed = found.parts["speed"]
     tables = [
-        Table("anatomy", "", "share of the time", "", (), f.stage_shares(speed)),
-        Table(
-            "overhead",
-            "",
-            "share of the time",
-            "",
-            SPREAD,
-            f.by_cell(speed, overhead, speculating=True, bounds=f.spread),
-        ),
-        Table("grouping", "", "share of rounds", "", SPREAD, grouping_rates(found)),
-        Table(
-            "throughput", "", "tokens/s", "", SPREAD, f.by_cell(speed, f.figure("tokens_per_second"), bounds=f.spread)
-        ),
-        Table("latency", "", "s", "", (), latencies(found)),
-        Table("tail", "", "passes", "", (), f.latency(found.parts["bursty"])),
+        Table("anatomy", "", "share of the time", "", f.each(speed, f.stage_shares)),
+        Table("overhead", "", "share of the time", "", f.by_cell(speed, overhead, speculating=True, bounds=f.spread)),
+        Table("grouping", "", "share of rounds", "", grouping_rates(found)),
+        Table("throughput", "", "tokens/s", "", f.by_cell(speed, f.figure("tokens_per_second"), bounds=f.spread)),
+        Table("latency", "", "s", "", latencies(found)),
+        Table("tail", "", "passes", "", f.each(found.parts["bursty"], f.latency)),
     ]
     return [table for table in tables if table.rows]
 
@@ -354,14 +345,14 @@ def arriving(found: Reproduction, part: str) -> str:
 
 def latencies(found: Reproduction) -> list[tuple[Any, ...]]:
     """Return percentiles of latency and the longest wait; of prompts that arrive over time where there are such."""
-    rows = f.latency(found.parts.get("arrivals", found.parts["speed"]))
+    rows = f.each(found.parts.get("arrivals", found.parts["speed"]), f.latency)
     return [row for row in rows if row[0] in SPECULATING]
 
 
 def tails(found: Reproduction) -> Rows:
     """Return percentiles of the passes to the first token and to the end, the longest wait and what bounds it."""
-    first = {row[:2]: sound(row[4:7], row[-1]) for row in f.serving(found.parts["bursty"]) if row[2] == "ttft"}
-    rows = waits(f.latency(found.parts["bursty"]))
+    first = {row[:2]: sound(row[4:7], row[-1]) for row in f.each(found.parts["bursty"], f.serving) if row[2] == "ttft"}
+    rows = waits(f.each(found.parts["bursty"], f.latency))
     firsts = texts([first[row[0], int(row[1])] for row in rows])
     return [(*row[:2], *ttft, *row[2:]) for row, ttft in zip(rows, firsts, strict=True)]
 
