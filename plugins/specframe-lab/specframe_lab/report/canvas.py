@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,10 +84,15 @@ def lines_for(names: Iterable[str]) -> tuple[Figure, Axes]:
     names = [wrapped(name) for name in names]
     lines = max(name.count("\n") + 1 for name in names)
     figure, (axes,) = panels(1, 0.75 + (0.12 + 0.14 * lines) * len(names))
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    name_lines(axes, names)
     axes.tick_params(axis="y", length=0)
     return figure, axes
+
+
+def name_lines(axes: Axes, names: Sequence[str]) -> None:
+    """Name the lines of a figure, the first at the top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
 
 
 def scale(axis: Axis, unit: str) -> str:

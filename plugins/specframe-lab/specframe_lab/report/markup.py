@@ -7,9 +7,9 @@ from html import escape
 from importlib.resources import files
 
 
-def part(name: str) -> str:
-    """Return a file of this package."""
-    return (files("specframe_lab.report") / name).read_text(encoding="utf-8")
+def part(name: str, package: str = "report") -> str:
+    """Return a file of a package of the lab."""
+    return (files("specframe_lab") / package / name).read_text(encoding="utf-8")
 
 
 def listing(texts: Sequence[str], kind: str) -> str:
@@ -30,8 +30,17 @@ def row(cells: Iterable[str], kind: str = "") -> str:
     return f'{start}<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in others) + "</tr>"
 
 
-def scrolling(name: str, columns: Iterable[str], rows: Iterable[str]) -> str:
-    """Return a table in a box that scrolls by itself."""
+def table(columns: Iterable[str], rows: Iterable[str]) -> str:
+    """Return a table."""
     head = "".join(f'<th scope="col">{escape(column.replace("_", " "))}</th>' for column in columns)
-    box = f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}, table">'
-    return f"{box}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def boxed(name: str, markup: str) -> str:
+    """Return a table in a box that scrolls by itself; its name is markup, too."""
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{name}, table">{markup}</div>'
+
+
+def scrolling(name: str, columns: Iterable[str], rows: Iterable[str]) -> str:
+    """Return a table of rows in a box that scrolls by itself."""
+    return boxed(escape(name), table(columns, rows))

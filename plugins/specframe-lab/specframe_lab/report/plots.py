@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
 from collections.abc import Callable, Sequence
@@ -14,8 +15,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specframe_lab.comparison.comparison_figures import ENOUGH_FOR_P99, STAGES, Table, spelled
-from specframe_lab.comparison.summary import together
+from specframe_lab.comparison.comparison_figures import ENOUGH_FOR_P99, STAGES, Rows, Table, spelled
+from specframe_lab.comparison.summary import SERVED, together
 from specframe_lab.report.canvas import (
     INK,
     PLAIN,
@@ -27,6 +28,7 @@ from specframe_lab.report.canvas import (
     legend,
     lines_for,
     looks,
+    name_lines,
     panels,
     scale,
     widths,
@@ -36,8 +38,6 @@ from specframe_lab.serving.serving_figures import PERCENTILES
 
 Curve = tuple[tuple[float, float], ...]
 BATCH_SIZE = "batch size (rows), logarithmic"
-SERVED = ("ttft", "tpot", "itl", "e2el")
-"""The figures of requests that are drawn."""
 ENDS = 2
 """Batch sizes between which no line is drawn: what lies between two was not measured. More of them are joined to be followed."""
 SAME = 0.005
@@ -56,7 +56,10 @@ def draw(tables: dict[str, Table], schemes: Sequence[str]) -> dict[str, Figure]:
 
 
 def against_batch_size(table: Table, look: Looks, level: float | None = None) -> Figure:
-    """Draw medians over batch sizes with the range of the repeats; bars where there is one batch size only."""
+    """Draw medians over batch sizes with the range of the repeats; bars where there is one batch size only.
+
+    ``level`` is where plain decoding is.
+    """
     sizes = sorted({row[1] for row in table.rows})
     if len(sizes) == 1:
         return bars(table, look, level)
@@ -69,11 +72,6 @@ def against_batch_size(table: Table, look: Looks, level: float | None = None) ->
     axes[0].set_ylabel(scale(axes[0].yaxis, table.unit))
     legend(figure, axes[0])
     return figure
-
-
-def speed_up(table: Table, look: Looks) -> Figure:
-    """Draw speed-ups, and the line that plain decoding is."""
-    return against_batch_size(table, look, level=1)
 
 
 def spans(axes: Axes, table: Table, look: Looks, sizes: list[int], value: int, ends: tuple[int, int] | None) -> None:
@@ -116,25 +114,19 @@ def latency(table: Table, look: Looks) -> Figure:
     for one, place in ((axes[0], 0), (axes[1], tail(table.rows))):
         spans(one, table, look, sizes, 2 + place, None)
         one.set_ylim(bottom=0)
-        one.set_ylabel(f"P{PERCENTILES[place]} ({table.unit}), n = {counted(table.rows)}")
+        one.set_ylabel(f"P{PERCENTILES[place]} ({table.unit}), n = {spelled(row[-1] for row in table.rows)}")
     axes[0].tick_params(labelbottom=False)
     axes[1].set_xlabel(BATCH_SIZE)
     legend(figure, axes[0])
     return figure
 
 
-Rows = Sequence[tuple[Any, ...]]
-"""Rows of percentiles, the last place of each the number of values that they are of."""
-
-
 def tail(rows: Rows) -> int:
-    """Return the place of the farthest percentile that is drawn: that of P99, or of P90 where some row has too few values."""
+    """Return the place of the farthest percentile that is drawn: that of P99, or of P90 where some row has too few values.
+
+    The last place of a row has the number of values that its percentiles are of.
+    """
     return 2 if min((row[-1] for row in rows), default=0) >= ENOUGH_FOR_P99 else 1
-
-
-def counted(rows: Rows) -> str:
-    """Return how many values the percentiles are of."""
-    return spelled(row[-1] for row in rows)
 
 
 MARKED = ("dot P50", "bar P90", "diamond P99")
@@ -152,7 +144,7 @@ def ranges(table: Table, look: Looks) -> Figure:
     shown = tail(table.rows) + 1
     percentile_lines(axes, [(row[0], row[2 : 2 + shown]) for row in table.rows], look)
     unit = "seconds" if table.unit == "s" else table.unit
-    words = f"{unit}, batch size {table.rows[0][1]}; {marked(table.rows)}, n = {counted(table.rows)}"
+    words = f"{unit}, batch size {table.rows[0][1]}; {marked(table.rows)}, n = {spelled(row[-1] for row in table.rows)}"
     figure.supxlabel("\n".join(textwrap.wrap(words, 60)), fontsize=9)
     axes.grid(axis="y", visible=False)
     return figure
@@ -178,15 +170,14 @@ def serving(table: Table, look: Looks) -> Figure:
     unit = "s" if table.unit == "seconds" else "passes"
     for one, name in zip(axes, SERVED, strict=True):
         rows = [row for row in table.rows if row[2] == name and not math.isnan(row[6])]
-        last, count = tail(rows), f"n = {counted(rows)}"
+        last, count = tail(rows), f"n = {spelled(row[-1] for row in rows)}"
         if len(sizes) > 1:
             spans(one, attrs.evolve(table, rows=rows), look, sizes, 4 + last, None)
             one.set_ylim(bottom=0)
             one.set_ylabel(f"{name}, P{PERCENTILES[last]} ({unit})\n{count}")
         else:
             percentile_lines(one, [(row[0], row[4 : 5 + last]) for row in rows], look)
-            one.set_yticks(range(len(rows)), [wrapped(row[0]) for row in rows])
-            one.set_ylim(len(rows) - 0.4, -0.6)
+            name_lines(one, [wrapped(row[0]) for row in rows])
             one.set_xlabel(f"{name} ({unit}), {count}; {marked(rows)}")
     if len(sizes) > 1:
         axes[-1].set_xlabel(BATCH_SIZE)
@@ -234,11 +225,16 @@ def by_position(table: Table, look: Looks) -> Figure:
         axes.plot(*zip(*points, strict=True), label=name, linewidth=width, **look[scheme])
     axes.set_xticks(sorted({row[2] for row in table.rows}))
     axes.set_xlabel("position in the draft")
+    in_shares(axes)
+    legend(figure, axes)
+    return figure
+
+
+def in_shares(axes: Axes) -> None:
+    """Let an axis be the share that was accepted."""
     axes.set_ylim(0, 1.02)
     in_percent(axes.yaxis)
     axes.set_ylabel("accepted")
-    legend(figure, axes)
-    return figure
 
 
 def calibration(table: Table, look: Looks) -> Figure:
@@ -253,11 +249,9 @@ def calibration(table: Table, look: Looks) -> Figure:
         points = [(one[0] / one[2], one[1] / one[2]) for _, one in sorted(bins.items())]
         axes.plot(*zip(*points, strict=True), label=scheme, **look[scheme])
     axes.set_xlim(0, 1.02)
-    axes.set_ylim(0, 1.02)
     in_percent(axes.xaxis)
-    in_percent(axes.yaxis)
     axes.set_xlabel("predicted")
-    axes.set_ylabel("accepted")
+    in_shares(axes)
     legend(figure, axes)
     return figure
 
@@ -288,9 +282,7 @@ def by_branch(table: Table, look: Looks) -> Figure:
             axes.bar(depths, shares, 0.7, bottom=bottom, color=colours[branch - 1], label=names[branch - 1])
             bottom += shares
         axes.set_xticks(depths)
-        axes.set_ylim(0, 1.02)
-        in_percent(axes.yaxis)
-        axes.set_ylabel("accepted")
+        in_shares(axes)
         axes.set_title(wrapped(scheme), fontsize=8, loc="left")
     panes[-1].set_xlabel("depth in the tree")
     legend(figure, panes[0])
@@ -335,8 +327,7 @@ def merged(curves: dict[str, Curve]) -> list[tuple[str, str, Curve]]:
     for scheme, curve in curves.items():
         group = next((group for group in groups if close(curve, curves[group[0]])), None)
         group.append(scheme) if group else groups.append([scheme])
-    named = [(group, together(group, len(curves))) for group in groups]
-    return [(name, group[0], curves[group[0]]) for group, name in named]
+    return [(together(group, len(curves)), group[0], curves[group[0]]) for group in groups]
 
 
 def close(one: Curve, other: Curve) -> bool:
@@ -392,8 +383,8 @@ def against_memory(table: Table, look: Looks) -> Figure:
 
 Painter = Callable[[Table, Looks], Figure]
 PAINTERS: dict[str, Painter] = {
-    "speed_up": speed_up,
-    "speed_up_over_transformers": speed_up,
+    "speed_up": functools.partial(against_batch_size, level=1),
+    "speed_up_over_transformers": functools.partial(against_batch_size, level=1),
     "throughput": against_batch_size,
     "equality": equality,
     "bitwise_price": against_batch_size,

@@ -6,12 +6,11 @@ import re
 import string
 from collections.abc import Mapping
 from html import escape
-from importlib.resources import files
 
 from markdown_it import MarkdownIt
 
+from specframe_lab.report import markup
 from specframe_lab.report.images import adapting
-from specframe_lab.report.markup import part
 
 
 def rendered(markdown: str, pictures: Mapping[str, str]) -> str:
@@ -26,8 +25,8 @@ def rendered(markdown: str, pictures: Mapping[str, str]) -> str:
     title = re.search(r"<h1>(.*?)</h1>", content)
     content = re.sub(r'<p><img src="(\w+)\.svg" alt="\w*" ?/?></p>', lambda found: figure(found[1], pictures), content)
     content = re.sub(r"(?s)(<h2>(?:(?!<h2>).)*?)<table>(.*?)</table>", lambda found: boxed(found[1], found[2]), content)
-    page = string.Template((files("specframe_lab.reproduction") / "reproduction.html").read_text(encoding="utf-8"))
-    return page.substitute(title=title[1] if title else "", style=part("page.css"), content=content)
+    page = string.Template(markup.part("reproduction.html", "reproduction"))
+    return page.substitute(title=title[1] if title else "", style=markup.part("page.css"), content=content)
 
 
 def figure(name: str, pictures: Mapping[str, str]) -> str:
@@ -41,5 +40,4 @@ def boxed(before: str, table: str) -> str:
     name = re.sub(r"<.*?>", "", before[: before.index("</h2>")])
     table = re.sub(r"<tr>\s*<td[^>]*>(.*?)</td>", r'<tr><th scope="row">\1</th>', table)
     table = re.sub(r"<th(?=[ >])(?! scope)[^>]*>", '<th scope="col">', table)
-    box = f'<div class="scroll" role="region" tabindex="0" aria-label="{name}, table">'
-    return f"{before}{box}<table>{table}</table></div>"
+    return before + markup.boxed(name, f"<table>{table}</table>")

@@ -6,7 +6,6 @@ import math
 import os
 import string
 from collections.abc import Callable, Collection, Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from specframe_lab.comparison.comparison_figures import Table
 from specframe_lab.comparison.comparison_results import Comparison, Line
 from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.schemes import PLAIN_NAME, Case
-from specframe_lab.report import plots
+from specframe_lab.report import markup, plots
 from specframe_lab.report.canvas import STYLE, looks
 from specframe_lab.report.images import png, standing_alone, svg
 from specframe_lab.reproduction import published_figures
@@ -89,7 +88,7 @@ def markdown(found: Reproduction, figures: Collection[str]) -> str:
     parts = {name: table(*given) for name, given in tables.items()}
     for name in figures:
         parts[name] += f"\n\n![{name}]({name}.svg)"
-    template = string.Template((files("specframe_lab.reproduction") / PAGE).read_text(encoding="utf-8"))
+    template = string.Template(markup.part(PAGE, "reproduction"))
     facts = {
         "unfilled": listed("Some batch sizes are larger than the number of prompts:", unfilled(counts(found))),
         "failed": listed("These could not be run and are missing below:", faults(found)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from html import escape
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from specframe_lab.report.markup import part, row, table
 from specframe_lab.trace.captions import Captions, bytes_text
 from specframe_lab.trace.frames import EMPTY, PADDING, STALE, Frame, Lane, SchemeTrace, Score
 from specframe_lab.trace.tree_drawing import drawn
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Json = dict[str, Any]
-SCRIPTS = ("base", "lane", "panel", "tables", "page")
+SCRIPTS = ("base.js", "lane.js", "panel.js", "tables.js", "page.js")
 """The parts of the page's script, in order."""
+COLUMNS = ("scheme", "passes of the target", "slots moved", "bytes moved", "prompts with the target's own text")
+"""The columns of the totals of every scheme, for readers without JavaScript."""
 
 
 def render(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Callable[[int], str]) -> str:
@@ -28,29 +30,17 @@ def render(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Calla
         facts: what to say of the run: "target", "batch size" and the like.
         text_of: the text of a token.
     """
-    page, style = part("page.html"), part("page.css")
-    script = "\n".join(part(f"{name}.js") for name in SCRIPTS)
+    page, style, *scripts = (part(name, "trace") for name in ("page.html", "page.css", *SCRIPTS))
     data = json.dumps(page_data(schemes, facts, text_of), separators=(",", ":")).replace("<", "\\u003c")
-    numbers = without_script(schemes)
+    numbers = table(COLUMNS, [row(map(escape, totals(scheme))) for scheme in schemes])
     for place, content in (
         ("/*STYLE*/", style),
         ("<!--NUMBERS-->", numbers),
-        ("/*SCRIPT*/", script),
+        ("/*SCRIPT*/", "\n".join(scripts)),
         ("/*DATA*/", data),
     ):
         page = page.replace(place, content)
     return page
-
-
-def without_script(schemes: Sequence[SchemeTrace]) -> str:
-    """Return a table with the totals of every scheme, for readers without JavaScript."""
-    columns = ("scheme", "passes of the target", "slots moved", "bytes moved", "prompts with the target's own text")
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
-    rows = []
-    for scheme in schemes:
-        name, *numbers = map(escape, totals(scheme))
-        rows.append(f'<tr><th scope="row">{name}</th>{"".join(f"<td>{number}</td>" for number in numbers)}</tr>')
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def totals(scheme: SchemeTrace) -> tuple[str, ...]:
@@ -60,11 +50,6 @@ def totals(scheme: SchemeTrace) -> tuple[str, ...]:
     equal = sum(got == own for got, own in zip(scheme.outputs, scheme.reference or [], strict=False))
     own = f"{equal} of {len(scheme.outputs)}" if scheme.reference else "-"
     return scheme.name, str(passes), str(moved), bytes_text(moved * scheme.slot_bytes), own
-
-
-def part(name: str) -> str:
-    """Return a file of this package."""
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def page_data(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Callable[[int], str]) -> Json:
