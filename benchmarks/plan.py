@@ -95,7 +95,7 @@ def measured(pair: str, batches: list[int], lengths: list[int], count: int, new:
     plan = CandidatePlan(found, None)
     knee, best = plan.knee, plan.best
     bounded = pipeline(
-        models, max(batches), max(lengths), memory=knee.total + (0 if knee.draft_length else draft_bytes(models))
+        models, max(batches), max(lengths), memory=knee.bytes + (0 if knee.draft_length else draft_bytes(models))
     )
     peak, tokens = counted(models, bounded, prompts, new, True)
     assert tokens == same, "the run under a bound has other tokens"
@@ -110,14 +110,14 @@ def measured(pair: str, batches: list[int], lengths: list[int], count: int, new:
             {
                 "batch_size": one.batch_size,
                 "draft_length": one.draft_length,
-                "planned": one.total,
+                "planned": one.bytes,
                 "taken": taken[one.batch_size, one.draft_length],
                 "tokens_per_second": round(one.tokens_per_second, 1),
             }
             for one in found
         ],
-        "knee": [knee.batch_size, knee.draft_length, knee.total],
-        "best": [best.batch_size, best.draft_length, best.total],
+        "knee": [knee.batch_size, knee.draft_length, knee.bytes],
+        "best": [best.batch_size, best.draft_length, best.bytes],
         "knee_keeps": round(statistics.median(again), 3),
         "holds": statistics.median(again) >= KNEE - 0.02,
         "under_bound": {"bound": bounded.recipe.memory, "taken": peak},

@@ -91,7 +91,7 @@ def compared(cells: list[Cell], target: Any, draft: Any, profile: Any) -> list[d
         )
         by_length = {one.draft_length: one for one in told}
         seconds, gained = statistics.median(cell.watch.seconds), cell.watch.gained / cell.watch.steps
-        expected = by_length[cell.length].seconds
+        expected = by_length[cell.length].round_seconds
         speed = gained * statistics.median(plain[cell.rows].watch.seconds) / seconds
         found.append(
             {
@@ -105,7 +105,7 @@ def compared(cells: list[Cell], target: Any, draft: Any, profile: Any) -> list[d
                 "predicted_to_least": round(expected / min(cell.watch.seconds), 3),
                 "acceptance_length": round(gained, 3),
                 "speed": round(speed, 3),
-                "predicted_speed": round(gained * by_length[0].seconds / expected, 3),
+                "predicted_speed": round(gained * by_length[0].round_seconds / expected, 3),
             }
         )
     return found

@@ -106,8 +106,8 @@ def test_what_is_left_out_is_not_fitted() -> None:
         most = max(getattr(draft, name) for draft in FAMILY)
         left = {draft.name for draft in FAMILY if getattr(draft, name) == most}
         changed = [attrs.evolve(one, accepted_P=one.accepted_P * 0) if one.drafter in left else one for one in runs]
-        for method in ("held_out", "held_out_alone"):
-            before, after = (getattr(acceptance(found), method)(name) for found in (runs, changed))
+        for alone in (False, True):
+            before, after = (acceptance(found).held_out(name, alone) for found in (runs, changed))
             assert len(before) == len(left)
             assert [one.predicted for one in before] == [one.predicted for one in after]
             assert all(one.measured == 1 for one in after)
@@ -123,7 +123,7 @@ def test_laws_need_their_points() -> None:
     assert found.laws("layers") == {}
     assert [*found.laws("tokens")] == [2]
     assert found.held_out("tokens") == []
-    assert len(found.held_out_alone("tokens")) == 1
+    assert len(found.held_out("tokens", alone=True)) == 1
     two = acceptance(drawn(FAMILY[:2]), FAMILY[:2]).laws("tokens")[1]
     assert two.r2 is None
     assert two.misses == [False, False]

@@ -11,14 +11,22 @@ import click
 from specframe_std.output_folders import claim_folder
 
 from specframe.cli.name_checks import check_names
-from specframe.cli.option_types import File, OneOf
-from specframe.cli.options import names, refuse_idle, whole, with_options
+from specframe.cli.option_types import OneOf
+from specframe.cli.options import choice_option, refuse_idle, whole, with_options
 from specframe.cli.run import gather
 from specframe.cli.tables import per_second
 from specframe.errors import OptionError
 from specframe.value_checks import LARGEST_SEED
 from specframe_lab.commands.dry_run_command import DRY_RUN, show_forecast
-from specframe_lab.commands.grids import TEMPERATURE, Remembered, category, checked_prompts, grid_options, sampled
+from specframe_lab.commands.grids import (
+    TEMPERATURE,
+    Remembered,
+    category,
+    checked_prompts,
+    folder,
+    grid_options,
+    sampled,
+)
 from specframe_lab.commands.lab_display import SHOWN, prepare
 from specframe_lab.commands.lab_option_types import CUT, PROMPTS, Arrivals, Slo
 from specframe_lab.commands.leaving_out import tell_left_out
@@ -30,10 +38,6 @@ if TYPE_CHECKING:
     from specframe_lab.comparison.comparison_figures import Table
     from specframe_lab.comparison.comparison_results import Comparison
     from specframe_lab.grid import Grid
-
-
-CLOCKS = ("wall", "passes")
-"""Clocks that requests can be timed with."""
 
 
 @click.command(cls=Remembered)
@@ -58,13 +62,12 @@ CLOCKS = ("wall", "passes")
     type=Slo(),
     help="Objectives, as in ttft:200,tpot:50,e2el:3000: goodput counts the requests per second that keep all.",
 )
-@click.option(
+@choice_option(
     "--clock",
-    metavar="C",
-    type=OneOf(*CLOCKS),
-    default=CLOCKS[0],
-    show_default=True,
-    help="What times requests: wall, or passes, on which a pass of the target takes one second.",
+    "C",
+    OneOf("wall", "passes"),
+    "What times requests: wall, or passes, on which a pass of the target takes one second.",
+    "wall",
 )
 @click.option(
     "--each-at-its-best",
@@ -77,14 +80,7 @@ CLOCKS = ("wall", "passes")
     help="Time plain decoding by generate of transformers, too, at each batch size.",
 )
 @click.option("--sort", is_flag=True, help="Schedule short prompts first.")
-@click.option(
-    *names("--output"),
-    metavar="FOLDER",
-    type=File("the name of a folder", "dir"),
-    default="comparison",
-    show_default=True,
-    help="Where results and report go; what it holds of this comparison already is not run again.",
-)
+@folder("comparison", "Where results and report go; what it holds of this comparison already is not run again.")
 @DRY_RUN
 @with_options(SHOWN)
 @click.option("--pdf", is_flag=True, help="Write the report as report.pdf as well.")

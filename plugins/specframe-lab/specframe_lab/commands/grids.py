@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from specframe.cli.option_types import Number
-from specframe.cli.options import pipeline_options
+from specframe.cli.option_types import File, Number
+from specframe.cli.options import names, pipeline_options
 from specframe.cli.run import gather
 from specframe.errors import OptionError, SpecframeWarning
 from specframe.text.prompts.prompt import Given, Prompt
@@ -50,6 +50,14 @@ def grid_options(lenient: bool = False, **defaults: str) -> Callable[..., Any]:
     return add
 
 
+def folder(default: str, meaning: str) -> Callable[..., Any]:
+    """Return the option for the folder that a command writes to."""
+    kind = File("the name of a folder", "dir")
+    return click.option(
+        *names("--output"), metavar="FOLDER", type=kind, default=default, show_default=True, help=meaning
+    )
+
+
 TEMPERATURE = click.option(
     "--temperature",
     metavar="X",
@@ -70,20 +78,13 @@ def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
 
 
 def readable(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> list[Given]:
-    """Return the first ``limit`` prompts as a pipeline takes them; raise as :func:`readable_prompts` does."""
-    asked = readable_prompts(arguments, path, limit)
+    """Return the first ``limit`` prompts as a pipeline takes them; raise as :func:`checked_prompts` does."""
+    asked = checked_prompts(gather(arguments, path, limit))
     first = [prompt.given for prompt in asked if prompt.turn == 1]
     if len(first) < len(asked):
-        left_out = (
-            f"later turns of chats: {len(asked) - len(first)} left out, since nothing answers the first ones here"
-        )
-        warnings.warn(left_out, SpecframeWarning, stacklevel=2)
+        left_out = f"{len(asked) - len(first)} left out, since nothing answers the first ones here"
+        warnings.warn(f"later turns of chats: {left_out}", SpecframeWarning, stacklevel=2)
     return first
-
-
-def readable_prompts(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> list[Prompt]:
-    """Return the first ``limit`` prompts; raise :class:`OptionError` for one that is empty or cannot be read."""
-    return checked_prompts(gather(arguments, path, limit))
 
 
 def checked_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:

@@ -14,22 +14,35 @@ from specframe.errors import OptionError, SpecframeError
 from specframe_lab.grid import split_list
 
 
-class Arrivals(TextType):
+class CheckedText(TextType):
+    """A text that a function checks."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; raise :class:`OptionError` when it is not what is meant."""
+        text = super().convert(value, param, ctx)
+        try:
+            self.check(text)
+        except OptionError as fault:
+            why = str(fault).removeprefix(f"{self.name}: ")
+            raise OptionError(f"{source_of(param, ctx, self.name)}: {why}") from None
+        return text
+
+    def check(self, text: str) -> None:
+        """Raise :class:`OptionError` when a text is not what is meant."""
+        raise NotImplementedError
+
+
+class Arrivals(CheckedText):
     """A pattern of arrivals with its rate, or a file of moments."""
 
     name = "arrivals"
     meant = "poisson:RATE, gamma:RATE, constant:RATE or a file"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; raise :class:`OptionError` when it is neither a pattern nor a file of moments."""
+    def check(self, text: str) -> None:
+        """Raise :class:`OptionError` when a text is neither a pattern nor a file of moments."""
         from specframe_lab.arrival_times import check
 
-        text = super().convert(value, param, ctx)
-        try:
-            check(text)
-        except OptionError as fault:
-            raise OptionError(f"{source_of(param, ctx, self.name)}: {str(fault).removeprefix('arrivals: ')}") from None
-        return text
+        check(text)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Offer the patterns, or let the shell offer its files."""
@@ -39,22 +52,17 @@ class Arrivals(TextType):
         return patterns or [CompletionItem(incomplete, type="file")]
 
 
-class Slo(TextType):
+class Slo(CheckedText):
     """Objectives of service."""
 
     name = "slo"
     meant = "objectives in milliseconds, as in ttft:200,tpot:50,e2el:3000"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; raise :class:`OptionError` when it names no objectives."""
+    def check(self, text: str) -> None:
+        """Raise :class:`OptionError` when a text names no objectives."""
         from specframe_lab.serving.objectives import objectives
 
-        text = super().convert(value, param, ctx)
-        try:
-            objectives(text)
-        except OptionError as fault:
-            raise OptionError(f"{source_of(param, ctx, self.name)}: {fault}") from None
-        return text
+        objectives(text)
 
 
 HTML = (".html", ".htm")

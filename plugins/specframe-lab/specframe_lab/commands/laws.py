@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.option_types import File, OneOf, TextType, WholeNumber
-from specframe.cli.options import DTYPES, MODELS, refuse_idle, whole, with_options
+from specframe.cli.option_types import File, OneOf, TextType
+from specframe.cli.options import DTYPES, MODELS, choice_option, refuse_idle, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
 from specframe.value_checks import LARGEST_SEED
-from specframe_lab.commands.lab_option_types import ListOf
+from specframe_lab.commands.modelled_options import NUMBERS
 
 if TYPE_CHECKING:
     from specframe_lab.laws.acceptance_laws import AcceptanceLaw
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from specframe_lab.laws.draft_choice import DraftChoice
     from specframe_lab.laws.law_tables import Table
 
-NUMBERS = ListOf(WholeNumber(1))
 MOST_RESAMPLES = 100_000
 """Most resamples: an interval no longer changes in a digit that is shown, and each takes memory."""
 
@@ -43,14 +42,7 @@ MOST_RESAMPLES = 100_000
     help="Predict the fastest draft on a device: a100, b200, h100, h200, or a file of `specframe predict --measure`.",
 )
 @with_options(MODELS)
-@click.option(
-    "--batch-size",
-    metavar="N,...",
-    type=NUMBERS,
-    default="1,8,32",
-    show_default=True,
-    help="Batch sizes to predict for.",
-)
+@choice_option("--batch-size", "N,...", NUMBERS, "Batch sizes to predict for.", "1,8,32")
 @click.option(
     "--draft-tokens",
     metavar="N,...",
@@ -61,14 +53,7 @@ MOST_RESAMPLES = 100_000
     "--draft-layers", metavar="N,...", type=NUMBERS, help="Depths to choose from.  [default: those in --drafts]"
 )
 @whole("--context", "Tokens of each row in the cache, to predict for.", 512)
-@click.option(
-    "--dtype",
-    metavar="T",
-    type=OneOf(*DTYPES),
-    default="auto",
-    show_default=True,
-    help="Precision to predict for; auto: that of the files.",
-)
+@choice_option("--dtype", "T", OneOf(*DTYPES), "Precision to predict for; auto: that of the files.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, residuals among it.")
 @click.pass_context
 def laws(

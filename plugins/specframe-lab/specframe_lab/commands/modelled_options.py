@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from specframe.cli.option_types import OneOf, TextType, WholeNumber
-from specframe.cli.options import DTYPES, MODELS
+from specframe.cli.options import DTYPES, MODELS, choice_option
 from specframe_lab.commands.lab_option_types import ListOf
 
 NUMBERS = ListOf(WholeNumber(1))
@@ -18,38 +18,16 @@ def modelled(batch_sizes: str, draft_lengths: str) -> list[Callable[..., Any]]:
     """Return the options; the arguments are the defaults of two of them."""
     return [
         *MODELS,
-        click.option(
-            "--batch-size",
-            metavar="N,...",
-            type=NUMBERS,
-            default=batch_sizes,
-            show_default=True,
-            help="Rows decoded together.",
-        ),
-        click.option(
-            "--draft-length",
-            metavar="K,...",
-            type=NUMBERS,
-            default=draft_lengths,
-            show_default=True,
-            help="Tokens drafted per round.",
-        ),
-        click.option(
-            "--dtype",
-            metavar="T",
-            type=OneOf(*DTYPES),
-            default="auto",
-            show_default=True,
-            help="Precision; auto: that of the files.",
-        ),
-        click.option(
+        choice_option("--batch-size", "N,...", NUMBERS, "Rows decoded together.", batch_sizes),
+        choice_option("--draft-length", "K,...", NUMBERS, "Tokens drafted per round.", draft_lengths),
+        choice_option("--dtype", "T", OneOf(*DTYPES), "Precision; auto: that of the files."),
+        choice_option(
             "--device-profile",
-            metavar="P",
-            type=TextType(),
-            default="h100",
-            show_default=True,
-            help="a100, b200, h100, h200, or a JSON file with flops, bandwidth and layer_overhead, as `specframe predict "
-            "--measure` writes.",
+            "P",
+            TextType(),
+            "a100, b200, h100, h200, or a JSON file with flops, bandwidth and layer_overhead, as `specframe predict --measure` "
+            "writes.",
+            "h100",
         ),
         click.option(
             "--acceptance",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from specframe.cli.option_types import Bytes, File, StrategyType
-from specframe.cli.options import PROMPTS_FILE, whole, with_options
+from specframe.cli.options import PROMPTS_FILE, choice_option, whole, with_options
 from specframe.cli.tables import per_second, show_table
 from specframe.errors import OptionError
 from specframe_lab.commands.modelled_options import modelled
@@ -23,12 +24,12 @@ CONTEXT = 512
 @click.command()
 @with_options(modelled("1,2,4,8", "1,3,5,8"))
 @click.option("--memory", metavar="BYTES", type=Bytes(), help="Bytes that there are, as 22GB.")
-@click.option(
+@choice_option(
     "--kv",
-    metavar="B",
-    type=StrategyType("KV backend"),
-    show_default="the alignment's choice",
-    help="KV backend: how keys and values are stored.",
+    "B",
+    StrategyType("KV backend"),
+    "KV backend: how keys and values are stored.",
+    shown="the alignment's choice",
 )
 @whole("--prompt-tokens", f"Tokens of the longest prompt, {CONTEXT} where there are no --prompts.")
 @with_options([PROMPTS_FILE])
@@ -111,23 +112,13 @@ def speed_of(
     if measured is not None:
         found = measured_speeds(measured)
         return lambda rows, length: found.get((rows, length))
-    from specframe_lab.prediction.pair import read_pair
-    from specframe_lab.prediction.predict import predictions, read_acceptance
-    from specframe_lab.prediction.profiles import read_profile
+    from specframe_lab.prediction.predict import predictor, read_acceptance
 
-    profile, rate = read_profile(device_profile), None if acceptance is None else read_acceptance(acceptance)
-    pair = read_pair(target, drafter, dtype)
+    rate = None if acceptance is None else read_acceptance(acceptance)
+    predict_of = predictor(target, drafter, dtype, device_profile, rate, context)
 
     def modelled(rows: int, length: int) -> float:
-        *_, one = predictions(
-            pair.target,
-            pair.drafts,
-            profile,
-            batch_sizes=[rows],
-            draft_lengths=[length] if length else [],
-            context=context,
-            acceptance=rate,
-        )
+        *_, one = predict_of(batch_sizes=[rows], draft_lengths=[length] if length else [])
         return one.tokens_per_second
 
     return modelled
@@ -152,24 +143,12 @@ def record(found: CandidatePlan, load: Any) -> dict[str, Any]:
         "memory": found.budget,
         "prompt_tokens": load.prompt,
         "new_tokens": load.longest - load.prompt,
-        "chosen": chosen and told(chosen),
-        "best": told(found.best),
-        "knee": told(found.knee),
-        "least": told(found.least),
-        "least_drafting": drafting and told(drafting),
-        "candidates": [told(one) for one in found.candidates],
-    }
-
-
-def told(one: Candidate) -> dict[str, Any]:
-    """Return a candidate as JSON has it."""
-    return {
-        "batch_size": one.batch_size,
-        "draft_length": one.draft_length,
-        "bytes": one.total,
-        "kv_bytes": one.kv_bytes,
-        "parts": dict(one.parts),
-        "tokens_per_second": one.tokens_per_second,
+        "chosen": chosen and attrs.asdict(chosen),
+        "best": attrs.asdict(found.best),
+        "knee": attrs.asdict(found.knee),
+        "least": attrs.asdict(found.least),
+        "least_drafting": drafting and attrs.asdict(drafting),
+        "candidates": [attrs.asdict(one) for one in found.candidates],
     }
 
 
@@ -198,7 +177,7 @@ def show(found: CandidatePlan, modelled_for: str | None, acceptance: str | None)
         [
             str(one.batch_size),
             str(one.draft_length or "none"),
-            in_gigabytes(one.total),
+            in_gigabytes(one.bytes),
             in_gigabytes(one.kv_bytes),
             per_second(one.tokens_per_second),
             f"{one.tokens_per_second / best:.0%}",
@@ -224,7 +203,7 @@ def show(found: CandidatePlan, modelled_for: str | None, acceptance: str | None)
 def described(one: Candidate) -> str:
     """Return a candidate in words, with the options that decode so."""
     drafting = f"--draft-length {one.draft_length}" if one.draft_length else "--drafter none"
-    return f"--batch-size {one.batch_size} {drafting}, {in_gigabytes(one.total)}, {per_second(one.tokens_per_second)} tokens/s"
+    return f"--batch-size {one.batch_size} {drafting}, {in_gigabytes(one.bytes)}, {per_second(one.tokens_per_second)} tokens/s"
 
 
 def in_gigabytes(count: int) -> str:

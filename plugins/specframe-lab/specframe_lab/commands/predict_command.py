@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import attrs
 import click
 
 from specframe.cli.option_types import Device, File
-from specframe.cli.options import names, whole, with_options
+from specframe.cli.options import choice_option, names, whole, with_options
 from specframe.cli.tables import per_second, show_table
 from specframe_lab.commands.modelled_options import modelled
 
@@ -26,14 +27,7 @@ if TYPE_CHECKING:
     type=File(),
     help="Write the profile of --device to a file, measured with --dtype, by default float32; predict nothing.",
 )
-@click.option(
-    "--device",
-    metavar="D",
-    type=Device(),
-    default="auto",
-    show_default=True,
-    help="What --measure measures: cpu, cuda or cuda:N.",
-)
+@choice_option("--device", "D", Device(), "What --measure measures: cpu, cuda or cuda:N.")
 def predict(
     target: str | None,
     drafter: str,
@@ -55,27 +49,15 @@ def predict(
     if measure is not None:
         write_measured(measure, device, dtype)
         return
-    from specframe_lab.prediction.pair import read_pair
-    from specframe_lab.prediction.predict import predictions, read_acceptance
-    from specframe_lab.prediction.profiles import assumed, read_profile
+    from specframe_lab.prediction.predict import predictor, read_acceptance
+    from specframe_lab.prediction.profiles import assumed
 
-    profile = read_profile(device_profile)
     rate = None if acceptance is None else read_acceptance(acceptance)
-    pair = read_pair(target, drafter, dtype)
-    found = [
-        *predictions(
-            pair.target,
-            pair.drafts,
-            profile,
-            batch_sizes=batch_size,
-            draft_lengths=draft_length,
-            context=context,
-            acceptance=rate,
-        )
-    ]
+    predict_of = predictor(target, drafter, dtype, device_profile, rate, context)
+    found = [*predict_of(batch_sizes=batch_size, draft_lengths=draft_length)]
     if as_json:
         for one in found:
-            click.echo(json.dumps(record(one) | {"device_profile": device_profile}))
+            click.echo(json.dumps(attrs.asdict(one) | {"device_profile": device_profile}))
     else:
         click.echo(assumed(device_profile), err=True)
         show(found, rate)
@@ -92,19 +74,6 @@ def write_measured(file: str, device: str, dtype: str) -> None:
 
     precision = precision_of(dtype) or torch.float32
     Output(file).replace(write_profile(measured(pick_device(device), precision)))
-
-
-def record(one: Prediction) -> dict[str, Any]:
-    """Return a prediction as JSON has it."""
-    return {
-        "batch_size": one.batch_size,
-        "draft_length": one.draft_length,
-        "round_seconds": one.seconds,
-        "break_even_length": one.break_even,
-        "acceptance_length": one.acceptance_length,
-        "tokens_per_second": one.tokens_per_second,
-        "speed": one.speed,
-    }
 
 
 def show(found: list[Prediction], rate: float | None) -> None:
@@ -126,8 +95,8 @@ def show(found: list[Prediction], rate: float | None) -> None:
         [
             str(one.batch_size),
             str(one.draft_length),
-            f"{one.seconds * 1000:.2f}",
-            f"{one.break_even:.2f}",
+            f"{one.round_seconds * 1000:.2f}",
+            f"{one.break_even_length:.2f}",
             f"{one.acceptance_length:.2f}",
             per_second(one.tokens_per_second),
             f"{one.speed:.2f}",

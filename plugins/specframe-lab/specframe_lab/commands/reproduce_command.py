@@ -10,19 +10,18 @@ import click
 from specframe_std.output_folders import claim_folder
 
 from specframe.cli.name_checks import check_names
-from specframe.cli.option_types import File, OneOf, WholeNumber
-from specframe.cli.options import LIMIT, MODELS, PLACE, draft_length, names, whole, with_options
+from specframe.cli.option_types import File, OneOf
+from specframe.cli.options import LIMIT, MODELS, PLACE, choice_option, draft_length, whole, with_options
 from specframe.errors import OptionError
 from specframe.text.prompts.builtin import BUILT_IN
 from specframe_lab.commands.compare_command import telling
 from specframe_lab.commands.dry_run_command import DRY_RUN, show_forecast
-from specframe_lab.commands.grids import Remembered, readable
+from specframe_lab.commands.grids import Remembered, folder, readable
 from specframe_lab.commands.lab_display import SHOWN, prepare
 from specframe_lab.commands.lab_option_types import Arrivals, ListOf
+from specframe_lab.commands.modelled_options import NUMBERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from specframe_lab.comparison.compare import Progress
     from specframe_lab.reproduction.reproduce import PaperPart, Reproduction
 
@@ -37,13 +36,6 @@ NO_PROMPTS = (
 )
 
 
-def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
-    """Return an option that takes batch sizes."""
-    return click.option(
-        name, metavar="N,...", type=ListOf(WholeNumber(1)), default=default, show_default=True, help=meaning
-    )
-
-
 @click.command(cls=Remembered)
 @click.option(
     "--prompts", metavar="FILE", type=File(), help="SpecBench's questions, or prompts as every command takes them."
@@ -52,9 +44,9 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
 @whole("--sample", "All but table 1 with N prompts only, evenly spread over those given.")
 @whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
 @with_options(MODELS, [draft_length("5")], PLACE)
-@sizes("--match-batch-sizes", "1,4", "Batch sizes of table 1.")
-@sizes("--arrival-batch-sizes", "2,4", "Batch sizes of parts bursty and arrivals.")
-@sizes("--batch-sizes", "1,2,4,8,16,32", "Batch sizes of everything else.")
+@choice_option("--match-batch-sizes", "N,...", NUMBERS, "Batch sizes of table 1.", "1,4")
+@choice_option("--arrival-batch-sizes", "N,...", NUMBERS, "Batch sizes of parts bursty and arrivals.", "2,4")
+@choice_option("--batch-sizes", "N,...", NUMBERS, "Batch sizes of everything else.", "1,2,4,8,16,32")
 @whole("--match-tokens", "Tokens compared per prompt for table 1.", 50)
 @whole("--max-new-tokens", "Tokens generated per prompt in everything else.", 128)
 @whole("--repeats", "Times each timed cell is run.", 3)
@@ -64,25 +56,17 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
     type=Arrivals(),
     help="Measure latency with prompts that arrive at random, RATE per second, or as a file of seconds says.",
 )
-@click.option(
+@choice_option(
     "--bursty",
-    metavar="PATTERN:RATE|FILE",
-    type=Arrivals(),
-    default=BURSTY,
-    show_default=True,
-    help="When prompts arrive in part bursty, RATE per pass of the target.",
+    "PATTERN:RATE|FILE",
+    Arrivals(),
+    "When prompts arrive in part bursty, RATE per pass of the target.",
+    BURSTY,
 )
 @click.option(
     "--parts", metavar="P,...", type=ListOf(OneOf(*PARTS)), help="Run only these parts now; the page has all."
 )
-@click.option(
-    *names("--output"),
-    metavar="FOLDER",
-    type=File("the name of a folder", "dir"),
-    default="reproduction",
-    show_default=True,
-    help="Where results and page go; what it holds of this reproduction already is not run again.",
-)
+@folder("reproduction", "Where results and page go; what it holds of this reproduction already is not run again.")
 @DRY_RUN
 @with_options(SHOWN)
 @click.pass_context

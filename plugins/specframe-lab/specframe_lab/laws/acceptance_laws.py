@@ -59,36 +59,25 @@ class AcceptanceLaw:
         """The law by both."""
         return self.law([TOKENS, LAYERS])
 
-    def held_out(self, name: str) -> list[HeldOut]:
-        """Return what laws that have not seen the largest volume, or depth, predict of its drafts, by both quantities.
+    def held_out(self, name: str, alone: bool = False) -> list[HeldOut]:
+        """Return what laws that have not seen the largest volume, or depth, predict of its drafts.
 
-        Without enough other drafts nothing is predicted.
+        They are by both quantities or, ``alone``, by that one: a law for each depth, or volume. Without enough other drafts nothing
+        is predicted.
         """
-        largest = max(getattr(draft, name) for draft in self.drafts)
-        law = self.law([TOKENS, LAYERS], lambda draft: getattr(draft, name) < largest)
-        return [self._beside(law, place, name) for place in self._places(name, largest)] if law else []
-
-    def held_out_alone(self, name: str) -> list[HeldOut]:
-        """Return the same of laws by that quantity alone: one for each depth, or volume."""
-        other = LAYERS if name == TOKENS else TOKENS
+        names, other = [name] if alone else [TOKENS, LAYERS], LAYERS if name == TOKENS else TOKENS
         largest, found = max(getattr(draft, name) for draft in self.drafts), []
-        for place in self._places(name, largest):
-            fixed = getattr(self.drafts[place], other)
-            law = self.law(
-                [name],
-                lambda draft, fixed=fixed: getattr(draft, other) == fixed and getattr(draft, name) < largest,  # type: ignore[misc]
-            )
-            found += [self._beside(law, place, name)] if law else []
+
+        def law_without(left: TableDraft) -> Law | None:
+            fixed = {getattr(draft, other) for draft in ([left] if alone else self.drafts)}
+            return self.law(names, lambda draft: getattr(draft, name) < largest and getattr(draft, other) in fixed)
+
+        for place, draft in enumerate(self.drafts):
+            if getattr(draft, name) == largest and (law := law_without(draft)):
+                x = [getattr(draft, one) for one in names]
+                errors_R = law.draws_at(*x) - self.y_RN[:, place]
+                found.append(HeldOut(draft, law.at(*x), float(self.y_N[place]), interval(errors_R)))
         return found
-
-    def _places(self, name: str, value: int) -> list[int]:
-        return [place for place, draft in enumerate(self.drafts) if getattr(draft, name) == value]
-
-    def _beside(self, law: Law, place: int, name: str) -> HeldOut:
-        draft = self.drafts[place]
-        x = [getattr(draft, one) for one in law.names]
-        errors_R = law.draws_at(*x) - self.y_RN[:, place]
-        return HeldOut(draft, law.at(*x), float(self.y_N[place]), interval(errors_R))
 
 
 def acceptance_of(

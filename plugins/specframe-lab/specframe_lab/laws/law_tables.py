@@ -98,7 +98,7 @@ def held_out_tables(acceptance: AcceptanceLaw) -> list[Table]:
     found = []
     for name in (TOKENS, LAYERS):
         for words, held in (
-            (f"by {name} alone", acceptance.held_out_alone(name)),
+            (f"by {name} alone", acceptance.held_out(name, alone=True)),
             ("by both", acceptance.held_out(name)),
         ):
             if held:
@@ -117,18 +117,9 @@ def mean_error(held: Sequence[HeldOut]) -> float:
 
 def held_row(one: HeldOut) -> tuple[Any, ...]:
     """Return the row of a draft that was left out."""
-    low, high = one.error
-    error = one.predicted - one.measured
-    draft = one.draft
-    return (
-        f"{draft.tokens:,}",
-        str(draft.layers),
-        one.predicted,
-        one.measured,
-        error,
-        within(one.error),
-        low <= 0 <= high,
-    )
+    (low, high), draft, error = one.error, one.draft, one.predicted - one.measured
+    lengths = one.predicted, one.measured, error
+    return f"{draft.tokens:,}", str(draft.layers), *lengths, within(one.error), low <= 0 <= high
 
 
 def budget_tables(budgets: Budgets) -> list[Table]:
@@ -144,17 +135,12 @@ def budget_tables(budgets: Budgets) -> list[Table]:
     columns = ["batch size", "best K", "interval", "speed-up", "K by the law of the others", "speed kept"]
     found: list[Table] = [(f"Best draft length of {budgets.drafter}, with {PERCENT} intervals", columns, texts(rows))]
     if law := budgets.law:
-        published = ("published, nodes of a tree", "", *budget_constants(), None, None)
+        slope, constant = published_laws.budget_law()
+        published = ("published, nodes of a tree", "", slope, "-", constant, "-", None, None)
         found.append(
             ("log K = slope · log batch size + constant", LAW, texts([law_row("batch size", "", law), published]))
         )
     return found
-
-
-def budget_constants() -> tuple[Any, ...]:
-    """Return the published law in the columns of a law."""
-    slope, constant = published_laws.budget_law()
-    return slope, "-", constant, "-"
 
 
 def choice_table(choices: Sequence[DraftChoice]) -> Table:
@@ -216,17 +202,12 @@ def acceptance_record(acceptance: AcceptanceLaw) -> dict[str, Any]:
         "barrier": barrier and law_record(barrier),
         "held_out": {
             name: {
-                "alone": held_records(acceptance.held_out_alone(name)),
-                "barrier": held_records(acceptance.held_out(name)),
+                kind: [attrs.asdict(one) for one in acceptance.held_out(name, alone=kind == "alone")]
+                for kind in ("alone", "barrier")
             }
             for name in (TOKENS, LAYERS)
         },
     }
-
-
-def held_records(held: Sequence[HeldOut]) -> list[dict[str, Any]]:
-    """Return drafts that were left out, as JSON has them."""
-    return [attrs.asdict(one) for one in held]
 
 
 def law_record(law: Law) -> dict[str, Any]:
@@ -246,15 +227,7 @@ def budget_record(budgets: Budgets) -> dict[str, Any]:
     law = budgets.law
     return {
         "drafter": budgets.drafter,
-        "best": [
-            {
-                "batch_size": one.batch_size,
-                "draft_length": one.draft_length,
-                "interval": one.interval,
-                "speeds": one.speeds,
-            }
-            for one in budgets.best
-        ],
+        "best": [attrs.asdict(one, filter=attrs.filters.exclude("draft_lengths_R")) for one in budgets.best],
         "law": law and law_record(law),
         "held_out": [
             {"batch_size": one.best.batch_size, "predicted": one.predicted, "kept": one.kept}

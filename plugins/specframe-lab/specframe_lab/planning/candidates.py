@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 from specframe_memory.footprint import Workload
-from specframe_memory.memory_plan import Fallback, Ladder
+from specframe_memory.memory_plan import Ladder
 
 from specframe.cli.run_report import counted
 from specframe.errors import ModelError, OptionError, sentence
@@ -31,17 +31,11 @@ class Candidate:
     batch_size: int
     draft_length: int
     """The draft length that is asked for, or 0 without a drafter."""
-    total: int
-    """Bytes that a run takes at most."""
+    bytes: int
+    """That a run takes at most."""
     kv_bytes: int
     parts: Mapping[str, int]
     tokens_per_second: float
-
-    @classmethod
-    def of(cls, step: Fallback, length: int, speed: float) -> Candidate:
-        """Return a fallback configuration with the draft length that asks for it, and its speed."""
-        found = step.footprint
-        return cls(step.rows, length, found.total, found.kv_bytes, found.parts, speed)
 
 
 @attrs.frozen
@@ -55,7 +49,7 @@ class CandidatePlan:
     @property
     def fitting(self) -> list[Candidate]:
         """Those that fit into the budget."""
-        return [one for one in self.candidates if self.budget is None or one.total <= self.budget]
+        return [one for one in self.candidates if self.budget is None or one.bytes <= self.budget]
 
     @property
     def best(self) -> Candidate:
@@ -74,31 +68,31 @@ class CandidatePlan:
         least = self.least
         drafts = counted(least.draft_length, "drafted token") if least.draft_length else "no drafter"
         raise ModelError(
-            f"--memory: expected at least {bytes_told(least.total)}, needed by {counted(least.batch_size, 'row')} with {drafts}, "
+            f"--memory: expected at least {bytes_told(least.bytes)}, needed by {counted(least.batch_size, 'row')} with {drafts}, "
             f"got {bytes_told(self.budget)}"
         )
 
     @property
     def least(self) -> Candidate:
         """The one that takes the fewest bytes."""
-        return min(self.candidates, key=lambda one: (one.total, -one.tokens_per_second))
+        return min(self.candidates, key=lambda one: (one.bytes, -one.tokens_per_second))
 
     @property
     def least_drafting(self) -> Candidate | None:
         """The one with a drafter that takes the fewest bytes, or None for nothing drafts."""
         drafting = [one for one in self.candidates if one.draft_length]
-        return min(drafting, key=lambda one: (one.total, -one.tokens_per_second), default=None)
+        return min(drafting, key=lambda one: (one.bytes, -one.tokens_per_second), default=None)
 
     @property
     def knee(self) -> Candidate:
         """The one with the fewest bytes among those that keep :data:`KNEE` of the greatest speed of all."""
         enough = KNEE * self.best.tokens_per_second
-        return min((one for one in self.candidates if one.tokens_per_second >= enough), key=lambda one: one.total)
+        return min((one for one in self.candidates if one.tokens_per_second >= enough), key=lambda one: one.bytes)
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate:
     """Return the fastest candidate; of equally fast ones, that with the fewest bytes."""
-    return max(candidates, key=lambda one: (one.tokens_per_second, -one.total))
+    return max(candidates, key=lambda one: (one.tokens_per_second, -one.bytes))
 
 
 def candidates(
@@ -123,7 +117,9 @@ def candidates(
     for rows in batch_sizes:
         for length in lengths:
             if (found := speed(rows, length)) is not None:
-                yield Candidate.of(ladder.step(attrs.evolve(load, rows=rows), nodes(length)), length, found)
+                step = ladder.step(attrs.evolve(load, rows=rows), nodes(length))
+                took = step.footprint
+                yield Candidate(step.rows, length, took.total, took.kv_bytes, took.parts, found)
 
 
 def measured_speeds(file: str) -> dict[tuple[int, int], float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from specframe.errors import OptionError, literal, sentence
 from specframe.value_checks import number_within, parse_value
 from specframe_lab.prediction.forward_times import Drafting, Drafts
 from specframe_lab.prediction.model_costs import ModelCosts
-from specframe_lab.prediction.profiles import DeviceProfile
+from specframe_lab.prediction.pair import read_pair
+from specframe_lab.prediction.profiles import DeviceProfile, read_profile
 
 COUNTS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 """The figures of a run that say how many of its draft tokens were accepted."""
@@ -25,19 +27,19 @@ class Prediction:
 
     batch_size: int
     draft_length: int
-    seconds: float
-    """The time of a round."""
-    break_even: float
+    round_seconds: float
+    break_even_length: float
     """The acceptance length, the bonus token included, from which it is as fast as plain decoding."""
     acceptance_length: float
     """The tokens that a row is taken to gain in a round: all of them, where no acceptance was given."""
+    tokens_per_second: float = attrs.field(init=False)
+    """Of all rows."""
     speed: float
     """Its tokens per second, as many times those of plain decoding."""
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens per second of all rows."""
-        return self.batch_size * self.acceptance_length / self.seconds
+    @tokens_per_second.default
+    def _of_all_rows(self) -> float:
+        return self.batch_size * self.acceptance_length / self.round_seconds
 
 
 def predictions(
@@ -70,6 +72,19 @@ def predictions(
             seconds = round_seconds(target, drafting, profile, rows, context)
             gained = expected_length(1 if acceptance is None else acceptance, drafting.depth)
             yield Prediction(rows, length, seconds, seconds / plain, gained, gained * plain / seconds)
+
+
+def predictor(
+    target: str | None, drafter: str, dtype: str, device_profile: str, acceptance: float | None, context: int
+) -> Callable[..., Iterator[Prediction]]:
+    """Return :func:`predictions` of a pair by its names, on a device by its profile's, which takes batch sizes and draft lengths.
+
+    Raises:
+        SpecframeError: the profile or the pair cannot be found, or one of them cannot be used.
+    """
+    profile = read_profile(device_profile)
+    pair = read_pair(target, drafter, dtype)
+    return functools.partial(predictions, pair.target, pair.drafts, profile, context=context, acceptance=acceptance)
 
 
 def round_seconds(target: ModelCosts, drafting: Drafting, profile: DeviceProfile, rows: int, context: int) -> float:
