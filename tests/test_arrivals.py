@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from specframe_lab.arrival_times import arrival_times, poisson
+from specframe_lab.arrival_times import Process, arrival_times
 from specframe_lab.comparison.comparison_observers import Waits
 from specframe_testing import harness
 from specframe_testing.fakes import fake_draft, fake_target
@@ -86,7 +86,7 @@ def test_nobody_is_passed_over_for_longer_than_the_scheduler_promises(
         observers=[seconds, waits],
     )
     prompts = harness.random_prompts([1 + 7 * index % 11 for index in range(28)], 61)
-    results = list(pipe.generate(prompts, 12, arrivals=rate and poisson(rate, 28)))
+    results = list(pipe.generate(prompts, 12, arrivals=rate and Process(rate).moments(28)))
     assert len(results) == 28
     assert waits.longest <= patience + -(-window // 4)
 

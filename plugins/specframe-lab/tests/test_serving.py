@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from specframe_lab.arrival_times import arrival_times, check
-from specframe_lab.serving.bench_service import BenchService
-from specframe_lab.serving.clock import PassClock
+from specframe_lab.serving.bench_service import BenchService, PassClock
 from specframe_lab.serving.objectives import objectives
 from specframe_lab.serving.serving_figures import metrics, most_at_once, rates, summary
 from specframe_testing import harness

@@ -31,8 +31,7 @@ from specframe_lab.comparison.schemes import PLAIN, SETTING, Case, cases
 from specframe_lab.comparison.transformers_generate import generated, line, of_transformers, with_transformers
 from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid
 from specframe_lab.grid_models import LoadedModels
-from specframe_lab.serving.bench_service import BenchService
-from specframe_lab.serving.clock import PassClock
+from specframe_lab.serving.bench_service import BenchService, PassClock
 from specframe_lab.serving.serving_figures import of_request
 from specframe_lab.verify import encode
 

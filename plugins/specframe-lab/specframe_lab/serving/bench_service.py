@@ -47,52 +47,54 @@ class BenchService(Wrapper):
         clocks = [clock] if hasattr(clock, "round") and clock not in observers else []
         self.moments = Moments(clock)
         engine = self.__wrapped__.open(recipe, parts, [*clocks, *observers, self.moments], clock)
-        return Client(engine, self.moments, self._most)
+        client: Any = Client(engine, self.moments, self._most)
+        return client
 
 
-class Client:
+class PassClock(HandClock, Observer):
+    """A clock that advances by a second with every pass of the target: what it measures is the same on every machine.
+
+    On a device that a pass keeps busy with reading weights, passes take the same time whatever they hold. Passes of the draft model
+    take none. The clock is an observer of the run that it times.
+    """
+
+    def forward(self, model: str, rows: int, tokens: int) -> None:
+        """Let the time of a pass elapse."""
+        self.now += 1.0 if model == "target" else 0.0
+
+
+class Client(Wrapper):
     """Sends requests to an engine in the order of their arrival, while there are fewer than ``most`` in flight.
 
     A request that may not be sent yet is known to the engine, so that caches have room for it, and never arrives there.
     """
 
     def __init__(self, engine: Engine, moments: Moments, most: int | None) -> None:
-        self.peak_kv_bytes = self.state_bytes = 0
-        self.remote = engine.remote
-        self._engine, self._moments, self._most = engine, moments, most
+        super().__init__(engine)
+        self._moments, self._most = moments, most
         self._held: list[Request] = []
         self._flying: set[Key] = set()
-
-    @property
-    def idle(self) -> bool:
-        """Whether every request has finished."""
-        return self._engine.idle
 
     def add(self, request: Request) -> None:
         """Take a request."""
         if self._most is None:
-            self._engine.add(request)
+            self.__wrapped__.add(request)
             self._moments.sent(request)
         else:
-            self._engine.add(attrs.evolve(request, arrival=math.inf))
+            self.__wrapped__.add(attrs.evolve(request, arrival=math.inf))
             bisect.insort(self._held, request, key=lambda one: one.arrival)
-
-    def make_room(self, tokens: int) -> None:
-        """Have room in the caches for sequences of ``tokens`` tokens."""
-        self._engine.make_room(tokens)
 
     def abort(self, key: Key) -> Sequence | None:
         """End a request that has not finished, and return its sequence."""
         self._held = [request for request in self._held if request.key != key]
         self._flying.discard(key)
-        return self._engine.abort(key)
+        return self.__wrapped__.abort(key)
 
     def step(self) -> Progress | None:
         """Send what may be sent, and decode one round."""
         while self._held and len(self._flying) < (self._most or 0):
             self._send(self._held.pop(0))
-        report = self._engine.step()
-        self.peak_kv_bytes, self.state_bytes = self._engine.peak_kv_bytes, self._engine.state_bytes
+        report = self.__wrapped__.step()
         if math.isinf(self._moments.clock.now):
             raise OptionError(BOTH_GROUPS)
         if report is not None:
@@ -100,11 +102,7 @@ class Client:
         return report
 
     def _send(self, request: Request) -> None:
-        self._engine.abort(request.key)
-        self._engine.add(request)
+        self.__wrapped__.abort(request.key)
+        self.__wrapped__.add(request)
         self._flying.add(request.key)
         self._moments.sent(request)
-
-    def close(self) -> None:
-        """Release the caches."""
-        self._engine.close()
