@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +18,18 @@ from specframe.errors import OptionError
 from specframe.value_checks import LARGEST_SEED
 from specframe_lab.commands.dry_run_command import DRY_RUN, show_forecast
 from specframe_lab.commands.grids import (
+    SHOWN,
     TEMPERATURE,
     Remembered,
     category,
     checked_prompts,
     folder,
     grid_options,
+    prepare,
     sampled,
+    tell_left_out,
 )
-from specframe_lab.commands.lab_display import SHOWN, prepare
 from specframe_lab.commands.lab_option_types import CUT, PROMPTS, Arrivals, Slo
-from specframe_lab.commands.leaving_out import tell_left_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,7 +161,7 @@ def compare(
         about_prompts=found.about,
     )
     tell_left_out(grid)
-    command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
+    command = ctx.meta["specframe.command"]
     if dry_run:
         foresee(grid, settings, output)
         return

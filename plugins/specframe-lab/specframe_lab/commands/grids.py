@@ -1,7 +1,8 @@
-"""Common parts of commands that run a grid: options with comma lists, prompts that all have to be readable."""
+"""Common parts of commands that run a grid: options with comma lists, prompts that all have to be readable, what is shown."""
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,18 +15,18 @@ from specframe.cli.run import gather
 from specframe.errors import OptionError, SpecframeWarning
 from specframe.text.prompts.prompt import Given, Prompt
 from specframe_lab.commands.lab_option_types import ListOf
-from specframe_lab.grid import COMPARABLE_RULE
+from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid, varying
 
 SINGLE = frozenset({"config"})
 """Options that take one value for the whole grid."""
 
 
 class Remembered(click.Command):
-    """A command that knows the arguments it was called with."""
+    """A command that knows the command line it was called with."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the arguments in ``ctx.meta``, as they were typed."""
-        ctx.meta["specframe.arguments"] = list(args)
+        """Keep the command line in ``ctx.meta``, as it was typed."""
+        ctx.meta["specframe.command"] = shlex.join(["specframe", str(self.name), *args])
         return super().parse_args(ctx, args)
 
 
@@ -57,6 +58,11 @@ def folder(default: str, meaning: str) -> Callable[..., Any]:
         *names("--output"), metavar="FOLDER", type=kind, default=default, show_default=True, help=meaning
     )
 
+
+SHOWN = (
+    click.option(*names("--quiet"), is_flag=True, help="Show no progress, tables and warnings: only what was found."),
+    click.option(*names("--verbose"), is_flag=True, help="Show the versions and the device as well."),
+)
 
 TEMPERATURE = click.option(
     "--temperature",
@@ -118,3 +124,51 @@ def name_parameters(prompts: list[Prompt]) -> None:
             SpecframeWarning,
             stacklevel=3,
         )
+
+
+def prepare(quiet: bool, verbose: bool, devices: Iterable[str]) -> None:
+    """Leave out warnings, or show the environment; transformers draws and remarks nothing in either case.
+
+    Args:
+        quiet, verbose: what was asked for.
+        devices: those of the grid's cells.
+
+    Raises:
+        OptionError: both were asked for.
+    """
+    if quiet and verbose:
+        raise OptionError("--quiet and --verbose: expected one of them, got both")
+    import transformers
+
+    transformers.logging.disable_progress_bar()  # it would draw over what a command shows
+    transformers.logging.set_verbosity_error()  # it remarks on pad ids in prompts
+    if quiet:
+        warnings.simplefilter("ignore")
+    if verbose:
+        from specframe.cli.display import show_conditions
+        from specframe.cli.environment import environment
+
+        show_conditions("environment", environment(set(devices)))
+
+
+def tell_left_out(grid: Grid) -> None:
+    """Say on standard error which combinations are left out, and why."""
+    for sentence in left_out(grid):
+        click.echo(f"left out: {sentence}", err=True)
+
+
+def left_out(grid: Grid) -> list[str]:
+    """Return a sentence per reason: what the combinations have in common that it holds for, and the reason."""
+    every = [*grid.cells, *(cell for cell, _ in grid.refused)]
+    reasons: dict[str, list[Cell]] = {}
+    for cell, why in grid.refused:
+        reasons.setdefault(why, []).append(cell)
+    return [f"{common(cells, every)}: {why}" for why, cells in reasons.items()]
+
+
+def common(cells: list[Cell], every: list[Cell]) -> str:
+    """Return the values that some cells share and others have not, and how many cells that are."""
+    shared = [option for option in varying(every) if option not in varying(cells) and cells[0][option] is not None]
+    words = ", ".join(f"{option.replace('_', ' ')} {cells[0][option]}" for option in shared)
+    count = f"{len(cells)} combinations" if len(cells) > 1 else ""
+    return ", ".join(part for part in (words, count) if part) or "one combination"

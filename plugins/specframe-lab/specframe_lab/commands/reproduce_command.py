@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,8 +15,7 @@ from specframe.errors import OptionError
 from specframe.text.prompts.builtin import BUILT_IN
 from specframe_lab.commands.compare_command import telling
 from specframe_lab.commands.dry_run_command import DRY_RUN, show_forecast
-from specframe_lab.commands.grids import Remembered, folder, readable
-from specframe_lab.commands.lab_display import SHOWN, prepare
+from specframe_lab.commands.grids import SHOWN, Remembered, folder, prepare, readable
 from specframe_lab.commands.lab_option_types import Arrivals, ListOf
 from specframe_lab.commands.modelled_options import NUMBERS
 
@@ -92,7 +90,7 @@ def reproduce(
     names = [part.name for part in planned]
     notes = [] if options["prompts"] else [NO_PROMPTS]
     notes += crowded(planned, parts or names)
-    command = shlex.join(["specframe", "reproduce", *ctx.meta["specframe.arguments"]])
+    command = ctx.meta["specframe.command"]
     if dry_run:
         foresee(planned, output, parts or names, notes)
         return

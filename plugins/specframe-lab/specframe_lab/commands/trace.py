@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,8 @@ from specframe.cli.options import LIMIT, names, whole, with_options
 from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts.prompt import Given
-from specframe_lab.commands.grids import Remembered, grid_options, readable
-from specframe_lab.commands.lab_display import SHOWN, prepare
+from specframe_lab.commands.grids import SHOWN, Remembered, grid_options, prepare, readable, tell_left_out
 from specframe_lab.commands.lab_option_types import PROMPTS, PageFile
-from specframe_lab.commands.leaving_out import tell_left_out
 
 if TYPE_CHECKING:
     from specframe_lab.grid import Cell
@@ -70,7 +67,7 @@ def trace(
     cells = traced_cells(options)
     page = Output(output)
     page.refuse_foreign()
-    command = shlex.join(["specframe", "trace", *ctx.meta["specframe.arguments"]])
+    command = ctx.meta["specframe.command"]
     prepare(quiet, verbose, {cell["device"] for cell in cells})
     schemes = write_page(cells, texts, max_new_tokens, page, command)
     if not quiet:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,18 @@ from specframe.errors import CompositionError, OptionError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts.prompt import Given
 from specframe_lab.commands.dry_run_command import DRY_RUN
-from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, readable, sampled
-from specframe_lab.commands.lab_display import SHOWN, prepare
+from specframe_lab.commands.grids import (
+    SHOWN,
+    TEMPERATURE,
+    Remembered,
+    grid_options,
+    left_out,
+    prepare,
+    readable,
+    sampled,
+    tell_left_out,
+)
 from specframe_lab.commands.lab_option_types import CUT, PROMPTS, Unusable, is_page
-from specframe_lab.commands.leaving_out import left_out, tell_left_out
 
 if TYPE_CHECKING:
     from specframe_lab.grid import Cell, Grid
@@ -92,8 +99,7 @@ def verify(
             "max prompt tokens": max_prompt_tokens,
             "temperature": temperature,
         }
-        command = shlex.join(["specframe", "verify", *ctx.meta["specframe.arguments"]])
-        write_page(page, outcomes, grid, command, settings)
+        write_page(page, outcomes, grid, ctx.meta["specframe.command"], settings)
         click.echo(page.name)
     if not all(outcome.sound for outcome in outcomes):
         ctx.exit(1)
