@@ -26,7 +26,6 @@ from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 from specframe_lab.comparison.comparison_observers import Branches, Positions, Rounds, Waits
 from specframe_lab.comparison.comparison_results import Comparison, Folder, Line
-from specframe_lab.comparison.conversations import with_answers
 from specframe_lab.comparison.schemes import PLAIN, SETTING, Case, cases
 from specframe_lab.comparison.transformers_generate import generated, line, of_transformers, with_transformers
 from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid
@@ -118,6 +117,34 @@ class ComparisonSettings:
             pipe = loaded.pipeline({option: value for option, value in plain.items() if option != "executor"})
             loaded.chats[key] = with_answers(pipe, self.prompts, self.turns, self.max_new_tokens, self.sampling)
         return attrs.evolve(self, prompts=loaded.chats[key])
+
+
+def with_answers(
+    pipe: Pipeline, prompts: Sequence[Prompt], turns: Iterable[int], new: int, sampling: Sampling
+) -> list[Any]:
+    """Return prompts in which each later turn has the messages and answers of the turns before it.
+
+    Args:
+        pipe: plain decoding, which answers.
+        prompts: of a later turn the messages of that turn alone.
+        turns: which turn each prompt is; a chat's turns are one after the other.
+        new: tokens of an answer.
+        sampling: how answers are drawn.
+
+    Raises:
+        PromptError: a turn that has a later one cannot be decoded.
+    """
+    found: list[Any] = [*prompts]
+    places = {place: turn for place, turn in enumerate(turns) if turn > 1}
+    for turn in sorted({*places.values()}):
+        before = [place - 1 for place in places if places[place] == turn]
+        answers = pipe.generate([found[place] for place in before], new, sampling=sampling)
+        for place, answer in zip(before, answers, strict=True):
+            if answer.error:
+                raise PromptError(f"prompt {place}: {answer.error}")
+            history = [*found[place], {"role": "assistant", "content": answer.text}]
+            found[place + 1] = [*history, *prompts[place + 1]]
+    return found
 
 
 @attrs.frozen
@@ -256,9 +283,7 @@ def attempt(work: Callable[[], Line]) -> Line:
     """Return the line of the work, or a line with its error."""
     try:
         return work()
-    except (
-        Exception
-    ) as fault:  # a broken strategy may raise anything, as a device without memory does; the others go on
+    except Exception as fault:  # of a broken strategy, or of a device without memory: the others go on
         kind = "" if isinstance(fault, SpecframeError) else f"{type(fault).__name__}: "
         return {"error": f"{kind}{str(fault).partition(chr(10))[0][:500]}"}
 
@@ -340,8 +365,7 @@ def calibration(policy: BudgetPolicy) -> list[list[float]] | None:
     """Return the bins of a policy's calibration, or None if it has none."""
     if "calibration" not in policy.offers:
         return None
-    bins: list[list[float]] = cast(CalibratedPolicy, policy).calibrated().tolist()
-    return bins
+    return cast(CalibratedPolicy, policy).calibrated().tolist()
 
 
 def digest(value: Any) -> str:

@@ -109,14 +109,7 @@ def served_columns(comparison: Comparison) -> tuple[str, ...]:
     one = unit.removesuffix("es")
     percentiles = (f"{name} P50/P90/P99 {unit}" for name in SERVED)
     goodput = (f"good requests/{one}", "good") if comparison.about.get("slo") else ()
-    return (
-        "scheme",
-        "batch",
-        *percentiles,
-        f"tokens/{unit.removesuffix('es')} per user",
-        f"requests/{unit.removesuffix('es')}",
-        *goodput,
-    )
+    return "scheme", "batch", *percentiles, f"tokens/{one} per user", f"requests/{one}", *goodput
 
 
 def requests(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str, ...]]:

@@ -35,7 +35,9 @@ def of_transformers(case: Case) -> bool:
     return case.cell.get("decoder") == TRANSFORMERS
 
 
-def generated(pipe: Pipeline, prompts: Iterable[Prompt], size: int, new: int) -> tuple[list[list[int]], list[float]]:
+def generated(
+    pipe: Pipeline, prompts: Iterable[Prompt], size: int, new: int, **more: Any
+) -> tuple[list[list[int]], list[float]]:
     """Return the tokens of prompts by ``generate``, up to the first stop, and the seconds from the start to each one's end.
 
     Args:
@@ -43,6 +45,7 @@ def generated(pipe: Pipeline, prompts: Iterable[Prompt], size: int, new: int) ->
         prompts: texts, token ids or messages.
         size: prompts of a batch; the next one begins when all of a batch have ended.
         new: tokens of each.
+        more: other arguments of ``generate``.
     """
     target: Any = pipe.target_model
     stops = sorted(models.stop_token_ids(target, pipe.tokenizer))
@@ -55,7 +58,7 @@ def generated(pipe: Pipeline, prompts: Iterable[Prompt], size: int, new: int) ->
         longest = max(map(len, batch))
         ids_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in batch], device=target.device)
         real_BT = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in batch], device=target.device)
-        full_BS = target.generate(ids_BT, attention_mask=real_BT, generation_config=config)
+        full_BS = target.generate(ids_BT, attention_mask=real_BT, generation_config=config, **more)
         found += [up_to_stop(ids, stops) for ids in full_BS[:, longest:].tolist()]
         ends += [time.perf_counter() - started] * len(batch)
     return found, ends

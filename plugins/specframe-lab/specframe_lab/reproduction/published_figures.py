@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
-
 SETUP = {
     "device": "NVIDIA A100, 80 GB",
     "precision": "float16",
@@ -33,28 +31,15 @@ MATCH: dict[tuple[str, int], tuple[tuple[float, float], ...]] = {
 """Table 1, by scheme and batch size: exact and partial match in % with plain decoding at batch size 1, of each pair."""
 
 
-@attrs.frozen
-class Anatomy:
-    """Time of one run, by its parts."""
-
-    tokens_per_second: float
-    calls: float
-    """Passes of the target that verified a draft."""
-    milliseconds: float
-    """Of one such pass."""
-    verify: float
-    draft: float
-    overhead: float
-    """Shares of the time."""
-    tokens_per_call: float
-    """Tokens that all rows together gain from one pass."""
+Anatomy = tuple[float, ...]
+"""The time of one run by its parts: tokens per second; passes of the target that verified a draft, the milliseconds of one, and the
+tokens that all rows together gain from one; the shares of verifying, of drafting, and of overhead."""
 
 
-def derived(tokens_per_second: float, calls: int, milliseconds: float, *shares: float) -> Anatomy:
+def derived(tokens_per_second: float, calls: int, milliseconds: float, verify: float, *shares: float) -> Anatomy:
     """Return published figures with the tokens per call that follow from them: tokens/s times seconds per call."""
-    verify, draft, overhead = shares
     tokens = tokens_per_second * milliseconds / 1000 / verify
-    return Anatomy(tokens_per_second, calls, milliseconds, verify, draft, overhead, tokens)
+    return tokens_per_second, calls, milliseconds, tokens, verify, *shares
 
 
 ANATOMY = {

@@ -16,10 +16,8 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
 
 from specframe.engine.encoding import Prompt
-from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
@@ -28,7 +26,8 @@ from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison.compare import ComparisonSettings, ComparisonStep, Progress
 from specframe_lab.comparison.comparison_results import Comparison, Folder, Line
 from specframe_lab.comparison.schemes import PLAIN, PLAIN_NAME, Case, explicit
-from specframe_lab.comparison.transformers_generate import up_to_stop
+from specframe_lab.comparison.transformers_generate import generated
+from specframe_lab.comparison.transformers_generate import line as line_of
 from specframe_lab.grid import Cell
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.verify import Reference, encode
@@ -229,28 +228,15 @@ def assisted(cell: Cell, settings: ComparisonSettings, loaded: LoadedModels) -> 
     The ids are cut at the first stop.
     """
     pipe = loaded.pipeline(cell)
-    target, draft = pipe.target_model, pipe.draft_model
-    stops = models.stop_token_ids(target, pipe.tokenizer)
-    draft.generation_config.update(  # type: ignore[union-attr]
+    draft: Any = pipe.draft_model
+    draft.generation_config.update(
         num_assistant_tokens=int(cell["draft_length"]),
         num_assistant_tokens_schedule="constant",
         assistant_confidence_threshold=0.0,
     )
-    found, started = [], time.perf_counter()
-    for prompt in encode(pipe, settings.prompts, settings.max_prompt_tokens):
-        ids = torch.tensor([prompt], device=target.device)
-        full: Any = target.generate(  # type: ignore[operator]
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=settings.max_new_tokens,
-            do_sample=False,
-            pad_token_id=min(stops, default=0),
-            assistant_model=draft,
-        )
-        found.append(up_to_stop(full[0, len(prompt) :].tolist(), stops))
-    seconds, tokens = time.perf_counter() - started, sum(map(len, found))
-    figures = {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
-    return {"lossless": True, "figures": figures, "tokens_digest": comparing.digest(found), "token_ids": found}
+    prompts = settings.prompts_for(pipe)
+    ids, ends = generated(pipe, prompts, 1, settings.max_new_tokens, assistant_model=draft)
+    return line_of(ids, ends) | {"tokens_digest": comparing.digest(ids), "token_ids": ids}
 
 
 def unfilled(parts: Mapping[str, tuple[int, Collection[int]]]) -> list[str]:

@@ -225,26 +225,21 @@ def median(runs: Runs, value: Callable[[Line], float]) -> float:
 def anatomy(runs: Runs) -> Anatomy:
     """Return where the time of one cell's runs goes."""
     calls, speed = f.figure("rounds"), f.figure("tokens_per_second")
-    return Anatomy(
+    return (
         median(runs, speed),
         median(runs, calls),
         median(runs, lambda line: 1000 * seconds(line)["verify"] / calls(line)),
+        median(runs, lambda line: line["figures"]["tokens"] / calls(line)),
         median(runs, lambda line: share(line, ["verify"])),
         median(runs, lambda line: share(line, ["draft"])),
         median(runs, overhead),
-        median(runs, lambda line: line["figures"]["tokens"] / calls(line)),
     )
 
 
 def anatomy_row(one: Anatomy) -> Sequence[str]:
     """Return one row of table 2."""
-    return (
-        f"{one.tokens_per_second:.1f}",
-        f"{one.calls:,.0f}",
-        f"{one.milliseconds:.1f}",
-        f"{one.tokens_per_call:.1f}",
-        *(f"{part:.1%}" for part in (one.verify, one.draft, one.overhead)),
-    )
+    speed, calls, milliseconds, tokens, *shares = one
+    return f"{speed:.1f}", f"{calls:,.0f}", f"{milliseconds:.1f}", f"{tokens:.1f}", *(f"{one:.1%}" for one in shares)
 
 
 def seconds(line: Line) -> dict[str, float]:
