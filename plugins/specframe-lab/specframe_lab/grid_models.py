@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from specframe_lab.grid import Cell
 
 
+def models_of(cell: Cell) -> tuple[Any, Any, Any]:
+    """Return a cell's target, drafter and draft model, see :func:`specframe.models.pairs.choose`."""
+    return choose(cell.get("target", DEFAULTS.target), cell.get("drafter", DEFAULTS.drafter))
+
+
 class LoadedModels:
     """Models and tokenizers by name, device, dtype and load options."""
 
@@ -28,8 +33,7 @@ class LoadedModels:
 
     def target(self, cell: Cell) -> PreTrainedModel:
         """Return a cell's target."""
-        name, _, _ = choose(cell.get("target", DEFAULTS.target), cell.get("drafter", DEFAULTS.drafter))
-        return self._model(name, "target", cell)
+        return self._model(models_of(cell)[0], "target", cell)
 
     def pipeline(self, cell: Cell, observers: Iterable[Observer] = ()) -> Pipeline:
         """Return a new pipeline for a cell, on models that are loaded already where that is possible.
@@ -37,7 +41,7 @@ class LoadedModels:
         Generation configs are left aside: what is compared is the models' own greedy decoding, or sampling at one temperature.
         """
         given = cell.get("drafter", DEFAULTS.drafter)
-        name, drafter, draft_model = choose(cell.get("target", DEFAULTS.target), given)
+        name, drafter, draft_model = models_of(cell)
         alone = draft_model is not None and drafter == by_model()  # a drafter with options loads its model itself
         drafter = self._model(draft_model, "draft", cell) if alone else chosen_name(given, drafter, draft_model)
         if name not in self._tokenizers:

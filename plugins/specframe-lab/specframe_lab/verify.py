@@ -28,19 +28,17 @@ from specframe_std.noise import Stream, gumbel
 from specframe_testing.instrumentation.ties import Scales
 from transformers import PreTrainedModel
 
-from specframe.contracts.cache import Rounding, rounding
+from specframe.contracts.cache import rounding
 from specframe.engine.encoding import Prompt, encode_prompt, is_ids
 from specframe.errors import ModelError, OptionError, PromptError, SpecframeError
 from specframe.models import loading as models
-from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
-from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid
-from specframe_lab.grid_models import LoadedModels
+from specframe_lab.grid_models import LoadedModels, models_of
 
 Kind = Literal["tie", "bug"]
 
@@ -221,20 +219,12 @@ def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
     plain = {plain_key(cell | PLAIN | rule) for cell in cells}
     if temperature:
         return len(cells) + len(plain | {plain_key(cell | PLAIN | rule | at_one(cell)) for cell in cells})
-    places = {
-        repr(
-            [
-                choose(cell.get("target", DEFAULTS.target), cell.get("drafter", DEFAULTS.drafter))[0],
-                cell.get("device"),
-                cell.get("dtype"),
-                cell.get("bitwise"),
-                cell.get("load_options"),
-                rounds(cell) and cell.get("kv"),
-            ]
-        )
-        for cell in cells
-    }
+    places = {repr([models_of(cell)[0], *map(cell.get, LOADED), rounds(cell) and cell.get("kv")]) for cell in cells}
     return len(cells) + len(plain) + len(places)
+
+
+LOADED = ("device", "dtype", "bitwise", "load_options")
+"""Options with which a target is loaded, and with which it computes."""
 
 
 def plain_key(cell: Cell) -> tuple[tuple[str, str], ...]:
@@ -242,22 +232,17 @@ def plain_key(cell: Cell) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((option, repr(value)) for option, value in cell.items()))
 
 
+@attrs.define
 class References:
-    """The references of all targets, each decoded once."""
+    """The references of all targets, each decoded once; the arguments are those of :func:`verify`."""
 
-    def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        max_new_tokens: int,
-        max_prompt_tokens: int | None,
-        progress: Callable[[str], None],
-        temperature: float = 0.0,
-    ) -> None:
-        self.loaded = LoadedModels()
-        self._temperature = temperature
-        self._prompts, self._new, self._cut = prompts, max_new_tokens, max_prompt_tokens
-        self._progress = progress
-        self._references: dict[Any, Reference] = {}
+    _prompts: Sequence[Prompt]
+    _new: int
+    _cut: int | None
+    _progress: Callable[[str], None]
+    _temperature: float
+    loaded: LoadedModels = attrs.Factory(LoadedModels)
+    _references: dict[Any, Reference] = attrs.Factory(dict)
 
     def of(self, cell: Cell) -> Reference:
         """Return the reference of a cell's target."""
@@ -267,8 +252,8 @@ class References:
         if key not in self._references:
             pipe = self.loaded.pipeline(cell | PLAIN)
             ids = encode(pipe, self._prompts, self._cut)
-            how = self._temperature, seed, pipe.recipe.bitwise, rounding(pipe.composition.kv)
-            reference = Reference(target, ids, [], self._new, self.loaded, *how)
+            scales, sampling = Scales(target, rounding(pipe.composition.kv)), Sampling(temperature=self._temperature)
+            reference = Reference(scales, ids, [], self._new, self.loaded, sampling, seed, pipe.recipe.bitwise)
             reference.tokens = reference.sampled(cell) if self._temperature else self._greedy(target, ids, pipe)
             self._references[key] = reference
         return self._references[key]
@@ -301,25 +286,19 @@ def rounds(cell: Cell) -> bool:
     return kv is not None and rounding(strategy(registry(), "KV backend", kv)) is not None
 
 
+@attrs.define
 class Reference:
     """One target's continuations: at batch 1 and, as asked for, at other batch sizes."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        prompts: list[list[int]],
-        tokens: list[list[int]],
-        new: int,
-        loaded: LoadedModels,
-        temperature: float = 0.0,
-        seed: int = 0,
-        bitwise: bool = False,
-        rounded: Rounding | None = None,
-    ) -> None:
-        self.prompts, self.tokens, self._bitwise = prompts, tokens, bitwise
-        self._scales, self._new, self._loaded = Scales(model, rounded), new, loaded
-        self._sampling, self._seed = Sampling(temperature=temperature), seed
-        self._plain: dict[Any, list[list[int]]] = {}
+    _scales: Scales
+    prompts: list[list[int]]
+    tokens: list[list[int]]
+    _new: int
+    _loaded: LoadedModels
+    _sampling: Sampling = attrs.Factory(Sampling)
+    _seed: int = 0
+    _bitwise: bool = False
+    _plain: dict[Any, list[list[int]]] = attrs.Factory(dict)
 
     def verification(self, cell: Cell, pipe: Pipeline) -> Verification:
         """Decode a cell and compare it with both references."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +17,6 @@ from specframe.cli.options import names, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import CompositionError, OptionError, SpecframeError
 from specframe.files import Output
-from specframe.text.prompts.prompt import Given
 from specframe_lab.commands.dry_run_command import DRY_RUN
 from specframe_lab.commands.grids import (
     SHOWN,
@@ -77,6 +77,9 @@ def verify(
 
     Exits with status 1 when a divergence is a bug or a combination could not be decoded, a name that nothing provides among them.
     """
+    from specframe_lab.verify import Verification
+    from specframe_lab.verify import verify as verifications
+
     texts = readable(prompt, prompts, limit)
     outcomes: list[Verification] = []
     faults: Faults = []
@@ -88,7 +91,9 @@ def verify(
     page = page_file(output)
     with lines(None if page else output) as write, telling(quiet) as progress:
         grid = comparable_grid(cells, faults, temperature)
-        for outcome in run(grid, faults, texts, max_new_tokens, max_prompt_tokens, progress, temperature):
+        sound = verifications(grid, texts, max_new_tokens, max_prompt_tokens, progress, temperature)
+        unsound = (Verification(cell, len(texts), fault=str(fault)) for cell, fault in faults)
+        for outcome in itertools.chain(sound, unsound):
             write(json.dumps(outcome.record(), ensure_ascii=False))
             outcomes.append(outcome)
     show(outcomes, quiet)
@@ -193,24 +198,6 @@ def write_page(page: Output, outcomes: list[Verification], grid: Grid, command: 
     facts = [(name, "no" if value is None else str(value)) for name, value in known.items()]
     page.refuse_foreign()
     page.replace(html(outcomes, command, facts, left_out(grid)))
-
-
-def run(
-    grid: Grid,
-    faults: Faults,
-    texts: Sequence[Given],
-    new: int,
-    cut: int | None,
-    progress: Any,
-    temperature: float,
-) -> Iterator[Verification]:
-    """Yield each cell's outcome, at last those of cells with a fault."""
-    from specframe_lab.verify import Verification
-    from specframe_lab.verify import verify as verifications
-
-    yield from verifications(grid, texts, new, cut, progress, temperature)
-    for cell, fault in faults:
-        yield Verification(cell, len(texts), fault=str(fault))
 
 
 @contextlib.contextmanager

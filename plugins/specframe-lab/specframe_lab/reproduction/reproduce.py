@@ -16,11 +16,10 @@ from typing import Any
 
 import attrs
 import numpy as np
+from specframe_testing.instrumentation.ties import Scales
 
 from specframe.engine.encoding import Prompt
-from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
-from specframe.plugins.recipe import DEFAULTS
 from specframe.text.prompts.builtin import BUILT_IN
 from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison.compare import ComparisonSettings, ComparisonStep, Progress
@@ -29,7 +28,7 @@ from specframe_lab.comparison.schemes import PLAIN, PLAIN_NAME, Case, explicit
 from specframe_lab.comparison.transformers_generate import generated
 from specframe_lab.comparison.transformers_generate import line as line_of
 from specframe_lab.grid import Cell
-from specframe_lab.grid_models import LoadedModels
+from specframe_lab.grid_models import LoadedModels, models_of
 from specframe_lab.verify import Reference, encode
 
 ASSISTED = "assisted"
@@ -134,7 +133,7 @@ def plan(
 
 def cases(part: str, pair: Cell, sizes: Sequence[int]) -> list[Case]:
     """Return a part's cases, plain decoding first; transformers' own at batch size 1 only, and with a draft model only."""
-    _, _, draft_model = choose(pair.get("target", DEFAULTS.target), pair.get("drafter", DEFAULTS.drafter))
+    _, _, draft_model = models_of(pair)
     found = []
     for scheme, options in SCHEMES[part].items():
         for size in sizes:
@@ -217,7 +216,8 @@ def kinds(cell: Cell, ids: list[list[int]], part: PaperPart, loaded: LoadedModel
     plain = comparison.plain(part.cases[0], 1)
     reference = comparison.runs(plain)[0]["token_ids"] if plain and comparison.runs(plain) else ids
     prompts = encode(loaded.pipeline(cell), part.settings.prompts, part.settings.max_prompt_tokens)
-    reference_decoder = Reference(loaded.target(cell), prompts, reference, part.settings.max_new_tokens, loaded)
+    scales = Scales(loaded.target(cell))
+    reference_decoder = Reference(scales, prompts, reference, part.settings.max_new_tokens, loaded)
     agreement = reference_decoder.agreement(ids, reference)
     return {"ties": agreement.ties, "bugs": agreement.bugs}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,10 @@ def scheme_data(scheme: SchemeTrace, text_of: Callable[[int], str]) -> Json:
     }
 
 
+TOLD = ("drafted", "accepted", "by_rule", "altered", "finish", "queries", "keys")
+"""What the page has of a score as it is."""
+
+
 def lane_data(lane: Lane, carried: str) -> Json:
     """Return one sequence's part of a frame; ``carried`` describes a change of its row, if any."""
     kept: Json = {"prompt": lane.prompt, "row": lane.row, "slots": lane.slots, "marks": lane.marks}
@@ -103,16 +108,10 @@ def lane_data(lane: Lane, carried: str) -> Json:
         score = lane.score
         bonus = score.tokens[score.accepted] if len(score.tokens) > score.accepted else None
         kept["score"] = {
-            "drafted": score.drafted,
-            "accepted": score.accepted,
-            "by_rule": score.by_rule,
+            **{name: getattr(score, name) for name in TOLD},
             "bonus": bonus,
-            "altered": score.altered,
-            "finish": score.finish,
             "gained": len(score.tokens),
             "start": score.length + score.drafted - len(score.queries),
-            "queries": score.queries,
-            "keys": score.keys,
         }
         kept["score"] |= {"sees": score.sees, "own": own_slots(score)} if score.sees is not None else {}
     return kept
@@ -126,37 +125,37 @@ def own_slots(score: Score) -> list[list[int]]:
     return found
 
 
+HOLES = {"padding": PADDING, "stale": STALE, "empty": EMPTY}
+"""The slots of a row without a token of it, by name."""
+
+
 class Totals:
     """The counters of a scheme, frame by frame."""
 
     def __init__(self, scheme: SchemeTrace) -> None:
         self._scheme = scheme
-        self._so_far = {"shifted": 0, "carried": 0, "moved": 0, "bytes": 0, "draft_bytes": 0, "tokens": 0}
-        self._passes = {"padding": 0, "stale": 0, "empty": 0, "places": 0}
+        self._so_far: Counter[str] = Counter()
+        self._passes: Counter[str] = Counter()
 
     def after(self, frame: Frame) -> Json:
         """Return the counters after one more frame: what moved so far, and what else than tokens the pass's rows hold.
 
         ``padding``, ``stale`` and ``empty`` are of this frame; ``padding_so_far`` and the like of all passes up to it.
         """
-        so_far, scheme = self._so_far, self._scheme
-        rows = [lane for lane in frame.lanes if lane.row is not None]
-        held = {
-            "padding": sum(lane.marks.count(PADDING) for lane in rows),
-            "stale": sum(lane.marks.count(STALE) for lane in rows),
-            "empty": sum(lane.marks.count(EMPTY) for lane in rows),
-            "places": sum(len(lane.marks) for lane in rows),
-        }
-        so_far["shifted"] += frame.shifted
-        so_far["carried"] += frame.carried
-        so_far["moved"] += frame.shifted + frame.carried
-        so_far["bytes"] += (frame.shifted + frame.carried) * scheme.slot_bytes
-        so_far["draft_bytes"] += frame.draft_moved * scheme.draft_slot_bytes
-        so_far["tokens"] += sum(len(lane.score.tokens) for lane in rows if lane.score)
+        rows, moved = [lane for lane in frame.lanes if lane.row is not None], frame.shifted + frame.carried
+        marks = "".join(lane.marks for lane in rows)
+        held = {name: marks.count(mark) for name, mark in HOLES.items()} | {"places": len(marks)}
+        self._so_far.update(
+            shifted=frame.shifted,
+            carried=frame.carried,
+            moved=moved,
+            bytes=moved * self._scheme.slot_bytes,
+            draft_bytes=frame.draft_moved * self._scheme.draft_slot_bytes,
+            tokens=sum(len(lane.score.tokens) for lane in rows if lane.score),
+        )
         if frame.phase != "settle":
-            for name, count in held.items():
-                self._passes[name] += count
-        return {**so_far, **held, **{f"{name}_so_far": count for name, count in self._passes.items()}}
+            self._passes.update(held)
+        return {**self._so_far, **held, **{f"{name}_so_far": self._passes[name] for name in held}}
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[int], str]:

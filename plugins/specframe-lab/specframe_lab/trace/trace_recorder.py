@@ -173,7 +173,7 @@ class Trace(Observer, CallListener):
         host, (by_rule, accepted_BT) = report.detail.host, self._by_rule
         accepted, tokens_BT = host.accepted, host.tokens
         length, gained, end = int(report.lengths[row]), int(report.gained[row]), int(accepted[row]) + 1
-        queries, keys = seen.queries[row], seen.keys[row]
+        path_BT = report.acceptance.path_BT
         tree = self._tree(report, seen, row) if report.draft.parents_BN is not None else []
         leaks, blind = (
             self._tree_faults(seen, row, tree) if tree else self._faults(seen, row, length + report.draft.depth)
@@ -187,14 +187,12 @@ class Trace(Observer, CallListener):
             tokens=tokens_BT[row, :gained].tolist(),
             altered=bool((tokens_BT[row, :end] != accepted_BT[row, :end]).any()),
             finish=report.sequences[row].finish_reason,
-            queries=queries,
-            keys=keys,
+            queries=seen.queries[row],
+            keys=seen.keys[row],
             leaks=leaks,
             blind=blind,
             tree=tree,
-            path=[]
-            if report.acceptance.path_BT is None
-            else report.acceptance.path_BT[row, : int(by_rule[row])].tolist(),
+            path=[] if path_BT is None else path_BT[row, : int(by_rule[row])].tolist(),
             sees=seen.sees[row] if seen.sees else None,
         )
 
@@ -219,13 +217,8 @@ class Trace(Observer, CallListener):
         prefix = {
             s for s, number in enumerate(slots) if number != NOTHING and s not in first and self.book.newest(number)
         }
-        leaks: set[int] = set()
-        blind: set[int] = set()
-        for path, visible in zip(paths(node.parent for node in tree), map(set, seen.sees[row]), strict=True):
-            wanted = prefix | {tree[node].slot for node in path}
-            leaks |= visible - wanted
-            blind |= wanted - visible
-        return len(leaks), len(blind)
+        wanted = [prefix | {tree[node].slot for node in path} for path in paths(node.parent for node in tree)]
+        return self._wrong(list(map(set, seen.sees[row])), wanted)
 
     def _count(self, score: Score) -> None:
         """Count the branches that were accepted."""
@@ -249,15 +242,16 @@ class Trace(Observer, CallListener):
             for slot, number in enumerate(slots)
             if number != NOTHING and self.book.newest(number) and self.book.cells[number].order < end
         }
-        leaks: set[int] = set()
-        blind: set[int] = set()
-        for query, order in zip(queries, range(end - len(queries), end), strict=True):
-            if order < 0:
-                continue
-            visible = {slot for slot, key in enumerate(keys) if 0 <= key <= max(query, 0)}
-            wanted = {slot for slot, place in own.items() if place <= order}
-            leaks |= visible - wanted
-            blind |= wanted - visible
+        orders = {order: query for order, query in enumerate(queries, start=end - len(queries)) if order >= 0}
+        visible = [{slot for slot, key in enumerate(keys) if 0 <= key <= max(query, 0)} for query in orders.values()]
+        wanted = [{slot for slot, place in own.items() if place <= order} for order in orders]
+        return self._wrong(visible, wanted)
+
+    @staticmethod
+    def _wrong(visible: list[set[int]], wanted: list[set[int]]) -> tuple[int, int]:
+        """Return how many slots some query sees that it should not, and how many some query should see and does not."""
+        leaks = {slot for seen, own in zip(visible, wanted, strict=True) for slot in seen - own}
+        blind = {slot for seen, own in zip(visible, wanted, strict=True) for slot in own - seen}
         return len(leaks), len(blind)
 
     def _lane(
