@@ -196,24 +196,12 @@ def foresee(grid: Grid, settings: ComparisonSettings, output: str) -> None:
 @contextlib.contextmanager
 def telling(quiet: bool) -> Iterator[Progress]:
     """Say on standard error what is being run; where that is a terminal, in one line that moves; with ``quiet`` only faults."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+    columns = progress.TextColumn("{task.description}"), progress.BarColumn(), *counts
     done = 0
 
     def tell(step: Any, line: dict[str, Any] | None) -> None:
@@ -228,7 +216,7 @@ def telling(quiet: bool) -> Iterator[Progress]:
         if "error" in line or not (quiet or console.is_terminal):
             click.echo(f"[{step.number}/{step.total}] {name}: {outcome}", err=True)
 
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with progress.Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("loading models", total=None)
         try:
             yield tell
@@ -248,22 +236,14 @@ def written(comparison: Comparison, output: str) -> tuple[Path, dict[str, Table]
 def show(comparison: Comparison, figures: dict[str, Table], served: bool) -> None:
     """Print the summary; with ``served`` the figures of requests, too."""
     from specframe.cli.tables import show_table
-    from specframe_lab.comparison.summary import (
-        categories,
-        columns,
-        filled,
-        findings,
-        requests,
-        served_columns,
-        summary,
-    )
+    from specframe_lab.comparison import summary
 
-    tables = [filled(columns(comparison), summary(comparison, figures))]
-    tables += [(list(served_columns(comparison)), requests(comparison, figures))] if served else []
-    for heads, rows in (*tables, categories(figures)):
+    tables = [summary.filled(summary.columns(comparison), summary.summary(comparison, figures))]
+    tables += [(list(summary.served_columns(comparison)), summary.requests(comparison, figures))] if served else []
+    for heads, rows in (*tables, summary.categories(figures)):
         if rows:
             show_table(heads, rows, numbers=True)
             click.echo()
-    for sentence in findings(comparison, figures):
+    for sentence in summary.findings(comparison, figures):
         click.echo(sentence)
     click.echo()

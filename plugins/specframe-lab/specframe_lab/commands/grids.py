@@ -129,10 +129,6 @@ def name_parameters(prompts: list[Prompt]) -> None:
 def prepare(quiet: bool, verbose: bool, devices: Iterable[str]) -> None:
     """Leave out warnings, or show the environment; transformers draws and remarks nothing in either case.
 
-    Args:
-        quiet, verbose: what was asked for.
-        devices: those of the grid's cells.
-
     Raises:
         OptionError: both were asked for.
     """

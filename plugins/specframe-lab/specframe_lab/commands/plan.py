@@ -155,10 +155,7 @@ def record(found: CandidatePlan, load: Any) -> dict[str, Any]:
 def show(found: CandidatePlan, modelled_for: str | None, acceptance: str | None) -> None:
     """Print a plan: its candidates as a table, those worth choosing, and the parts of the chosen one if one fits.
 
-    Args:
-        found: the plan.
-        modelled_for: the device profile, or None where tokens per second were measured.
-        acceptance: the chance that a draft token is accepted, as it was given.
+    ``modelled_for`` is the device profile, or None where tokens per second were measured.
     """
     from specframe_lab.prediction.profiles import assumed
 

@@ -124,12 +124,8 @@ def with_answers(
 ) -> list[Any]:
     """Return prompts in which each later turn has the messages and answers of the turns before it.
 
-    Args:
-        pipe: plain decoding, which answers.
-        prompts: of a later turn the messages of that turn alone.
-        turns: which turn each prompt is; a chat's turns are one after the other.
-        new: tokens of an answer.
-        sampling: how answers are drawn.
+    Of a later turn ``prompts`` has the messages of that turn alone; a chat's turns are one after the other. ``pipe`` answers, with
+    ``new`` tokens at most.
 
     Raises:
         PromptError: a turn that has a later one cannot be decoded.
@@ -248,14 +244,20 @@ def settled() -> Iterator[None]:
 
 def about(grid: Grid, planned: list[Case], settings: ComparisonSettings, command: str) -> dict[str, Any]:
     """Return the settings that distinguish one comparison from another, and the environment."""
+    return beginning(command, settings.about(), planned) | {
+        "categories": list(settings.categories),
+        "refused": [{"cell": cell, "why": why} for cell, why in grid.refused],
+    }
+
+
+def beginning(command: str, settings: dict[str, Any], planned: list[Case]) -> dict[str, Any]:
+    """Return what a folder keeps of any results."""
     return {
         "command": command,
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "settings": settings.about(),
+        "settings": settings,
         "environment": environment({case.cell["device"] for case in planned}),
         "cells": [attrs.asdict(case) for case in planned],
-        "categories": list(settings.categories),
-        "refused": [{"cell": cell, "why": why} for cell, why in grid.refused],
     }
 
 

@@ -57,13 +57,7 @@ class Forecast:
 
 
 def forecast(steps: Sequence[ComparisonStep], folder: str | os.PathLike[str], about: dict[str, Any]) -> Forecast:
-    """Return the forecast of a comparison, without writing anything.
-
-    Args:
-        steps: all runs.
-        folder: where results would be kept.
-        about: what was asked for, as the folder would keep it.
-    """
+    """Return the forecast of a comparison with all its runs, without writing anything; ``about`` is as the folder would keep it."""
     there = Path(folder)
     if not (there / ABOUT).exists():
         return Forecast(steps, {}, f"it holds a {RESULTS} of something else" if (there / RESULTS).exists() else "")

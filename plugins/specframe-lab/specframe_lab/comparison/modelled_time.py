@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -37,22 +38,16 @@ def modelled_seconds(
     missing: Iterable[ComparisonStep], settings_of: Callable[[Case], ComparisonSettings]
 ) -> float | None:
     """Return about how many seconds of decoding some runs would take, warming up included, or None where that is not known."""
-    pairs: dict[tuple[str | None, str, str], Pair] = {}
-    profiles: dict[tuple[str, str], DeviceProfile | None] = {}
-    seconds = 0.0
+    pair_of, profile_at, seconds = functools.cache(read_pair), functools.cache(profile_of), 0.0
     try:
         for step in missing:
             cell, settings = step.case.cell, settings_of(step.case)
-            named, place = (cell["target"], cell["drafter"], cell["dtype"]), (cell["device"], cell["dtype"])
-            if named not in pairs:
-                pairs[named] = read_pair(*named)
-            if place not in profiles:
-                profiles[place] = profile_of(*place)
-            if (profile := profiles[place]) is None:
+            pair = pair_of(cell["target"], cell["drafter"], cell["dtype"])
+            if (profile := profile_at(cell["device"], cell["dtype"])) is None:
                 return None
             warm = settings.warm_up * step.case.timed * min(WARM_UP_TOKENS, settings.max_new_tokens)
             new = settings.max_new_tokens * math.ceil(len(settings.prompts) / cell["batch_size"]) + warm
-            seconds += run_seconds(cell, settings, pairs[named], profile, new)
+            seconds += run_seconds(cell, settings, pair, profile, new)
     except SpecframeError:
         return None
     return seconds

@@ -37,11 +37,8 @@ class Costs:
 
 
 def costs(figures: Mapping[str, Any], rounds: Iterable[Iterable[Round]]) -> Costs:
-    """Return the seconds of a run by what they were spent on; those of all rounds and draft tokens add up to the run's.
-
-    Args:
-        figures: of the run, with ``seconds`` and ``stage_seconds``.
-        rounds: of each of its continuations.
+    """Return the seconds of a run by what they were spent on; those of all its continuations' rounds and draft tokens add up to the
+    run's.
     """
     every = [one for of_one in rounds for one in of_one if one[1] != READING]
     drafted = sum(one[1] for one in every)

@@ -40,12 +40,7 @@ def generated(
 ) -> tuple[list[list[int]], list[float]]:
     """Return the tokens of prompts by ``generate``, up to the first stop, and the seconds from the start to each one's end.
 
-    Args:
-        pipe: whose target decodes.
-        prompts: texts, token ids or messages.
-        size: prompts of a batch; the next one begins when all of a batch have ended.
-        new: tokens of each.
-        more: other arguments of ``generate``.
+    ``size`` prompts are a batch; the next one begins when all of a batch have ended. ``more`` are other arguments of ``generate``.
     """
     target: Any = pipe.target_model
     stops = sorted(models.stop_token_ids(target, pipe.tokenizer))

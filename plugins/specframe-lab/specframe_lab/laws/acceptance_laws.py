@@ -83,14 +83,10 @@ class AcceptanceLaw:
 def acceptance_of(
     runs: Sequence[MeasuredRun], drafts: Sequence[TableDraft], draft_length: int | None, resamples: int, seed: int
 ) -> AcceptanceLaw:
-    """Return the acceptance of a family's drafts.
+    """Return the acceptance of a family's drafts; those without runs are left out.
 
-    Args:
-        runs: what was measured; of a draft those with the most prompts count.
-        drafts: the family; those without runs are left out.
-        draft_length: whose runs count, or None for the one that most drafts have, the longest of several.
-        resamples: of the prompts.
-        seed: of the resamples.
+    Of a draft those runs count that have the most prompts and this draft length, or for None the one that most drafts have, the
+    longest of several. Prompts are resampled.
 
     Raises:
         OptionError: fewer than two drafts of the family have runs at the draft length, or their prompts or targets differ.

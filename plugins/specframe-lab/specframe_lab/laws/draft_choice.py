@@ -47,19 +47,9 @@ def choose_drafts(
     batch_sizes: Sequence[int],
     context: int,
 ) -> list[DraftChoice]:
-    """Return the fastest draft for each number of training tokens and batch size.
+    """Return the fastest draft for each number of training tokens and batch size; ``costs`` are those of a draft by its layers.
 
     Tokens cost a draft nothing at run time, so that the most would always be chosen: only layers are.
-
-    Args:
-        acceptance: to which the law is fitted.
-        target: the target's costs.
-        costs: those of a draft by its layers.
-        profile: the device.
-        tokens: that a draft could be trained on.
-        layers: that it could have.
-        batch_sizes: rows decoded together.
-        context: tokens of a row in the cache.
 
     Raises:
         OptionError: the drafts do not determine the law by tokens and layers.

@@ -145,12 +145,8 @@ def whole(values: Sequence[int]) -> np.ndarray:
 def by_prompt(runs: Sequence[MeasuredRun], option: str) -> tuple[np.ndarray, np.ndarray]:
     """Return rounds and accepted tokens of runs, (N, P) each: prompts are resampled for all runs alike.
 
-    Args:
-        runs: runs of the same prompts.
-        option: what asks for them, for the error.
-
     Raises:
-        OptionError: they have not the same number of prompts.
+        OptionError: they have not the same number of prompts; ``option`` asks for them.
     """
     counts = sorted({len(run.steps_P) for run in runs})
     if len(counts) > 1:

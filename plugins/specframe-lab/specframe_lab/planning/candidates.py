@@ -105,13 +105,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield a candidate for each batch size and draft length whose speed is known, and for plain decoding at each batch size.
 
-    Args:
-        ladder: the fallback configurations, with what each takes.
-        load: the sequences, whatever their rows.
-        batch_sizes: rows decoded together.
-        draft_lengths: those that are asked for.
-        speed: of each.
-        nodes: returns the nodes of a draft of a length, which are more where it is a tree.
+    ``load`` has the sequences, whatever their rows; ``nodes`` returns the nodes of a draft of a length: of a tree they are more.
     """
     lengths = [0, *draft_lengths] if ladder.drafts else [0]
     for rows in batch_sizes:

@@ -32,15 +32,10 @@ class ModelCosts:
     """Bytes of a number."""
 
     def forward(self, rows: int, tokens: int, context: int) -> Load:
-        """Return what a forward reads and computes.
+        """Return what a forward reads and computes that is fed ``tokens`` tokens a row after ``context`` cached ones.
 
         Weights are read once, those of an expert if one of the tokens takes it. Keys and values of the context are read by row.
         Logits are written of all tokens.
-
-        Args:
-            rows: sequences.
-            tokens: fed to each.
-            context: tokens of each in the cache.
         """
         fed = rows * tokens
         taken = self.expert_weights * (1 - (1 - self.expert_share) ** fed) if self.expert_weights else 0

@@ -103,8 +103,7 @@ def expected_length(acceptance: float, length: float) -> float:
 def read_acceptance(given: str) -> float:
     """Return the chance that a draft token is accepted if those before it are: a number, or what runs in a file have shown.
 
-    Args:
-        given: a number from 0 to 1, a report of ``specframe run --report`` or a ``results.jsonl`` of ``specframe compare``.
+    The file is a report of ``specframe run --report`` or a ``results.jsonl`` of ``specframe compare``.
 
     Raises:
         OptionError: it is neither, or no run of the file has drafted.

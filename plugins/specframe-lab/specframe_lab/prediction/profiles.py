@@ -165,13 +165,9 @@ def products_of_rows(rows: int, matrices: torch.Tensor) -> float:
 
 
 def layer_seconds(device: torch.device, dtype: torch.dtype, per_weight: float) -> float:
-    """Return what a decoder layer takes in a round of plain decoding apart from its products with weights.
+    """Return what a decoder layer takes in a round of plain decoding apart from its products, each ``per_weight`` seconds a weight.
 
     The model is larger than caches are: apart from its products a layer takes longer after weights have passed through these.
-
-    Args:
-        device, dtype: where and in what precision it is measured.
-        per_weight: seconds of a product for each weight.
     """
     config = transformers.Qwen3Config(
         vocab_size=64,

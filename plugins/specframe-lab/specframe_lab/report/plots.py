@@ -7,6 +7,7 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import attrs
@@ -217,7 +218,7 @@ def stage_shares(table: Table, look: Looks) -> Figure:
 
 def by_position(table: Table, look: Looks) -> Figure:
     """Draw the rate at every position, all batch sizes together; schemes with the same rates share a line."""
-    pooled = pool(table, key=2, counts=(3, 4))
+    pooled = pool(table, itemgetter(2), counts=(3, 4))
     curves = {s: tuple((p, a / d) for p, (d, a) in places.items() if d) for s, places in pooled.items()}
     figure, (axes,) = panels(1)
     groups = merged(curves)
@@ -269,12 +270,9 @@ def by_branch(table: Table, look: Looks) -> Figure:
     names = [f"branch {branch}" for branch in range(1, BRANCHES + 1)] + [f"branches from {BRANCHES + 1} on"]
     colours = matplotlib.colormaps["cividis"](np.linspace(0.1, 0.95, most))
     figure, panes = panels(len(schemes), 0.6 + 1.9 * len(schemes))
+    places = pool(table, lambda row: (row[2], min(row[3], most)), counts=(4, 5))
     for axes, scheme in zip(panes, schemes, strict=True):
-        pooled: dict[tuple[int, int], list[int]] = {}
-        for row in table.rows:
-            if row[0] == scheme:
-                count = pooled.setdefault((row[2], min(row[3], most)), [0, 0])
-                count[0], count[1] = count[0] + row[4], count[1] + row[5]
+        pooled = places[scheme]
         depths = sorted({depth for depth, _ in pooled})
         reached, bottom = np.array([pooled[depth, 1][0] for depth in depths]), np.zeros(len(depths))
         for branch in range(1, most + 1):
@@ -291,7 +289,7 @@ def by_branch(table: Table, look: Looks) -> Figure:
 
 def histogram(table: Table, look: Looks) -> Figure:
     """Draw the share of rounds by accepted tokens, all batch sizes together."""
-    pooled = pool(table, key=2, counts=(3,))
+    pooled = pool(table, itemgetter(2), counts=(3,))
     curves = {}
     for scheme, counts in pooled.items():
         rounds = sum(count for (count,) in counts.values())
@@ -311,11 +309,11 @@ def histogram(table: Table, look: Looks) -> Figure:
     return figure
 
 
-def pool(table: Table, key: int, counts: tuple[int, ...]) -> dict[str, dict[Any, list[int]]]:
-    """Return per scheme the sums of some columns by another column, over all batch sizes."""
+def pool(table: Table, key: Callable[[Any], Any], counts: tuple[int, ...]) -> dict[str, dict[Any, list[int]]]:
+    """Return per scheme the sums of some columns by a key of a row, over all batch sizes."""
     sums: dict[str, dict[Any, list[int]]] = {}
     for row in table.rows:
-        place = sums.setdefault(row[0], {}).setdefault(row[key], [0] * len(counts))
+        place = sums.setdefault(row[0], {}).setdefault(key(row), [0] * len(counts))
         for number, column in enumerate(counts):
             place[number] += row[column]
     return sums

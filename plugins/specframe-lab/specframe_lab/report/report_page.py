@@ -57,7 +57,7 @@ def html(comparison: Comparison, tables: dict[str, Table], inline: dict[str, str
         nothing=listing([table.nothing for table in tables.values() if table.empty], "nothing"),
         figures="\n".join(card(tables[name], picture) for name, picture in inline.items()),
         command=escape(comparison.about["command"]),
-        about=about(comparison),
+        about=described(about_pairs(comparison)),
         refused=refused(comparison),
     )
 
@@ -112,11 +112,6 @@ def numbers(table: Table) -> list[tuple[str, ...]]:
     """Return the rows of a table as texts; where a column names a figure, each figure has decimals of its own."""
     place = table.columns.index("figure") if "figure" in table.columns else None
     return texts(table.told, None if place is None else [row[place] for row in table.told])
-
-
-def about(comparison: Comparison) -> str:
-    """Return the common settings and the environment of all runs, as a list."""
-    return described(about_pairs(comparison))
 
 
 def about_pairs(comparison: Comparison) -> list[tuple[str, str]]:

@@ -72,14 +72,7 @@ def acceptance(outcomes: Sequence[Verification]) -> str:
 
 
 def html(outcomes: Sequence[Verification], command: str, facts: Sequence[tuple[str, str]], left: Sequence[str]) -> str:
-    """Return the page.
-
-    Args:
-        outcomes: those of all combinations.
-        command: the command line.
-        facts: names and values of settings and of the environment.
-        left: sentences on combinations that were left out.
-    """
+    """Return the page of all outcomes; ``facts`` are of settings and environment, ``left`` tells what was left out."""
     options = differing(outcomes)
     rows = [row(cells(outcome, options)) for outcome in outcomes]
     return string.Template(part("verification.html")).substitute(

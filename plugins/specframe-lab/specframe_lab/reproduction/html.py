@@ -14,12 +14,7 @@ from specframe_lab.report.images import adapting
 
 
 def rendered(markdown: str, pictures: Mapping[str, str]) -> str:
-    """Return a page.
-
-    Args:
-        markdown: its text; a picture is ``![name](name.svg)``, a comment is left out.
-        pictures: SVG by name.
-    """
+    """Return the page of a text. A picture in it is ``![name](name.svg)``, a comment is left out; ``pictures`` are SVG by name."""
     markdown = re.sub(r"(?s)<!--.*?-->\n*", "", markdown)  # the renderer takes no HTML: it would show a comment as text
     content = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     title = re.search(r"<h1>(.*?)</h1>", content)

@@ -10,7 +10,6 @@ All lines are kept in one folder, as with a comparison.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -150,14 +149,9 @@ def reproduce(
     only: Collection[str] = PARTS,
     progress: Progress = lambda step, line: None,
 ) -> Reproduction:
-    """Run what is missing of a reproduction and return all that is there.
+    """Run what is missing of the parts named in ``only``, and return all that the folder has then.
 
-    Args:
-        parts: what belongs to it.
-        folder: where results are kept, and taken from when they are there already.
-        command: the command line, for the page.
-        only: the parts to run now.
-        progress: called before and after every run.
+    ``progress`` is called before and after every run.
     """
     loaded = LoadedModels()
     filled = [part for part in parts if part.cases]  # grouping has none where the only batch size is 1
@@ -182,15 +176,8 @@ def run_part(part: PaperPart, kept: Folder, loaded: LoadedModels, progress: Prog
 
 def about(parts: list[PaperPart], command: str) -> dict[str, Any]:
     """Return everything that distinguishes reproductions, and where it was run."""
-    planned = [case for part in parts for case in part.cases]
-    return {
-        "command": command,
-        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "settings": {f"{part.name}: {key}": value for part in parts for key, value in part.settings.about().items()},
-        "environment": comparing.environment({case.cell["device"] for case in planned}),
-        "cells": [attrs.asdict(case) for case in planned],
-        "refused": [],
-    }
+    settings = {f"{part.name}: {key}": value for part in parts for key, value in part.settings.about().items()}
+    return comparing.beginning(command, settings, [case for part in parts for case in part.cases]) | {"refused": []}
 
 
 def bare(case: Case) -> Case:
@@ -240,11 +227,7 @@ def assisted(cell: Cell, settings: ComparisonSettings, loaded: LoadedModels) -> 
 
 
 def unfilled(parts: Mapping[str, tuple[int, Collection[int]]]) -> list[str]:
-    """Return a sentence for all parts with the same number of prompts and the same batch sizes that it does not fill.
-
-    Args:
-        parts: the number of prompts and the batch sizes of each part.
-    """
+    """Return a sentence for all parts with the same number of prompts and the same batch sizes that it does not fill."""
     found: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     for part, (prompts, sizes) in parts.items():
         if larger := tuple(sorted({size for size in sizes if size > prompts})):

@@ -78,9 +78,7 @@ def summary(values: Sequence[float]) -> list[float]:
 def rates(requests: Sequence[Served], wanted: Objectives | None = None) -> dict[str, float]:
     """Return the figures of all requests together, per second of the time from the start to the last one's end.
 
-    Args:
-        requests: the moments of every request.
-        wanted: objectives; without any every request is good.
+    Without objectives every request is good.
     """
     answered = [served for served in requests if served["chunks"]]
     duration = max((served["chunks"][-1] for served in answered), default=0.0)

@@ -219,10 +219,10 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def sentence(text: str, stop: bool = True) -> str:
+def sentence(text: str) -> str:
     """Return text with a capital letter at its start and a full stop at its end."""
     text = text[:1].upper() + text[1:]
-    return text if not stop or text.endswith(".") else f"{text}."
+    return text if text.endswith(".") else f"{text}."
 
 
 def bytes_text(count: int) -> str:

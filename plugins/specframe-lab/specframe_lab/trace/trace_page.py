@@ -24,13 +24,7 @@ COLUMNS = ("scheme", "passes of the target", "slots moved", "bytes moved", "prom
 
 
 def render(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Callable[[int], str]) -> str:
-    """Return the page.
-
-    Args:
-        schemes: runs over the same prompts.
-        facts: what to say of the run: "target", "batch size" and the like.
-        text_of: the text of a token.
-    """
+    """Return the page of runs over the same prompts; ``facts`` say what is shown: "target", "batch size" and the like."""
     page, style, *scripts = (part(name, "trace") for name in ("page.html", "page.css", *SCRIPTS))
     data = json.dumps(page_data(schemes, facts, text_of), separators=(",", ":")).replace("<", "\\u003c")
     numbers = table(COLUMNS, [row(map(escape, totals(scheme))) for scheme in schemes])

@@ -231,10 +231,7 @@ class Trace(Observer, CallListener):
     def _faults(self, seen: _Pass, row: int, end: int) -> tuple[int, int]:
         """Count slots that some query sees and should not, and slots that one should see and does not.
 
-        Args:
-            seen: the pass.
-            row: the row.
-            end: tokens of the row, the draft's included, that the pass ended with.
+        ``end`` is the number of the row's tokens, the draft's included, that the pass ended with.
         """
         queries, keys, slots = seen.queries[row], seen.keys[row], seen.slots[seen.rows[row]]
         own = {
