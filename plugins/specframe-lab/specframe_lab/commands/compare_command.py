@@ -32,12 +32,17 @@ from specframe_lab.commands.grids import (
 from specframe_lab.commands.lab_option_types import CUT, PROMPTS, Arrivals, Slo
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from specframe_lab.comparison.compare import ComparisonSettings, Progress
     from specframe_lab.comparison.comparison_figures import Table
     from specframe_lab.comparison.comparison_results import Comparison
     from specframe_lab.grid import Grid
+
+
+SHARED = (
+    *("max_prompt_tokens", "temperature", "max_new_tokens", "repeats", "warm_up"),
+    *("max_concurrency", "clock", "transformers", "sort"),
+)
+"""Options that all cells share, as :class:`specframe_lab.comparison.compare.ComparisonSettings` takes them."""
 
 
 @click.command(cls=Remembered)
@@ -90,20 +95,11 @@ def compare(
     prompt: tuple[str, ...],
     prompts: str | None,
     limit: int | None,
-    max_prompt_tokens: int | None,
     output: str,
-    temperature: float,
-    max_new_tokens: int,
-    repeats: int,
-    warm_up: int,
     arrivals: str | None,
     arrival_seed: int,
-    max_concurrency: int | None,
     slo: str | None,
-    clock: str,
     each_at_its_best: bool,
-    transformers: bool,
-    sort: bool,
     pdf: bool,
     dry_run: bool,
     quiet: bool,
@@ -119,60 +115,52 @@ def compare(
 
     Exits with status 1 when a cell could not be run.
     """
+    shared = {name: options.pop(name) for name in SHARED}
     check_names(options)
     refuse_idle(ctx, "arrival_seed", "arrivals", "all prompts are there from the start")
-    if transformers and (
-        beside := [name for name in ("temperature", "arrivals", "max_concurrency") if ctx.params[name]]
-    ):
-        raise OptionError(
-            f"--transformers: expected no --{beside[0].replace('_', '-')} with it, since generate has none"
-        )
+    beside = [name for name in ("temperature", "arrivals", "max_concurrency") if ctx.params[name]]
+    if shared["transformers"] and beside:
+        option = beside[0].replace("_", "-")
+        raise OptionError(f"--transformers: expected no --{option} with it, since generate has none")
     from specframe_lab.arrival_times import arrival_times
     from specframe_lab.comparison.compare import ComparisonSettings, able_to_sample
     from specframe_lab.comparison.compare import compare as run
     from specframe_lab.comparison.comparison_results import RESULTS
+    from specframe_lab.comparison.comparison_tables import tables
     from specframe_lab.comparison.shared_parts import with_shared_parts
     from specframe_lab.grid import checked, expand
     from specframe_lab.report.pdf import PDF, write_pdf
-    from specframe_lab.report.report_page import PAGE
+    from specframe_lab.report.report_page import PAGE, write_report
 
     found = gather(prompt, prompts, limit)
     asked = checked_prompts(found)
     texts = [one.given for one in asked]
     options["bitwise"] = [False, True] if options["bitwise"] else False
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
-    cells = expand(sampled(options, temperature))
-    grid = able_to_sample(checked(cells if each_at_its_best else with_shared_parts(cells)), temperature)
+    cells = expand(sampled(options, shared["temperature"]))
+    grid = able_to_sample(checked(cells if each_at_its_best else with_shared_parts(cells)), shared["temperature"])
     settings = ComparisonSettings(
         texts,
-        max_new_tokens,
-        repeats,
-        warm_up,
-        moments,
-        arrivals,
-        sort,
-        max_prompt_tokens,
-        temperature,
-        max_concurrency,
-        clock,
+        arrivals=moments,
+        arrivals_as=arrivals,
         categories=[category(one) for one in asked],
         turns=[one.turn for one in asked],
-        transformers=transformers,
         about_prompts=found.about,
+        **shared,
     )
     tell_left_out(grid)
-    command = ctx.meta["specframe.command"]
     if dry_run:
         foresee(grid, settings, output)
         return
     with claim_folder(output, RESULTS, [PAGE, *([PDF] if pdf else [])]):
         prepare(quiet, verbose, {cell["device"] for cell in grid.cells})
         with telling(quiet) as progress:
-            comparison = run(grid, settings, output, command, progress)
+            comparison = run(grid, settings, output, ctx.meta["specframe.command"], progress)
         comparison.about["slo"] = slo
-        page, figures = written(comparison, output)
+        figures = tables(comparison)
+        page = write_report(comparison, figures, output)
         if not quiet:
-            show(comparison, figures, served=bool(arrivals or max_concurrency or slo))
+            show(comparison, figures, served=bool(arrivals or shared["max_concurrency"] or slo))
         click.echo(page)
         if pdf:
             click.echo(write_pdf(comparison, figures, output))
@@ -222,15 +210,6 @@ def telling(quiet: bool) -> Iterator[Progress]:
             yield tell
         except KeyboardInterrupt as interruption:
             raise type(interruption)(f" after run {done}: the same command goes on from there") from None
-
-
-def written(comparison: Comparison, output: str) -> tuple[Path, dict[str, Table]]:
-    """Write the report; return its page, and the tables of its figures by name."""
-    from specframe_lab.comparison.comparison_tables import tables
-    from specframe_lab.report.report_page import write_report
-
-    figures = tables(comparison)
-    return write_report(comparison, figures, output), figures
 
 
 def show(comparison: Comparison, figures: dict[str, Table], served: bool) -> None:

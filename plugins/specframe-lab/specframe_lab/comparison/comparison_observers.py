@@ -24,10 +24,8 @@ class Positions(Observer):
         if count > len(self.drafted):
             counts = (self.drafted, self.accepted, self.reached)
             self.drafted, self.accepted, self.reached = (np.pad(n, (0, count - len(n))) for n in counts)
-        room = (
-            np.array([sequence.limit for sequence in report.sequences]) - report.lengths - 1
-        )  # one is the bonus token
-        places = np.arange(count)
+        limits, places = np.array([sequence.limit for sequence in report.sequences]), np.arange(count)
+        room = limits - report.lengths - 1  # one is the bonus token
         self.drafted[:count] += (room[:, None] > places).sum(0)
         self.accepted[:count] += (report.accepted[:, None] > places).sum(0)
         self.reached[:count] += ((room[:, None] > places) & (report.accepted[:, None] >= places)).sum(0)
@@ -86,9 +84,8 @@ class Rounds(Observer):
         for row, sequence in enumerate(report.sequences):
             if report.gained[row]:
                 start = int(report.lengths[row]) - len(sequence.request.prompt_ids)
-                counts = (
-                    (READING, report.gained[row]) if report.prefill else (report.drafted[row], report.accepted[row])
-                )
+                drafted, accepted = report.drafted[row], report.accepted[row]
+                counts = (READING, report.gained[row]) if report.prefill else (drafted, accepted)
                 self._rounds[sequence.request.index].append([start, *map(int, counts)])
 
     def lines(self, count: int) -> list[list[list[int]]]:

@@ -74,15 +74,16 @@ def runs_of(file: str) -> list[MeasuredRun]:
             line = json.loads(text)
             if "cell" in line:
                 compared += [run_of(file, line)] if is_used(line) else []
-            elif is_number(line["settings"]["draft_length"]) and "metrics" in line:
-                single.setdefault(json.dumps(line["settings"], sort_keys=True), []).append(counts_of(line))
+            elif line["settings"]["draft_length"].isdecimal() and "metrics" in line:
+                counts = line["index"], *(line["metrics"][name] for name in METRICS)
+                single.setdefault(json.dumps(line["settings"], sort_keys=True), []).append(counts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             missing = f" without {literal(error.args[0])}" if isinstance(error, KeyError) else ""
             raise OptionError(
                 f"{file} line {number} is no result{missing}: expected lines as in results.jsonl of specframe compare, or in "
                 "the file of specframe run --output"
             ) from None
-    return compared + [joined(file, json.loads(settings), counts) for settings, counts in single.items()]
+    return compared + [joined(file, json.loads(settings), lines) for settings, lines in single.items()]
 
 
 def reason(error: Exception) -> str:
@@ -95,12 +96,7 @@ def is_used(line: Mapping[str, Any]) -> bool:
     if "error" in line:
         return False
     cell = line["cell"]
-    return bool(line["plain"]) or (cell["drafter"] != PLAIN and is_number(cell["draft_length"]))
-
-
-def is_number(length: str) -> bool:
-    """Return whether a draft length is a number and no policy."""
-    return length.isdecimal()
+    return bool(line["plain"]) or (cell["drafter"] != PLAIN and cell["draft_length"].isdecimal())
 
 
 def run_of(file: str, line: Mapping[str, Any]) -> MeasuredRun:
@@ -120,11 +116,6 @@ def run_of(file: str, line: Mapping[str, Any]) -> MeasuredRun:
         whole(accepted),
         float(speed),
     )
-
-
-def counts_of(line: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return place, rounds and accepted tokens of a line of a run."""
-    return (line["index"], *(line["metrics"][name] for name in METRICS))
 
 
 def joined(file: str, settings: Mapping[str, Any], counts: Iterable[tuple[int, ...]]) -> MeasuredRun:

@@ -192,7 +192,7 @@ def decode(pipe: Pipeline, new: int) -> None:
     list(pipe.generate([[1]], new))
 
 
-def fastest(run: Callable[[], Any], device: torch.device, repeats: int = 10) -> float:
+def fastest(run: Callable[[], Any], device: torch.device, repeats: int) -> float:
     """Return the least seconds that a function takes: what else a machine does only adds to them."""
     seconds = []
     for _ in range(repeats):

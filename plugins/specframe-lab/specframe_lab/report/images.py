@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
+from specframe_std.output_folders import write_page
 
 from specframe.files import MARK
 from specframe_lab.report.canvas import GRID, INK, STYLE
@@ -31,6 +33,14 @@ def svg(figure: Figure, name: str) -> str:
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(url\(|href=")#', rf"\g<1>#{name}-", text)
     return re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
+
+
+def write_figure(figure: Figure, name: str, folder: Path) -> str:
+    """Write a figure as SVG and as PNG, and return it as SVG for a page."""
+    inline = svg(figure, name)
+    write_page(folder / f"{name}.svg", standing_alone(inline))
+    write_page(folder / f"{name}.png", png(figure))
+    return inline
 
 
 def standing_alone(inline: str) -> str:

@@ -16,7 +16,7 @@ from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.schemes import is_plain
 from specframe_lab.comparison.shared_parts import parts_told
 from specframe_lab.comparison.summary import COLUMNS, FAILED, categories, columns, filled, findings, summary
-from specframe_lab.report.images import adapting, png, standing_alone, svg
+from specframe_lab.report.images import adapting, write_figure
 from specframe_lab.report.markup import described, listing, part, row, scrolling
 from specframe_lab.report.plots import draw
 
@@ -30,11 +30,8 @@ def write_report(comparison: Comparison, tables: dict[str, Table], folder: str |
     for old in (*there.glob("*.png"), *there.glob("*.svg")):
         if MARK.encode() in ends(old):
             old.unlink()
-    inline = {}
-    for name, figure in draw(tables, comparison.schemes).items():
-        inline[name] = svg(figure, name)
-        write_page(there / f"{name}.svg", standing_alone(inline[name]))
-        write_page(there / f"{name}.png", png(figure))
+    figures = draw(tables, comparison.schemes)
+    inline = {name: write_figure(figure, name, there) for name, figure in figures.items()}
     for table in tables.values():
         table.write(there)
     page = Path(folder) / PAGE

@@ -20,7 +20,7 @@ from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.schemes import PLAIN_NAME, Case
 from specframe_lab.report import markup, plots
 from specframe_lab.report.canvas import STYLE, looks
-from specframe_lab.report.images import png, standing_alone, svg
+from specframe_lab.report.images import write_figure
 from specframe_lab.reproduction import published_figures
 from specframe_lab.reproduction.html import rendered
 from specframe_lab.reproduction.published_figures import Anatomy
@@ -50,9 +50,7 @@ def write_reproduction(found: Reproduction, folder: str | os.PathLike[str]) -> P
         for table in tables:
             look = looks(dict.fromkeys(row[0] for row in table.rows))
             figure = painters.get(table.name, plots.against_batch_size)(table, look)
-            pictures[table.name] = svg(figure, table.name)
-            write_page(there / f"{table.name}.svg", standing_alone(pictures[table.name]))
-            write_page(there / f"{table.name}.png", png(figure))
+            pictures[table.name] = write_figure(figure, table.name, there)
     text, page = markdown(found, pictures), there / HTML
     write_page(there / PAGE, text)
     write_page(page, rendered(text, pictures))

@@ -29,6 +29,7 @@ from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
+from specframe_lab.comparison.comparison_observers import Branches
 from specframe_lab.trace.frames import (
     ACCEPTED,
     CUT,
@@ -80,9 +81,6 @@ class Trace(Observer, CallListener):
         self._pass: _Pass | None = None
         self._by_rule: tuple[np.ndarray, np.ndarray] | None = None
         self._chances: list[list[float]] = []
-        self._moves: dict[int, dict[int, int]] = {}
-        self.branches: dict[tuple[int, int], int] = {}
-        """Accepted nodes by their depth, from 1, and their rank among the children of their parent, from 0."""
 
     def around(self, alignment: Alignment) -> TappedAlignment:
         """Return the alignment with instrumentation."""
@@ -137,7 +135,6 @@ class Trace(Observer, CallListener):
             lanes.append(self._lane(prompt, row, slots, score, report.prefill))
             if score is not None and score.tree:
                 self.book.close_tree(prompt, score.path[: score.committed])
-                self._count(score)
         self.frames.append(Frame(report.number, "read" if report.prefill else "score", report.draft.depth, lanes))
         for row, sequence in enumerate(report.sequences):
             self.requests[sequence.request.index] = sequence.request
@@ -220,14 +217,6 @@ class Trace(Observer, CallListener):
         wanted = [prefix | {tree[node].slot for node in path} for path in paths(node.parent for node in tree)]
         return self._wrong(list(map(set, seen.sees[row])), wanted)
 
-    def _count(self, score: Score) -> None:
-        """Count the branches that were accepted."""
-        for number, node in enumerate(score.tree):
-            if node.place is not None:
-                rank = sum(other.parent == node.parent for other in score.tree[:number])
-                key = node.place + 1, rank
-                self.branches[key] = self.branches.get(key, 0) + 1
-
     def _faults(self, seen: _Pass, row: int, end: int) -> tuple[int, int]:
         """Count slots that some query sees and should not, and slots that one should see and does not.
 
@@ -306,12 +295,15 @@ def record(
     given = options.pop("align", "ragged")
     alignment = strategy(registry(), "alignment", given)
     trace = Trace()
-    observers = [*options.pop("observers", ()), trace]
+    branches = Branches()
+    observers = [*options.pop("observers", ()), trace, branches]
     pipe = make(**options, align=trace.around(alignment), observers=observers)
     use = pipe.parts.composition
     pipe.parts.composition = attrs.evolve(use, rule=Instrumented(use.rule, trace, accept="by_rule"))
     results = list(pipe.generate(encode(pipe, list(prompts), None), max_new_tokens))
-    return summed(trace, pipe, alignment, results, name or str(given))
+    found = summed(trace, pipe, alignment, results, name or str(given))
+    found.branches = {place: stood for place, (_, stood) in sorted(branches.counts.items()) if stood}
+    return found
 
 
 def summed(trace: Trace, pipe: Pipeline, alignment: Alignment, results: list[Result], name: str) -> SchemeTrace:
@@ -335,7 +327,6 @@ def summed(trace: Trace, pipe: Pipeline, alignment: Alignment, results: list[Res
         outputs=[result.token_ids for result in results],
         finish=[result.finish_reason for result in results],
         reference=references(pipe, requests),
-        branches=dict(sorted(trace.branches.items())),
     )
 
 
