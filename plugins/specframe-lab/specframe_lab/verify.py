@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import torch
@@ -39,8 +39,6 @@ from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
 from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid
 from specframe_lab.grid_models import LoadedModels, models_of
-
-Kind = Literal["tie", "bug"]
 
 
 @attrs.frozen
@@ -64,8 +62,8 @@ class Divergence:
     """Whether logits are the same to the bit, so that there is nothing to explain."""
 
     @property
-    def kind(self) -> Kind:
-        """Whether both tokens were as good as the best."""
+    def kind(self) -> str:
+        """A "tie" where both tokens were as good as the best, else a "bug"."""
         return "tie" if self.short <= self.bound and not self.bitwise else "bug"
 
     def __str__(self) -> str:

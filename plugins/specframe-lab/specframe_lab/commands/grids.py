@@ -17,9 +17,6 @@ from specframe.text.prompts.prompt import Given, Prompt
 from specframe_lab.commands.lab_option_types import ListOf
 from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid, varying
 
-SINGLE = frozenset({"config"})
-"""Options that take one value for the whole grid."""
-
 
 class Remembered(click.Command):
     """A command that knows the command line it was called with."""
@@ -42,7 +39,7 @@ def grid_options(lenient: bool = False, **defaults: str) -> Callable[..., Any]:
         present = list(getattr(command, "__click_params__", ()))
         command = pipeline_options(command)
         for option in command.__click_params__:  # type: ignore[attr-defined]
-            if option not in present and option.name not in SINGLE and not option.is_flag:
+            if option not in present and option.name != "config" and not option.is_flag:
                 option.type = ListOf(option.type, lenient)
                 option.metavar = f"{option.metavar},..."
                 option.default = defaults.get(option.name, option.default)

@@ -83,13 +83,8 @@ def show(found: list[Prediction], rate: float | None) -> None:
     else:
         click.echo(f"chance that a draft token is accepted: {rate:.3f}", err=True)
     columns = [
-        "batch size",
-        "draft length",
-        "round (ms)",
-        "break-even length",
-        "acceptance length",
-        "tokens/s",
-        "speed",
+        *("batch size", "draft length", "round (ms)", "break-even length"),
+        *("acceptance length", "tokens/s", "speed"),
     ]
     rows = [
         [

@@ -8,7 +8,12 @@ from specframe_lab.comparison.comparison_results import Comparison
 from specframe_lab.comparison.oracle import ORACLE, oracle
 from specframe_lab.comparison.summary import clock_unit
 from specframe_lab.serving.objectives import objectives
-from specframe_lab.serving.serving_figures import PERCENTILES, RATES, rates
+from specframe_lab.serving.serving_figures import PERCENTILES, rates
+
+EQUALITY = (
+    *("scheme", "batch_size", "sequences", "exact", "partial", "exact_same_batch"),
+    *("promised", "same_in_all_repeats"),
+)
 
 
 def named(rows: Rows) -> str:
@@ -118,7 +123,7 @@ def tables(comparison: Comparison) -> dict[str, Table]:
             "requests/s",
             f"Of all requests together, over the {seconds} from the start to the last one's end: medians over repeats.",
             f.each(comparison, lambda lines: f.request_rates(lines, wanted)),
-            ("scheme", "batch_size", *RATES),
+            ("scheme", "batch_size", *rates(())),
         ),
         Table(
             "request_goodput",
@@ -213,16 +218,7 @@ def tables(comparison: Comparison) -> dict[str, Table]:
             "Sequences whose token ids are those of plain decoding at batch size 1, in the first run. "
             "Partial: the mean share of a sequence that is a common start.",
             f.equality(comparison),
-            (
-                "scheme",
-                "batch_size",
-                "sequences",
-                "exact",
-                "partial",
-                "exact_same_batch",
-                "promised",
-                "same_in_all_repeats",
-            ),
+            EQUALITY,
         ),
         Table(
             "grouping_rate",

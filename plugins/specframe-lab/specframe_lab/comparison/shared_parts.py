@@ -38,14 +38,12 @@ def with_shared_parts(cells: Iterable[Cell]) -> list[Cell]:
 
 def named(cell: Cell) -> str:
     """Return a cell's alignment."""
-    name: str = Recipe(align=cell.get("align", "auto")).named(registry()).align
-    return name
+    return Recipe(align=cell.get("align", "auto")).named(registry()).align
 
 
 def alignment(name: str) -> Alignment:
     """Return an alignment by its name."""
-    made: Alignment = strategy(registry(), "alignment", name)
-    return made
+    return strategy(registry(), "alignment", name)
 
 
 def able(one: Alignment, kv: str) -> bool:

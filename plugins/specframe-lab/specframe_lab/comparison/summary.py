@@ -8,18 +8,8 @@ from operator import itemgetter
 from typing import Any
 
 from specframe.cli.run_report import HALF
-from specframe_lab.comparison.comparison_figures import (
-    CONFIDENCE,
-    ENOUGH_FOR_P99,
-    SPENT,
-    Table,
-    device_bytes,
-    interval,
-    per_pass,
-    percentiles,
-    ratios,
-    told_apart,
-)
+from specframe_lab.comparison import comparison_figures as f
+from specframe_lab.comparison.comparison_figures import CONFIDENCE, ENOUGH_FOR_P99, SPENT, Table
 from specframe_lab.comparison.comparison_results import Comparison
 from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.oracle import ALL
@@ -28,21 +18,8 @@ from specframe_lab.comparison.shared_parts import parts_told
 from specframe_lab.comparison.transformers_generate import of_transformers
 
 COLUMNS = (
-    "scheme",
-    "batch",
-    "scheduler",
-    "KV backend",
-    "speed-up (95%)",
-    "tokens/s",
-    "tokens / round",
-    "realign",
-    "grouping",
-    "padding",
-    "filler",
-    "P50 s",
-    "P99 s",
-    "equal",
-    "KV MB",
+    *("scheme", "batch", "scheduler", "KV backend", "speed-up (95%)", "tokens/s", "tokens / round"),
+    *("realign", "grouping", "padding", "filler", "P50 s", "P99 s", "equal", "KV MB"),
 )
 """The columns of the summary. Where the device's memory is known the last one has that, too."""
 FEW_FOR_P99 = f"P99 needs {ENOUGH_FOR_P99} sequences"
@@ -75,7 +52,7 @@ def columns(comparison: Comparison) -> tuple[str, ...]:
     """Return the columns with the unit of a comparison's clock: seconds, or passes of the target."""
     unit = clock_unit(comparison)
     names = [f"{column[:-1]}{unit}" if column.endswith(" s") else column for column in COLUMNS]
-    return (*names[:-1], "KV/device MB" if device_bytes(comparison) else names[-1])
+    return (*names[:-1], "KV/device MB" if f.device_bytes(comparison) else names[-1])
 
 
 def clock_unit(comparison: Comparison) -> str:
@@ -207,7 +184,7 @@ def fastest(tables: dict[str, Table]) -> tuple[tuple[Any, ...] | None, bool]:
     rows = [row for row in tables["speed_up"].rows if row[:2] in equal]
     rows = [row for row in rows if equal[row[:2]][6]] or rows
     rows = [row for row in rows if equal[row[:2]][2] == equal[row[:2]][3]] or rows
-    if sure := [row for row in rows if told_apart(*row[3:]) and row[3] > 1]:
+    if sure := [row for row in rows if f.told_apart(*row[3:]) and row[3] > 1]:
         return max(sure, key=itemgetter(3)), True
     return max(rows, key=itemgetter(2), default=None), False
 
@@ -245,8 +222,8 @@ def reason(comparison: Comparison, tables: dict[str, Table]) -> list[str]:
         return []
     case = next(case for case in comparison.timed if (case.scheme, case.batch_size) == best[:2])
     plain = comparison.plain(case, case.batch_size)
-    gained, took, spent = per_pass(comparison, case)
-    less, shorter, _ = per_pass(comparison, plain) if plain else (0.0, 0.0, {})
+    gained, took, spent = f.per_pass(comparison, case)
+    less, shorter, _ = f.per_pass(comparison, plain) if plain else (0.0, 0.0, {})
     if not (gained and less and took and shorter):
         return []
     shares = sorted(((seconds / took, stage) for stage, seconds in spent.items()), reverse=True)
@@ -282,7 +259,7 @@ def beside(table: Table) -> list[str]:
     found = []
     for size, faster in dict.fromkeys(row[:2] for row in table.rows):
         rows = [row for row in table.rows if row[:2] == (size, faster)]
-        apart = sorted((row for row in rows if told_apart(*row[4:7]) and row[4] > 1), key=itemgetter(3))
+        apart = sorted((row for row in rows if f.told_apart(*row[4:7]) and row[4] > 1), key=itemgetter(3))
         alike = [row[2] for row in rows if row not in apart]
         words = [
             f"{times:.2f} ({low:.2f} to {high:.2f}) times as fast as {slower}"
@@ -400,6 +377,6 @@ def tails(comparison: Comparison, table: Table) -> list[str]:
     ends = f"{best} {table.unit} with {rows[0][0]}, {worst} {table.unit} with {rows[-1][0]}"
     named = {(case.scheme, case.batch_size): case for case in comparison.timed}
     ends_of = named[rows[0][:2]], named[rows[-1][:2]]
-    times = ratios(comparison, *ends_of, lambda line: percentiles(line["latencies"])[column - 2])
-    apart = "" if told_apart(*interval(times)[1:], len(times)) else ", which are not told apart"
+    times = f.ratios(comparison, *ends_of, lambda line: f.percentiles(line["latencies"])[column - 2])
+    apart = "" if f.told_apart(*f.interval(times)[1:], len(times)) else ", which are not told apart"
     return [f"{name} latency of {count} sequences at batch size {largest}: {ends}{apart}{why}."]

@@ -16,14 +16,8 @@ FIGURES = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "same 
 """The columns of the figures of a combination."""
 COLUMNS = ("combination", "tokens", "first divergence", *FIGURES)
 DIVERGENCE = (
-    "prompt",
-    "agreeing tokens",
-    "expected",
-    "got",
-    "gap of the best two",
-    "short of the best",
-    "bound",
-    "kind",
+    *("prompt", "agreeing tokens", "expected", "got"),
+    *("gap of the best two", "short of the best", "bound", "kind"),
 )
 TOLD = ("target", "drafter", "device")
 """Options that the facts of a page show, by the names of what was chosen."""

@@ -16,25 +16,10 @@ Served = dict[str, Any]
 
 PERCENTILES = (50, 90, 99)
 PER_REQUEST = (
-    "ttft",
-    "tpot",
-    "e2el",
-    "queue_time",
-    "client_queue_time",
-    "e2el_including_client_queue",
-    "output_token_throughput_per_user",
+    *("ttft", "tpot", "e2el", "queue_time", "client_queue_time"),
+    *("e2el_including_client_queue", "output_token_throughput_per_user"),
 )
 """The figures that every request has one value of; of a request with one token, tpot and its inverse are not a number."""
-RATES = (
-    "duration",
-    "request_throughput",
-    "output_throughput",
-    "total_token_throughput",
-    "max_concurrent_requests",
-    "request_goodput",
-    "good_request_fraction",
-)
-"""The figures of all requests together."""
 METRICS = (*PER_REQUEST[:2], "itl", *PER_REQUEST[2:])
 
 
@@ -54,17 +39,15 @@ def of_request(served: Served) -> dict[str, float]:
     }
 
 
-def gaps(served: Served) -> list[float]:
-    """Return the seconds between the chunks of a request: the tokens of one round come together, and are one chunk."""
-    return [after - before for before, after in pairwise(served["chunks"])]
-
-
 def metrics(requests: Iterable[Served]) -> dict[str, list[float]]:
-    """Return the values of every figure: one per request that has it, those of ``itl`` of all requests together."""
+    """Return the values of every figure: one per request that has it, those of ``itl`` of all requests together.
+
+    ``itl`` are the seconds between the chunks of a request: the tokens of one round come together, and are one chunk.
+    """
     answered = [served for served in requests if served["chunks"]]
     each = [of_request(served) for served in answered]
     found = {name: [one[name] for one in each if not math.isnan(one[name])] for name in PER_REQUEST}
-    found["itl"] = [gap for served in answered for gap in gaps(served)]
+    found["itl"] = [after - before for served in answered for before, after in pairwise(served["chunks"])]
     return {name: found[name] for name in METRICS}
 
 
@@ -88,16 +71,15 @@ def rates(requests: Sequence[Served], wanted: Objectives | None = None) -> dict[
     def per_second(count: float) -> float:
         return count / duration if duration else math.nan
 
-    found = (
-        duration,
-        per_second(len(answered)),
-        per_second(output),
-        per_second(output + sum(served["prompt_tokens"] for served in answered)),
-        most_at_once(answered),
-        per_second(good),
-        good / len(requests) if requests else math.nan,
-    )
-    return dict(zip(RATES, found, strict=True))
+    return {
+        "duration": duration,
+        "request_throughput": per_second(len(answered)),
+        "output_throughput": per_second(output),
+        "total_token_throughput": per_second(output + sum(served["prompt_tokens"] for served in answered)),
+        "max_concurrent_requests": most_at_once(answered),
+        "request_goodput": per_second(good),
+        "good_request_fraction": good / len(requests) if requests else math.nan,
+    }
 
 
 def most_at_once(requests: Iterable[Served]) -> int:
