@@ -67,9 +67,8 @@ def trace(
     cells = traced_cells(options)
     page = Output(output)
     page.refuse_foreign()
-    command = ctx.meta["specframe.command"]
     prepare(quiet, verbose, {cell["device"] for cell in cells})
-    schemes = write_page(cells, texts, max_new_tokens, page, command)
+    schemes = write_page(cells, texts, max_new_tokens, page, ctx.meta["specframe.command"])
     if not quiet:
         show(schemes)
     click.echo(page.name)
@@ -122,15 +121,14 @@ def recorded(
     """
     from specframe_lab.trace.trace_recorder import record
 
-    def make(observers: Any, **cell: Any) -> Any:
-        return loaded.pipeline(cell, observers)
-
     schemes: dict[int, SchemeTrace] = {}
     faults: list[SpecframeError] = []
     for place, cell in enumerate(cells):
         name = scheme_name(cell, differing)
         try:
-            schemes[place] = record(texts, new, make=make, name=name, **cell)
+            schemes[place] = record(
+                texts, new, make=lambda observers, **cell: loaded.pipeline(cell, observers), name=name, **cell
+            )
         except (PluginError, InvariantError) as fault:
             faults.append(fault)
             click.echo(f"left out: {name}: {fault}", err=True)

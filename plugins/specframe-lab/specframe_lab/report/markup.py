@@ -17,6 +17,11 @@ def listing(texts: Sequence[str], kind: str) -> str:
     return f'<ul class="{kind}">' + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>" if texts else ""
 
 
+def left_out(reasons: Sequence[str]) -> str:
+    """Return the section on what was left out, and why; "" where nothing was."""
+    return f"<h3>Left out</h3>{listing(reasons, 'refused')}" if reasons else ""
+
+
 def described(pairs: Iterable[tuple[str, str]]) -> str:
     """Return names and values as a list."""
     shown = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs)

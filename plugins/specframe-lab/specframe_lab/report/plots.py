@@ -18,23 +18,8 @@ from matplotlib.figure import Figure
 
 from specframe_lab.comparison.comparison_figures import ENOUGH_FOR_P99, STAGES, Rows, Table, spelled
 from specframe_lab.comparison.summary import SERVED, together
-from specframe_lab.report.canvas import (
-    INK,
-    PLAIN,
-    STAGE_COLOURS,
-    STYLE,
-    Looks,
-    from_zero,
-    in_percent,
-    legend,
-    lines_for,
-    looks,
-    name_lines,
-    panels,
-    scale,
-    widths,
-    wrapped,
-)
+from specframe_lab.report import canvas
+from specframe_lab.report.canvas import INK, STYLE, Looks, from_zero, in_percent, legend, lines_for, panels, wrapped
 from specframe_lab.serving.serving_figures import PERCENTILES
 
 Curve = tuple[tuple[float, float], ...]
@@ -47,7 +32,7 @@ SAME = 0.005
 
 def draw(tables: dict[str, Table], schemes: Sequence[str]) -> dict[str, Figure]:
     """Return every figure that has something to show, by its name."""
-    look = looks(schemes)
+    look = canvas.looks(schemes)
     figures = {}
     with matplotlib.rc_context(STYLE):
         for name, painter in PAINTERS.items():
@@ -66,11 +51,11 @@ def against_batch_size(table: Table, look: Looks, level: float | None = None) ->
         return bars(table, look, level)
     figure, axes = panels(1)
     if level is not None:
-        axes[0].axhline(level, color=PLAIN, linestyle="--", linewidth=1.2, label="plain decoding")
+        axes[0].axhline(level, color=canvas.PLAIN, linestyle="--", linewidth=1.2, label="plain decoding")
     spans(axes[0], table, look, sizes, 2, (3, 4))
     axes[0].set_ylim(from_zero(max(row[4] for row in table.rows)))
     axes[0].set_xlabel(BATCH_SIZE)
-    axes[0].set_ylabel(scale(axes[0].yaxis, table.unit))
+    axes[0].set_ylabel(canvas.scale(axes[0].yaxis, table.unit))
     legend(figure, axes[0])
     return figure
 
@@ -78,7 +63,7 @@ def against_batch_size(table: Table, look: Looks, level: float | None = None) ->
 def spans(axes: Axes, table: Table, look: Looks, sizes: list[int], value: int, ends: tuple[int, int] | None) -> None:
     """Draw one line per scheme, set off a little from its neighbours so that ranges do not hide each other."""
     schemes = list(dict.fromkeys(row[0] for row in table.rows))
-    for place, (scheme, width) in enumerate(zip(schemes, widths(len(schemes)), strict=True)):
+    for place, (scheme, width) in enumerate(zip(schemes, canvas.widths(len(schemes)), strict=True)):
         rows = sorted((row for row in table.rows if row[0] == scheme), key=lambda row: row[1])
         offset = 1.0 + (0.012 if len(sizes) > ENDS else 0.05) * (place - (len(schemes) - 1) / 2)
         x, y = np.array([row[1] for row in rows]) * offset, np.array([row[value] for row in rows])
@@ -96,7 +81,7 @@ def bars(table: Table, look: Looks, level: float | None) -> Figure:
     for place, (scheme, _, median, low, high, _) in enumerate(table.rows):
         error = [[median - low], [high - median]]
         axes.barh(place, median, 0.65, xerr=error, color=look[scheme]["color"], ecolor=INK, capsize=2)
-    words = f"{scale(axes.xaxis, table.unit)}, batch size {table.rows[0][1]}"
+    words = f"{canvas.scale(axes.xaxis, table.unit)}, batch size {table.rows[0][1]}"
     axes.set_xlim(from_zero(max(row[4] for row in table.rows)))
     if level is not None:
         axes.axvline(level, color=INK, linestyle="--", linewidth=1.2)
@@ -178,7 +163,7 @@ def serving(table: Table, look: Looks) -> Figure:
             one.set_ylabel(f"{name}, P{PERCENTILES[last]} ({unit})\n{count}")
         else:
             percentile_lines(one, [(row[0], row[4 : 5 + last]) for row in rows], look)
-            name_lines(one, [wrapped(row[0]) for row in rows])
+            canvas.name_lines(one, [wrapped(row[0]) for row in rows])
             one.set_xlabel(f"{name} ({unit}), {count}; {marked(rows)}")
     if len(sizes) > 1:
         axes[-1].set_xlabel(BATCH_SIZE)
@@ -197,7 +182,7 @@ def stage_shares(table: Table, look: Looks) -> Figure:
     left = np.zeros(len(cells))
     for stage in STAGES:
         shown = np.array([shares[cell, stage] for cell in cells])
-        axes.barh(places, shown, 0.8, left=left, color=STAGE_COLOURS[stage], label=stage)
+        axes.barh(places, shown, 0.8, left=left, color=canvas.STAGE_COLOURS[stage], label=stage)
         for place, width, start in zip(places, shown, left, strict=True):
             if width >= 0.08:
                 colour = "white" if stage in ("verify", "accept", "align") else "black"
@@ -222,7 +207,7 @@ def by_position(table: Table, look: Looks) -> Figure:
     curves = {s: tuple((p, a / d) for p, (d, a) in places.items() if d) for s, places in pooled.items()}
     figure, (axes,) = panels(1)
     groups = merged(curves)
-    for (name, scheme, points), width in zip(groups, widths(len(groups)), strict=True):
+    for (name, scheme, points), width in zip(groups, canvas.widths(len(groups)), strict=True):
         axes.plot(*zip(*points, strict=True), label=name, linewidth=width, **look[scheme])
     axes.set_xticks(sorted({row[2] for row in table.rows}))
     axes.set_xlabel("position in the draft")
@@ -373,7 +358,7 @@ def against_memory(table: Table, look: Looks) -> Figure:
             axes.annotate(str(row[1]), row[2:4], textcoords="offset points", xytext=(4, 4), fontsize=7)
     axes.set_xlim(from_zero(max(row[2] for row in table.rows)))
     axes.set_ylim(from_zero(max(row[5] for row in table.rows)))
-    axes.set_xlabel(f"most memory ({scale(axes.xaxis, 'bytes')}); numbers: batch size")
+    axes.set_xlabel(f"most memory ({canvas.scale(axes.xaxis, 'bytes')}); numbers: batch size")
     axes.set_ylabel(table.unit)
     legend(figure, axes)
     return figure

@@ -17,7 +17,7 @@ from specframe_lab.comparison.schemes import is_plain
 from specframe_lab.comparison.shared_parts import parts_told
 from specframe_lab.comparison.summary import COLUMNS, FAILED, categories, columns, filled, findings, summary
 from specframe_lab.report.images import adapting, write_figure
-from specframe_lab.report.markup import described, listing, part, row, scrolling
+from specframe_lab.report.markup import described, left_out, listing, part, row, scrolling
 from specframe_lab.report.plots import draw
 
 PAGE, FIGURES = "report.html", "figures"
@@ -55,7 +55,7 @@ def html(comparison: Comparison, tables: dict[str, Table], inline: dict[str, str
         figures="\n".join(card(tables[name], picture) for name, picture in inline.items()),
         command=escape(comparison.about["command"]),
         about=described(about_pairs(comparison)),
-        refused=refused(comparison),
+        refused=left_out(list(dict.fromkeys(one["why"] for one in comparison.about["refused"]))),
     )
 
 
@@ -134,9 +134,3 @@ def parameters(comparison: Comparison) -> dict[str, str]:
         role: ", ".join(f"{name} {count / 1e6:,.1f} million" for name, count in counts.items())
         for role, counts in found.items()
     }
-
-
-def refused(comparison: Comparison) -> str:
-    """Return the cells that were left out because their strategies do not fit each other."""
-    texts = dict.fromkeys(one["why"] for one in comparison.about["refused"])
-    return f"<h3>Left out</h3>{listing(list(texts), 'refused')}" if texts else ""

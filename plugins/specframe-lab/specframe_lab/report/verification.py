@@ -9,7 +9,7 @@ from html import escape
 
 from specframe_lab.comparison.digits import texts
 from specframe_lab.grid import Cell, varying
-from specframe_lab.report.markup import described, listing, part, row, scrolling
+from specframe_lab.report.markup import described, left_out, part, row, scrolling
 from specframe_lab.verify import Agreement, Divergence, Verification
 
 FIGURES = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "same batch: partial %", "plain: exact %")
@@ -74,7 +74,7 @@ def html(outcomes: Sequence[Verification], command: str, facts: Sequence[tuple[s
         headline=escape(f"{acceptance(outcomes)}."),
         combinations=scrolling("Every combination", COLUMNS, rows),
         hint=f"its last columns are {FIGURES[-2]} and {FIGURES[-1]}",
-        refused=f"<h3>Left out</h3>{listing(left, 'refused')}" if left else "",
+        refused=left_out(left),
         divergences=divergences(outcomes, options),
         command=escape(command),
         about=described([*facts, *shared(outcomes, options)]),

@@ -30,21 +30,8 @@ from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
 from specframe_lab.comparison.comparison_observers import Branches
-from specframe_lab.trace.frames import (
-    ACCEPTED,
-    CUT,
-    EMPTY,
-    INPUT,
-    KEPT,
-    PADDING,
-    REJECTED,
-    STALE,
-    Frame,
-    Lane,
-    Node,
-    SchemeTrace,
-    Score,
-)
+from specframe_lab.trace import frames as marks
+from specframe_lab.trace.frames import Frame, Lane, Node, SchemeTrace, Score
 from specframe_lab.trace.slot_book import NOTHING, SlotBook
 from specframe_lab.trace.tree_drawing import limits
 from specframe_lab.verify import encode
@@ -244,32 +231,34 @@ class Trace(Observer, CallListener):
         self, prompt: int, row: int | None, slots: list[int], score: Score | None = None, prefill: bool = False
     ) -> Lane:
         last = max((slot for slot, number in enumerate(slots) if number != NOTHING), default=-1)
-        marks = [
-            (PADDING if slot < last else EMPTY) if number == NOTHING else self._mark(number, score, prefill)
+        found = [
+            (marks.PADDING if slot < last else marks.EMPTY) if number == NOTHING else self._mark(number, score, prefill)
             for slot, number in enumerate(slots)
         ]
-        standing = [self.book.cells[n] for n, mark in zip(slots, marks, strict=True) if mark in (KEPT, INPUT)]
+        standing = [
+            self.book.cells[n] for n, mark in zip(slots, found, strict=True) if mark in (marks.KEPT, marks.INPUT)
+        ]
         newest = max(standing, key=lambda cell: cell.order, default=None)
         drift = newest.position - newest.order if newest else 0
-        return Lane(prompt, row, slots, "".join(marks), drift, score=score)
+        return Lane(prompt, row, slots, "".join(found), drift, score=score)
 
     def _mark(self, number: int, score: Score | None, prefill: bool) -> str:
         cell = self.book.cells[number]
         length = self.book.cached[cell.prompt] if score is None else score.length
         if not self.book.newest(number):
-            return STALE
+            return marks.STALE
         if score is None or cell.round < self._round:
-            return KEPT if cell.order < length else STALE
+            return marks.KEPT if cell.order < length else marks.STALE
         place = cell.order - length
         if prefill or place < 0:
-            return INPUT
+            return marks.INPUT
         if cell.node != NOTHING:
             if cell.node not in score.path:
-                return REJECTED
+                return marks.REJECTED
             place = score.path.index(cell.node)
         if place < score.accepted:
-            return ACCEPTED
-        return CUT if place < score.by_rule else REJECTED
+            return marks.ACCEPTED
+        return marks.CUT if place < score.by_rule else marks.REJECTED
 
 
 def record(
