@@ -77,25 +77,26 @@ class Answer:
 
     def whole(self, results: list[Result], prompt_tokens: int) -> Json:
         """Return the body of an answer that is not streamed; ``results`` in the order of choices."""
-        choices = [self._choice(place, result) for place, result in enumerate(results)]
+        choices = []
+        for place, result in enumerate(results):
+            text = self._before(place) + result.text
+            said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+            choices.append(self._choice(place, said, result.token_ids, result))
         kind = "chat.completion" if self.chat else "text_completion"
         used = self.usage(prompt_tokens, sum(len(result.token_ids) for result in results))
         return {**self.head, "object": kind, "choices": choices, **used}
 
-    def _choice(self, place: int, result: Result) -> Json:
-        text = self._before(place) + result.text
-        said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        ids = {"token_ids": result.token_ids} if self.ids else {}
-        told = self._logprobs(place, result)
-        return {"index": place, **said, "logprobs": told, "finish_reason": REASONS[result.finish_reason], **ids}
+    def _choice(self, place: int, said: Json, token_ids: list[int], result: Result | None) -> Json:
+        """Return a choice, or a part of one that has no result yet."""
+        reason = REASONS[result.finish_reason] if result else None
+        told = self._logprobs(place, result) if result else None
+        ids = {"token_ids": token_ids} if self.ids else {}
+        return {"index": place, **said, "logprobs": told, "finish_reason": reason, **ids}
 
     def piece(self, place: int, text: str, token_ids: list[int], result: Result | None) -> Json:
         """Return a chunk of a streamed answer; log-probabilities come with the last chunk of each choice."""
         said = {"delta": {"content": text}} if self.chat else {"text": text}
-        reason = REASONS[result.finish_reason] if result else None
-        told = self._logprobs(place, result) if result else None
-        ids = {"token_ids": token_ids} if self.ids else {}
-        return self._chunk([{"index": place, **said, "logprobs": told, "finish_reason": reason, **ids}])
+        return self._chunk([self._choice(place, said, token_ids, result)])
 
     def _before(self, place: int) -> str:
         """Return the text that a choice begins with: its prompt's, where that is echoed."""

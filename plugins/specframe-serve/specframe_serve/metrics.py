@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,40 +25,35 @@ class Metrics(Observer):
 
     def __init__(self, model: str) -> None:
         self._registry, self._label = CollectorRegistry(), {"model_name": model}
-        self.prompts = self._counter("vllm:prompt_tokens", "Tokens of prompts read.")
-        self._hits = self._counter(
-            "vllm:prefix_cache_hits", "Tokens of prompts that were not fed, since they were cached."
+        self.prompts = self._made(Counter, "vllm:prompt_tokens", "Tokens of prompts read.")
+        self._hits = self._made(
+            Counter, "vllm:prefix_cache_hits", "Tokens of prompts that were not fed, since they were cached."
         )
-        self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts of rows that were verified.")
-        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
-        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        self._tokens = self._made(Counter, "vllm:generation_tokens", "Tokens generated.")
+        self._drafts = self._made(Counter, "vllm:spec_decode_num_drafts", "Drafts of rows that were verified.")
+        self._drafted = self._made(Counter, "vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
+        self._accepted = self._made(Counter, "vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
         self._places = Counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens accepted, by their place in the draft.",
             ["model_name", "position"],
             registry=self._registry,
         )
-        self.running = self._gauge("vllm:num_requests_running", "Sequences in the latest round.")
-        self.waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait for a row.")
+        self.running = self._made(Gauge, "vllm:num_requests_running", "Sequences in the latest round.")
+        self.waiting = self._made(Gauge, "vllm:num_requests_waiting", "Sequences that wait for a row.")
         self._success = Counter(
             "vllm:request_success",
             "Sequences that ended, by the reason.",
             ["model_name", "finished_reason"],
             registry=self._registry,
         )
-        self._first = self._histogram("vllm:time_to_first_token_seconds", "From a request's coming to its first token.")
-        self._whole = self._histogram("vllm:e2e_request_latency_seconds", "From a request's coming to its end.")
+        first, whole = "From a request's coming to its first token.", "From a request's coming to its end."
+        self._first = self._made(Histogram, "vllm:time_to_first_token_seconds", first, buckets=SECONDS)
+        self._whole = self._made(Histogram, "vllm:e2e_request_latency_seconds", whole, buckets=SECONDS)
 
-    def _counter(self, name: str, meaning: str) -> Counter:
-        return Counter(name, meaning, ["model_name"], registry=self._registry).labels(**self._label)
-
-    def _gauge(self, name: str, meaning: str) -> Gauge:
-        return Gauge(name, meaning, ["model_name"], registry=self._registry).labels(**self._label)
-
-    def _histogram(self, name: str, meaning: str) -> Histogram:
-        made = Histogram(name, meaning, ["model_name"], registry=self._registry, buckets=SECONDS)
-        return made.labels(**self._label)
+    def _made(self, kind: type[Any], name: str, meaning: str, **more: Any) -> Any:
+        """Return a figure of the model."""
+        return kind(name, meaning, ["model_name"], registry=self._registry, **more).labels(**self._label)
 
     def round(self, report: RoundReport) -> None:
         """Count a round of the engine."""
