@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import re
 import warnings
@@ -337,6 +338,7 @@ class Lacking:
 )
 def test_rows_that_were_being_moved(drafted: bool, kv: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that runs out while rows are moved, of tokens, states or keys, costs no row its own, be it of the round or not."""
+    importlib.import_module("specframe_std.kv.slot_tables")  # which is to have the function as it is
     usual, calls, at = row_map.by_device, list[int](), 0
 
     def by_device(tensors: Any) -> dict[Any, list[Any]]:

@@ -340,7 +340,7 @@ class Pool:
         """
         held, latest = self._held, batch is self.latest
         held.coming = {}
-        rest = [row for row, sequence in enumerate(batch.sequences) if not sequence.finished]
+        rest = [row for row, one in enumerate(batch.sequences) if one.state is not SequenceState.FINISHED]
         if len(rest) < (count := len(batch)):  # some ended before this round was landed
             told = batch, transfer, logits_BTV, scores_BTV
             batch, transfer, logits_BTV, scores_BTV = (some_rows(one, rest, count) for one in told)

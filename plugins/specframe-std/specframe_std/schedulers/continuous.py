@@ -48,8 +48,8 @@ class Continuous:
     def next_batch(self, pool: Pool) -> Batch | None:
         """Return the prompts that just found a place, or what is left of them, or else all rows that decode."""
         self._refill.look(len(pool.live))
-        decoding = [sequence for sequence in pool.live if sequence.ready]
-        passed_over = any(sequence.waited for sequence in decoding)
+        decoding = [one for one in pool.live if one.state is SequenceState.DECODING or one.ready]
+        passed_over = any(one.waited for one in decoding)
         captured = self._mixed == "auto" and pool.captures
         mixed = captured or self._mixed == "on"
         if passed_over and not mixed:
