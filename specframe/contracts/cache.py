@@ -273,7 +273,7 @@ class PrefixStore(KVStore, Protocol):
 
 
 class DirectStore(KVStore, Protocol):
-    """A store that hands out the memory of its slots: code of a forward writes them itself. No other store has ``places``."""
+    """A store that hands out its memory, to which code of a forward writes itself. No class of another store has ``places``."""
 
     def places(self) -> torch.Tensor:
         """Return the places of the tokens that the forward feeds, (B, T), in the memory of a layer."""

@@ -115,7 +115,7 @@ class Run:
             return self._sharing[-1]
         backend, slots = self._backend(model, kv or self.kv), self.capacity if capacity is None else capacity
         opened = self._opened(model, backend, slots, layout is None)
-        how = attrs.evolve(how, states=opened.states, direct=hasattr(opened.store, "places"))
+        how = attrs.evolve(how, states=opened.states, direct=hasattr(type(opened.store), "places"))
         if layout is not None:
             how = ForwardOptions(self.attention if isinstance(self.attention, tuple) else ())
         if "prefix" in backend.offers:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from specframe.contracts.cache import KVShape, PagedView, Placement, rounding
+from specframe.contracts.cache import KVShape, KVView, PagedView, Placement, rounding
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence as LiveSequence
 from specframe.contracts.round import SequenceState
@@ -67,16 +67,27 @@ class Bookkeeper:
         places = Placement(slots_BT, slots_BT, slots_BT, index_BS, attended_BS=chosen_BN, first_row=first_row)
         self.store.expect(places)
         for layer, shape in enumerate(SHAPES):
-            view = self.store.write(
-                layer,
-                stamped(stamps, layer, shape.heads, shape.key_size, 0),
-                stamped(stamps, layer, shape.heads, shape.value_size, 1),
+            keys, values = (
+                stamped(stamps, layer, shape.heads, size, part)
+                for part, size in enumerate((shape.key_size, shape.value_size))
             )
+            if hasattr(type(self.store), "places") and layer == 1:
+                view = self._written_directly(layer, keys, values)
+            else:
+                view = self.store.write(layer, keys, values)
             assert ("paged" if isinstance(view, PagedView) else "dense") in self.offers
             handed = np.arange(extent)[None].repeat(len(slots), 0) if chosen is None else chosen
             held = gather_slots(view, handed.shape[1])
             self._check(held.keys, layer, shape.heads, shape.key_size, 0, handed)
             self._check(held.values, layer, shape.heads, shape.value_size, 1, handed)
+
+    def _written_directly(self, layer: int, *states: torch.Tensor) -> KVView:
+        """Write to the memory of a store as the code of a forward does."""
+        places_N = self.store.places().flatten()
+        for memory, one in zip(self.store.memory(layer), states, strict=True):
+            memory[places_N] = one.transpose(1, 2).flatten(0, 1)
+        view: KVView = self.store.view(layer)
+        return view
 
     def _check(self, got: torch.Tensor, layer: int, heads: int, size: int, part: int, handed: np.ndarray) -> None:
         assert got.shape == (len(self.batch), heads, handed.shape[1], size)
