@@ -260,11 +260,11 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(
 def write_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a report with one figure that nobody has to draw."""
     from specframe_lab.comparison.comparison_figures import Table
-    from specframe_lab.report import report_page as report_page
+    from specframe_lab.report import images, report_page
 
     monkeypatch.setattr(report_page, "draw", lambda tables, schemes: {"speed": None})
-    monkeypatch.setattr(report_page, "svg", lambda figure, name: "<svg></svg>")
-    monkeypatch.setattr(report_page, "png", lambda figure: MARK.encode())
+    monkeypatch.setattr(images, "svg", lambda figure, name: "<svg></svg>")
+    monkeypatch.setattr(images, "png", lambda figure: MARK.encode())
     monkeypatch.setattr(report_page, "html", lambda *_: MARK)
     table = Table("speed", "", "", "", [("ragged", 1.5)], ("scheme", "median"))
     report_page.write_report(SimpleNamespace(schemes=[]), {"speed": table}, "out")  # type: ignore[arg-type]

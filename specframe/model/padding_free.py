@@ -206,7 +206,7 @@ class MixedBatch:
             widened(*(one.slots_BT for one in places)),
             widened(*(one.index_BT for one in places)),
             torch.cat(key_index_BS),
-            sees_BTT=None if places[0].sees_BTT is None else sees(places[0].sees_BTT, rows, chunk, width),
+            sees_BTT=None if places[0].sees_BTT is None else sees(places[0].sees_BTT, rows, second.width, width),
             written=(lambda: first_written().with_rows(second_written())) if first_written and second_written else None,
         )
         block = PaddingFreeBlock(widened(first.ids_BT, second.ids_BT), padding_free=padding_free)
