@@ -60,7 +60,7 @@ def test_architectures(name: str, joined: list[tuple[int, int]]) -> None:
     assert len(joined) > 2
 
 
-@pytest.mark.wide(but=["{'bitwise': True}-True", "{'drafter': ModelDrafter, 'graphs': 'on'}-True"])
+@pytest.mark.wide(but=["{'bitwise': True}-True"])
 @pytest.mark.parametrize(
     ("options", "joins"),
     [
@@ -70,7 +70,6 @@ def test_architectures(name: str, joined: list[tuple[int, int]]) -> None:
         pytest.param({"attention": "flex"}, True, marks=pytest.mark.slow),
         pytest.param({"kv": Pages(), "attention": Gathering()}, True, marks=pytest.mark.slow),
         ({"drafter": ModelDrafter(branch="3/1/1"), "check": True}, True),
-        ({"drafter": ModelDrafter(branch="3/1/1"), "graphs": "on"}, True),
         pytest.param({"drafter": "none"}, True, marks=pytest.mark.slow),
         pytest.param({"draft_length": fakes.Uneven(Budget(4))}, True, marks=pytest.mark.slow),
         ({"align": "eqspec", "check": True}, False),

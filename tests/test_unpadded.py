@@ -111,7 +111,7 @@ WAYS: list[tuple[dict[str, Any], str]] = [
 """What attends, stores and accepts, and with which drafts it runs by default; the others are slow."""
 
 
-@pytest.mark.wide
+@pytest.mark.wide(but=["tree-{'graphs': 'on'}"])
 @pytest.mark.parametrize(
     ("options", "tree"),
     [
