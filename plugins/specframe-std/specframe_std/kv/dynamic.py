@@ -9,7 +9,7 @@ from specframe.contracts.cache import DenseView, KVShape, Placement
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import on_device
 from specframe.row_map import by_device
-from specframe_std.kv.quantised import EXACT, Quantisable
+from specframe_std.kv.quantised import Quantisable
 
 
 class Dynamic(Quantisable):
@@ -20,11 +20,7 @@ class Dynamic(Quantisable):
         draft_dtype: of the keys and values of drafts.
     """
 
-    needs: frozenset[str] = frozenset()
     offers = frozenset({"append", "move", "grow", "gather", "dense"})
-
-    def __init__(self, dtype: str = EXACT, draft_dtype: str = EXACT) -> None:
-        super().__init__(dtype, draft_dtype)
 
     def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> DynamicStore:
         """Return an empty store; ``rows`` and ``capacity`` do not bound it."""

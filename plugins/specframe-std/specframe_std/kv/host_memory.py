@@ -6,22 +6,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 
 from specframe.contracts.round import Sequence, SequenceState
 from specframe.devices.out_of_memory import out_of_memory
 from specframe_std.kv.slot_tables import Slots
-
-
-@attrs.frozen(eq=False)
-class HostPage:
-    """The first slots of a sequence that waits."""
-
-    slots: int
-    parts: list[torch.Tensor]
-    """Of each tensor of the pool."""
 
 
 class HostCopies:
@@ -36,14 +26,14 @@ class HostCopies:
 
     def __init__(self, memory: Slots, most: int) -> None:
         self._memory, self._most = memory, most
-        self._kept = weakref.WeakKeyDictionary[Sequence, HostPage]()
-        """By sequence: who let go of one that waits needs its slots no longer."""
+        self._kept = weakref.WeakKeyDictionary[Sequence, list[torch.Tensor]]()
+        """The first slots of each tensor of the pool, by sequence: who let go of one that waits needs its slots no longer."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all copies."""
         self.sweep()
-        return sum(one.slots for one in self._kept.values()) * self._memory.slot_bytes
+        return sum(part.nbytes for parts in self._kept.values() for part in parts)
 
     def sweep(self) -> None:
         """Let go of what is not wanted any more."""
@@ -61,21 +51,20 @@ class HostCopies:
             return
         parts = list[torch.Tensor]()
         if spared(self._memory.to_host, slots[:count], parts):
-            self._kept[sequence] = HostPage(count, parts)
+            self._kept[sequence] = parts
 
     def count(self, sequence: Sequence) -> int:
         """Return how many first slots of a sequence are here."""
         self.sweep()
-        found = self._kept.get(sequence)
-        return 0 if found is None else found.slots
+        return len(self._kept[sequence][0]) if sequence in self._kept else 0
 
     def bring_back(self, sequence: Sequence, first: int, slots: np.ndarray) -> bool:
         """Copy a sequence's slots from the ``first`` on into these of the pool; return whether the device had memory for that.
 
         The copies stay until the sequence has begun.
         """
-        found = self._kept[sequence]
-        return spared(self._memory.from_host, slots, [part[first : first + len(slots)] for part in found.parts])
+        parts = [part[first : first + len(slots)] for part in self._kept[sequence]]
+        return spared(self._memory.from_host, slots, parts)
 
 
 def spared(function: Callable[..., None], *given: Any) -> bool:

@@ -10,7 +10,7 @@ from specframe.contracts.cache import KVShape
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import numbers
 from specframe_std.kv.pooled import PooledRow, SharedPoolStore, spread
-from specframe_std.kv.quantised import EXACT, Quantisable
+from specframe_std.kv.quantised import Quantisable
 from specframe_std.kv.slot_tables import FILLER
 
 SPARE = 32
@@ -33,11 +33,7 @@ class PagePool(Quantisable):
         draft_dtype: of the keys and values of drafts.
     """
 
-    needs: frozenset[str] = frozenset()
     offers = frozenset({"scatter", "append", "move", "gather", "dense", "pooled", "bounded"})
-
-    def __init__(self, dtype: str = EXACT, draft_dtype: str = EXACT) -> None:
-        super().__init__(dtype, draft_dtype)
 
     def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PoolStore:
         """Return a store without a slot; ``rows`` and ``capacity`` do not bound it."""
@@ -57,36 +53,31 @@ class PoolPart(PooledRow):
         return self.start + self.size
 
 
-class PoolStore(SharedPoolStore):
+class PoolStore(SharedPoolStore[PoolPart]):
     """Rows of a pool. Where a row finds no room to grow, all rows are placed anew, without gaps and with room for each."""
-
-    _rows: dict[int, PoolPart]  # type: ignore[assignment]
 
     def most_bytes(self, rows: int, capacity: int) -> tuple[int, int]:
         """Return the bytes of a pool whose rows all found it too small at their ends, and of what copying them takes."""
         slots = 1 + rows * roomy(capacity)
         return self.memory.sizes(slots + slots // LOOSE)
 
-    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[PooledRow, int]:
+    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[PoolPart, int]:
         return PoolPart(sequence, tokens), 0  # its slots come with its first forward
 
-    def _begin(self, row: PooledRow, parent: PooledRow) -> None:
-        assert isinstance(row, PoolPart)
-        assert isinstance(parent, PoolPart)
+    def _begin(self, row: PoolPart, parent: PoolPart) -> None:
         count = self._inherited(row, parent)
         self._fit([row], np.zeros(1, dtype=np.int64), np.array([count]))
         self._clear()
         self.memory.copy(parent.start + np.arange(count), row.start + np.arange(count))
 
-    def _fit(self, rows: list[PooledRow], first: np.ndarray, end: np.ndarray) -> None:
+    def _fit(self, rows: list[PoolPart], first: np.ndarray, end: np.ndarray) -> None:
         needed = {id(row): int(slots) for row, slots in zip(rows, end, strict=True)}
         short = [row for row in rows if needed[id(row)] > self._width(row)]
         if not all(self._extend(row, needed[id(row)]) for row in short):
             self._lay_out(needed)
 
-    def _extend(self, row: PooledRow, needed: int) -> bool:
+    def _extend(self, row: PoolPart, needed: int) -> bool:
         """Give a row more slots where it is, or a new one free slots; return whether there are any."""
-        assert isinstance(row, PoolPart)
         wanted = roomy(needed)
         if row.size:
             free = min((one.start for one in self._laid() if one.start >= row.stop), default=self.memory.count)
@@ -134,25 +125,22 @@ class PoolStore(SharedPoolStore):
         if self.memory.count > total + 2 * total // LOOSE:
             self.memory.resize(loose)
 
-    def _numbers(self, rows: list[PooledRow]) -> np.ndarray:
-        return np.array([(row.start, row.size) for row in rows if isinstance(row, PoolPart)])
+    def _numbers(self, rows: list[PoolPart]) -> np.ndarray:
+        return np.array([(row.start, row.size) for row in rows])
 
-    def _table(self, rows: list[PooledRow], numbers_BN: torch.Tensor) -> torch.Tensor:
+    def _table(self, rows: list[PoolPart], numbers_BN: torch.Tensor) -> torch.Tensor:
         starts_B1, sizes_B1 = numbers_BN[:, :1], numbers_BN[:, 1:]
         slots_1S = numbers(0, max(map(self._width, rows)), self.device)
         return (starts_B1 + slots_1S).where(slots_1S < sizes_B1, FILLER)
 
-    def _in_place(self, rows: list[PooledRow], extent: int) -> slice | None:
-        if len(rows) > 1 or extent > self._width(rows[0]):
-            return None
-        start = rows[0].start if isinstance(rows[0], PoolPart) else 0
-        return slice(start, start + extent)
+    def _in_place(self, rows: list[PoolPart], extent: int) -> slice | None:
+        row = rows[0]
+        return slice(row.start, row.start + extent) if len(rows) == 1 and extent <= row.size else None
 
-    def _requeue(self, row: PooledRow) -> None:
+    def _requeue(self, row: PoolPart) -> None:
         """Do nothing: where no live row is, is free."""
 
-    def _width(self, row: PooledRow) -> int:
-        assert isinstance(row, PoolPart)
+    def _width(self, row: PoolPart) -> int:
         return row.size
 
 

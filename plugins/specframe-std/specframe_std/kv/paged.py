@@ -11,16 +11,15 @@ from collections.abc import Callable, Collection, Mapping
 import attrs
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from specframe.contracts.cache import KVShape
+from specframe.contracts.cache import KVShape, KVView, PagedView, Placement
 from specframe.contracts.round import Sequence
 from specframe.contracts.states import StateLayer, StateStore
-from specframe.devices.out_of_memory import out_of_memory
 from specframe.errors import OptionError, literal
 from specframe.value_checks import byte_count, whole
 from specframe_std.kv.block_allocator import BlockAllocator, contents, keys_of
-from specframe_std.kv.block_views import BlockViews
-from specframe_std.kv.host_memory import HostCopies
+from specframe_std.kv.host_memory import HostCopies, spared
 from specframe_std.kv.kept_states import KeptStates
 from specframe_std.kv.pooled import PooledRow, SharedPoolStore
 from specframe_std.kv.quantised import EXACT, Quantisable
@@ -61,7 +60,6 @@ class Paged(Quantisable):
         draft_dtype: of the keys and values of drafts.
     """
 
-    needs: frozenset[str] = frozenset()
     offers = frozenset({"scatter", "append", "move", "gather", "dense", "pooled", "bounded"})
 
     def __init__(
@@ -145,13 +143,11 @@ class PageTable(PooledRow):
     """First blocks that have been kept by their content, or were found so."""
 
 
-class PagedStore(SharedPoolStore):
+class PagedStore(SharedPoolStore[PageTable]):
     """Blocks of slots. Block b has the slots after ``(b - 1) * block``: slot 0 is nobody's.
 
     A block is written by the only row that has it. A row that is to write to one that others have gets a copy first.
     """
-
-    _rows: dict[int, PageTable]  # type: ignore[assignment]
 
     def __init__(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device, how: Paged) -> None:
         super().__init__(shapes, rows, capacity, device)
@@ -179,7 +175,7 @@ class PagedStore(SharedPoolStore):
         super().widen(rows, capacity)
         self.blocks.most = max(self.blocks.most, self._how.most(rows, capacity, self.memory.slot_bytes))
 
-    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[PooledRow, int] | None:
+    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[PageTable, int] | None:
         row, found, there = PageTable(sequence, tokens), list[int](), 0
         if sequence.parent is not None:
             needed = 1
@@ -245,16 +241,13 @@ class PagedStore(SharedPoolStore):
                 self.states.keep_after(one.sequence, sum(map(operator.eq, one.keys, wanted)))
         return bool(ahead)
 
-    def _begin(self, row: PooledRow, parent: PooledRow) -> None:
-        assert isinstance(row, PageTable)
-        assert isinstance(parent, PageTable)
+    def _begin(self, row: PageTable, parent: PageTable) -> None:
         row.blocks = parent.blocks[: math.ceil(self._inherited(row, parent) / self.block)]
         for block in row.blocks:
             self.blocks.share(block)
 
-    def _fit(self, rows: list[PooledRow], first: np.ndarray, end: np.ndarray) -> None:
+    def _fit(self, rows: list[PageTable], first: np.ndarray, end: np.ndarray) -> None:
         for row, begin, stop in zip(rows, first.tolist(), end.tolist(), strict=True):
-            assert isinstance(row, PageTable)
             if begin < stop:
                 self._own_alone(row, begin // self.block, math.ceil(stop / self.block))
                 self._append(row, stop)
@@ -299,12 +292,7 @@ class PagedStore(SharedPoolStore):
         if self.memory.count >= 1 + blocks * self.block:
             return True
         for count in (min(blocks + self._more(blocks), self.blocks.most), blocks):
-            try:
-                self.memory.resize(1 + count * self.block)
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-            else:
+            if spared(self.memory.resize, 1 + count * self.block):
                 return True
         return False
 
@@ -313,20 +301,18 @@ class PagedStore(SharedPoolStore):
         slots: np.ndarray = (np.array(blocks)[:, None] * self.block - self.block + 1 + np.arange(self.block)).ravel()
         return slots
 
-    def _numbers(self, rows: list[PooledRow]) -> np.ndarray:
-        tables = [row.blocks for row in rows if isinstance(row, PageTable)]
-        numbers_BN = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
-        for row, blocks in enumerate(tables):
-            numbers_BN[row, : len(blocks)] = blocks
+    def _numbers(self, rows: list[PageTable]) -> np.ndarray:
+        numbers_BN = np.zeros((len(rows), max(len(row.blocks) for row in rows)), dtype=np.int64)
+        for row, numbers_N in zip(rows, numbers_BN, strict=True):
+            numbers_N[: len(row.blocks)] = row.blocks
         return numbers_BN
 
-    def _table(self, rows: list[PooledRow], numbers_BN: torch.Tensor) -> torch.Tensor:
+    def _table(self, rows: list[PageTable], numbers_BN: torch.Tensor) -> torch.Tensor:
         firsts_BN1 = (numbers_BN * self.block - self.block + 1)[:, :, None]
         slots_BNK = firsts_BN1 + torch.arange(self.block, device=self.device)
         return slots_BNK.where(firsts_BN1 > 0, FILLER).flatten(1)
 
-    def _requeue(self, row: PooledRow) -> None:
-        assert isinstance(row, PageTable)
+    def _requeue(self, row: PageTable) -> None:
         self._put_aside(row)
         self._keep(row)
         for block in reversed(row.blocks):  # the last blocks of a prompt are evicted before the first ones
@@ -370,19 +356,17 @@ class PagedStore(SharedPoolStore):
             self.blocks.keep(block, key)
         row.kept = min(full, len(row.keys))
 
-    def _shared(self, rows: list[PooledRow]) -> bool:
-        return any(self.blocks.users(block) > 1 for row in rows if isinstance(row, PageTable) for block in row.blocks)
+    def _shared(self, rows: list[PageTable]) -> bool:
+        return any(self.blocks.users(block) > 1 for row in rows for block in row.blocks)
 
-    def _in_place(self, rows: list[PooledRow], extent: int) -> slice | None:
+    def _in_place(self, rows: list[PageTable], extent: int) -> slice | None:
         row = rows[0]
-        assert isinstance(row, PageTable)
         if len(rows) > 1 or extent > self._width(row) or row.blocks != [*range(row.blocks[0], row.blocks[-1] + 1)]:
             return None
         start = (row.blocks[0] - 1) * self.block + 1
         return slice(start, start + extent)
 
-    def _width(self, row: PooledRow) -> int:
-        assert isinstance(row, PageTable)
+    def _width(self, row: PageTable) -> int:
         return len(row.blocks) * self.block
 
     def reserved(self) -> int:
@@ -390,5 +374,33 @@ class PagedStore(SharedPoolStore):
         return self.blocks.used * self.block
 
 
-class BlockStore(BlockViews, PagedStore):
-    """A paged store whose blocks attention reads where they lie."""
+class BlockStore(PagedStore):
+    """A paged store whose blocks attention reads where they lie, by a table of each row. Slots asked for by number are gathered.
+
+    Tensor names carry their shape: B rows, N blocks of a row, P blocks of the pool, K slots of a block, H heads, D size of a head.
+    """
+
+    _tables: dict[torch.device, torch.Tensor] | None = None
+    """The blocks of each row that are attended to, from 0 on, (B, N), or None if slots are asked for by number."""
+
+    def _table(self, rows: list[PageTable], numbers_BN: torch.Tensor) -> torch.Tensor:
+        self._numbers_BN = numbers_BN
+        return super()._table(rows, numbers_BN)
+
+    def _attend(self, placement: Placement, table_BS: torch.Tensor) -> None:
+        if placement.attended_BS is not None:
+            self._tables = None
+            super()._attend(placement, table_BS)
+            return
+        count = math.ceil(placement.key_index_BS.shape[1] / self.block)
+        numbers_BN = self._numbers_BN[:, :count]
+        numbers_BN = F.pad(numbers_BN, (0, count - numbers_BN.shape[1]))
+        # where a row has no block its first one is read: what is hidden has to be finite all the same
+        numbers_BN = numbers_BN.where(numbers_BN > 0, numbers_BN[:, :1]) - 1
+        self._tables = {device: numbers_BN.to(device, non_blocking=True) for device in self.memory.devices}
+
+    def _view(self, keys_NHD: torch.Tensor, values_NHD: torch.Tensor) -> KVView:
+        if self._tables is None:
+            return super()._view(keys_NHD, values_NHD)
+        keys_PKHD, values_PKHD = (part[1:].unflatten(0, (-1, self.block)) for part in (keys_NHD, values_NHD))
+        return PagedView(keys_PKHD, values_PKHD, self._tables[keys_NHD.device], self.block)

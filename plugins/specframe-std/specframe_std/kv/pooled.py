@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 import attrs
 import numpy as np
@@ -33,7 +34,10 @@ class PooledRow:
     """First slots that are known to hold the sequence's own tokens, slot s the token of place s."""
 
 
-class SharedPoolStore(ABC):
+Row = TypeVar("Row", bound=PooledRow)
+
+
+class SharedPoolStore(ABC, Generic[Row]):
     """Rows gather their slots from the pool into a rectangle, as long as the longest row of the forward, layer by layer."""
 
     slots = None
@@ -42,9 +46,9 @@ class SharedPoolStore(ABC):
 
     def __init__(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> None:
         self.rows, self.capacity, self.device, self.memory = rows, capacity, device, Slots(shapes, device)
-        self._rows: dict[int, PooledRow] = {}
+        self._rows: dict[int, Row] = {}
         self._batch: list[Sequence] = []
-        self._own: list[PooledRow] = []
+        self._own: list[Row] = []
         """The batch's rows."""
         self._table_BS: torch.Tensor | None = None
         """The pool's slot for each of the batch's rows' slots, and one column more without any, or None if it has to be made."""
@@ -62,18 +66,18 @@ class SharedPoolStore(ABC):
     # ---- what pools differ in -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[PooledRow, int] | None:
+    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[Row, int] | None:
         """Return a new row, and how many of the sequence's first tokens it holds, or None if there is no room.
 
         Where the sequence ``waits``, None may also say that another is just reading its first tokens.
         """
 
     @abstractmethod
-    def _begin(self, row: PooledRow, parent: PooledRow) -> None:
+    def _begin(self, row: Row, parent: Row) -> None:
         """Give a fork its parent's tokens."""
 
     @abstractmethod
-    def _fit(self, rows: list[PooledRow], first: np.ndarray, end: np.ndarray) -> None:
+    def _fit(self, rows: list[Row], first: np.ndarray, end: np.ndarray) -> None:
         """Give each row slots up to ``end``, of which it alone has those from ``first`` on; forget the table if a row is changed.
 
         Raises:
@@ -81,26 +85,26 @@ class SharedPoolStore(ABC):
         """
 
     @abstractmethod
-    def _numbers(self, rows: list[PooledRow]) -> np.ndarray:
+    def _numbers(self, rows: list[Row]) -> np.ndarray:
         """Return where rows are, as whole numbers (B, N)."""
 
     @abstractmethod
-    def _table(self, rows: list[PooledRow], numbers_BN: torch.Tensor) -> torch.Tensor:
+    def _table(self, rows: list[Row], numbers_BN: torch.Tensor) -> torch.Tensor:
         """Return the pool's slot for each slot of rows by these numbers, (B, S); where a row has no slot it is ``FILLER``."""
 
     @abstractmethod
-    def _requeue(self, row: PooledRow) -> None:
+    def _requeue(self, row: Row) -> None:
         """Take a row's slots back."""
 
     @abstractmethod
-    def _width(self, row: PooledRow) -> int:
+    def _width(self, row: Row) -> int:
         """Return the slots that a row has."""
 
-    def _in_place(self, rows: list[PooledRow], extent: int) -> slice | None:
+    def _in_place(self, rows: list[Row], extent: int) -> slice | None:
         """Return the pool's slots that are the first ``extent`` of the only row there is, or None if rows have to be gathered."""
         return None
 
-    def _shared(self, rows: list[PooledRow]) -> bool:
+    def _shared(self, rows: list[Row]) -> bool:
         """Return whether other rows have slots of these rows."""
         return False
 
@@ -148,7 +152,7 @@ class SharedPoolStore(ABC):
             row.begun = True
         self._batch, self._own, self._table_BS = sequences, rows, None
 
-    def _inherited(self, row: PooledRow, parent: PooledRow) -> int:
+    def _inherited(self, row: Row, parent: Row) -> int:
         """Return how many of a parent's slots a fork begins with: its prompt but for the last token, or all where slots are not
         known to be places."""
         return row.tokens - 1 if parent.stands else self._width(parent)

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 
-from specframe.contracts.cache import (
-    BoundedStore,
-    DenseView,
-    KVBackend,
-    KVShape,
-    KVStore,
-    Placement,
-    PooledStore,
-    PrefixStore,
-)
-from specframe.contracts.round import Sequence
+from specframe.contracts.cache import DenseView, KVBackend, KVShape, KVStore
 from specframe.errors import OptionError, literal
 from specframe.value_checks import unwrap_guards
 from specframe_std.kv.quantiser import QUANTISERS, Quantiser
@@ -29,7 +18,9 @@ EXACT = "model"
 
 
 class QuantisedStore:
-    """A store of bytes that is written, and read, in numbers. What is moved, copied or cleared is bytes.
+    """A store of bytes that is written, and read, in numbers.
+
+    All else is done, and held, by the store of bytes: what is moved, copied or cleared is bytes.
 
     Args:
         packed: the store of bytes, which hands out plain tensors.
@@ -40,46 +31,14 @@ class QuantisedStore:
     def __init__(self, packed: KVStore, shapes: list[KVShape], quantiser: Quantiser) -> None:
         self.packed, self._shapes, self._quantiser = packed, shapes, quantiser
 
-    @property
-    def rows(self) -> int:
-        """Sequences that there is room for."""
-        return self.packed.rows
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.packed, name)
 
-    @property
-    def slots(self) -> int | None:
-        """Slots per row, if the memory never moves."""
-        return self.packed.slots
-
-    @property
-    def first(self) -> int:
-        """The batch's first row."""
-        return self.packed.first
-
-    @property
-    def ahead(self) -> int:
-        """Tokens after a slot's own one that its keys depend on, in a store that keeps what rows begin with."""
-        return cast(PrefixStore, self.packed).ahead
-
-    @ahead.setter
-    def ahead(self, tokens: int) -> None:
-        cast(PrefixStore, self.packed).ahead = tokens
-
-    @property
-    def apart(self) -> Callable[[Sequence], bool] | None:
-        """Tells two kinds of rows, which share nothing."""
-        return cast(PrefixStore, self.packed).apart
-
-    @apart.setter
-    def apart(self, kind: Callable[[Sequence], bool] | None) -> None:
-        cast(PrefixStore, self.packed).apart = kind
-
-    def arrange(self, sequences: list[Sequence]) -> None:
-        """Make these sequences the rows."""
-        self.packed.arrange(sequences)
-
-    def expect(self, placement: Placement) -> None:
-        """Take the slots that the next forward writes and attends to."""
-        self.packed.expect(placement)
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("ahead", "apart"):  # the store of bytes goes by them, see PrefixStore
+            setattr(self.packed, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
         """Write (B, H, T, D) keys and values, and return all slots attended to as they come back, (B, H, S, D)."""
@@ -89,31 +48,6 @@ class QuantisedStore:
             quantiser.unpack(view.keys, shape.key_size, keys.dtype),
             quantiser.unpack(view.values, shape.value_size, values.dtype),
         )
-
-    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
-        """Move slots of the batch's rows."""
-        self.packed.move(sources_BT, targets_BT)
-
-    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
-        """Make room for a sequence."""
-        return self.packed.reserve(sequence, tokens)
-
-    def release(self, sequence: Sequence) -> None:
-        """Forget a sequence."""
-        self.packed.release(sequence)
-
-    def widen(self, rows: int, capacity: int) -> None:
-        """Serve a run of ``rows`` rows of ``capacity`` slots, where rows share memory."""
-        cast(PooledStore, self.packed).widen(rows, capacity)
-
-    def most_bytes(self, rows: int, capacity: int) -> tuple[int, int]:
-        """Return the most bytes of codes and scales, and of what else is taken, where rows share memory."""
-        return cast(BoundedStore, self.packed).most_bytes(rows, capacity)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes and scales."""
-        return self.packed.nbytes
 
 
 class Quantisable(ABC):
@@ -125,7 +59,7 @@ class Quantisable(ABC):
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset()
 
-    def __init__(self, dtype: str, draft_dtype: str) -> None:
+    def __init__(self, dtype: str = EXACT, draft_dtype: str = EXACT) -> None:
         self._quantiser, of_drafts = quantiser("dtype", dtype), quantiser("draft_dtype", draft_dtype)
         self._of_drafts = of_drafts
         self._drafts = self._with(of_drafts)
@@ -157,7 +91,7 @@ class Quantisable(ABC):
         for place in {shape.device or device for shape in shapes}:
             self._quantiser.require(place)
         packed = self.open_packed(self.packed_shapes(shapes), rows, capacity, device)
-        return QuantisedStore(packed, shapes, self._quantiser)
+        return cast(KVStore, QuantisedStore(packed, shapes, self._quantiser))
 
     def rounded(self, states: torch.Tensor) -> torch.Tensor:
         """Return keys or values (B, H, T, D) as forwards read them."""

@@ -6,7 +6,7 @@ import torch
 
 from specframe.contracts.cache import KVShape
 from specframe.kv.slab_store import SlabStore
-from specframe_std.kv.quantised import EXACT, Quantisable
+from specframe_std.kv.quantised import Quantisable
 
 
 class Slab(Quantisable):
@@ -17,11 +17,7 @@ class Slab(Quantisable):
         draft_dtype: of the keys and values of drafts.
     """
 
-    needs: frozenset[str] = frozenset()
     offers = frozenset({"scatter", "append", "move", "gather", "any-row", "dense", "deferred"})
-
-    def __init__(self, dtype: str = EXACT, draft_dtype: str = EXACT) -> None:
-        super().__init__(dtype, draft_dtype)
 
     def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> SlabStore:
         """Return a store with one spare slot per row for padding."""
