@@ -64,7 +64,7 @@ OF_TREES |= {("drafter", name, key) for name in ("prompt-lookup", "suffix") for 
 OF_TARGETS = {("drafter", "early-exit", "layers"), ("drafter", "layer-skip", "skip")}
 OF_TARGETS |= {("drafter", "suffix", "memory"), ("drafter", "first", "of"), ("KV backend", "paged", "memory")}
 OF_TARGETS |= {("KV backend", "paged", "host")}
-"""Options whose values depend on what there is: test_early_exit.py, test_layer_skip.py, test_suffix.py, test_first.py,
+"""Options whose values depend on what there is: test_self_drafting.py, test_suffix.py, test_first.py,
 test_shared_memory.py and test_host_memory.py of specframe-std have them."""
 
 NEVER = ("abc", "", "nan", "inf", "-inf", "true", "-1", "[1]", "0x10", "1_0", "0.1_0", "١", "²")

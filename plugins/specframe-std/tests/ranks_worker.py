@@ -85,11 +85,6 @@ def models(pipe: Any) -> dict[str, Any]:
     return {"target": pipe.target_model, "draft": pipe.draft_model}
 
 
-def replicated() -> Any:
-    pipe = pipeline()
-    return {role: type(next(model.parameters())).__name__ for role, model in models(pipe).items()}
-
-
 def drawn() -> Any:
     pipe = pipeline(accept="gumbel", seed=3)
     done = pipe.generate(PROMPTS, 8, sampling=Sampling(temperature=1.0, samples=2))
