@@ -85,7 +85,7 @@ class Queue:
         """Return a policy's speed in each of several runs to that of the best fixed length, 0 included, of up to three."""
         best = min(self._fixed(depth) for depth in range(4))
         policy = policy or Goodput()
-        policy._seconds.prepare(SHAPES)
+        policy._seconds.prior = SHAPES
         policy.clock, policy._leaves_out = lambda: self._now / 1000, lambda places, tokens: tokens < places
         return [best / self._run(policy) for _ in range(runs)]
 

@@ -74,7 +74,9 @@ def counted(texts: list[list[int]], context: list[int], most: Most, reach: Reach
         budget = max(0, int(match * reach.factor + reach.offset + 1e-6))
         nodes = min(budget, most.nodes)
         if reach.tree:
-            found = tree(counting, node, nodes, min(most.depth, reach.depth - match), reach.least)
+            found = tree(
+                counting.count, counting.children, node, nodes, min(most.depth, reach.depth - match), reach.least
+            )
         else:
             found = counting.chain(node, min(nodes, most.depth), reach.least)
         if found.tokens and found.score >= best.score:

@@ -54,7 +54,7 @@ class Timed(Goodput):
     def start(self, run: Any) -> None:
         """Forget the models' shapes: this clock uses others."""
         super().start(run)
-        self._seconds.prepare(Prior())
+        self._seconds.prior = Prior()
 
     def observe(self, report: RoundReport) -> None:
         """Let time pass, and learn."""

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.positions import CountedPositions, PositionInputs
+from specframe.contracts.positions import CountedPositions, Function, PositionInputs
 from specframe.model.positions import parameters
 from specframe.model.twin import own
-
-Function = Callable[..., Any]
 
 
 class Counted:
@@ -31,9 +29,7 @@ class Counted:
 
     def find(self, model: PreTrainedModel) -> CountedPositions | None:
         """Return how a model counts positions by itself, or None if it has no such part, as most have none."""
-        if not (one := OwnPositions(model)):
-            return None
-        return CountedPositions(one.told, one.absolute, one.relative, one.in_layers, one.counts_padding, one.biases)
+        return OwnPositions(model).counted
 
 
 class OwnPositions:
@@ -65,34 +61,20 @@ class OwnPositions:
         files = {sys.modules[type(one).__module__] for one in modules} if getattr(self._config, "alibi", True) else ()
         self._alibi = [one for one in files if hasattr(one, "build_alibi_tensor")]
 
-    def __bool__(self) -> bool:
-        """Whether the model has such a part."""
-        return bool(self.absolute or self.relative or self._tempered or self._masked or self._related)
-
     @property
-    def absolute(self) -> bool:
-        """Whether it embeds positions that it counts itself."""
-        return bool(self._embeddings)
-
-    @property
-    def in_layers(self) -> bool:
-        """Whether layers have such a part: what is compiled of them would keep what it received at first."""
-        return bool(self._rotated or self._tempered or self._biased or self._masked or self._related)
-
-    @property
-    def counts_padding(self) -> bool:
-        """Whether its output depends on padding before a row's tokens, as the model is without these inputs."""
-        return bool(self._embeddings or self._tempered or self._scaled)
-
-    @property
-    def biases(self) -> bool:
-        """Whether each layer adds a bias of its own to scores, for which there has to be a mask."""
-        return bool(self._related)
-
-    @property
-    def relative(self) -> bool:
-        """Whether it knows nothing of positions but ALiBi's bias, which depends on the distance of tokens."""
-        return bool(self._alibi or self._biased)
+    def counted(self) -> CountedPositions | None:
+        """How the model counts positions by itself, or None if it has no such part."""
+        relative = self._alibi or self._biased  # ALiBi's bias depends on the distance of tokens alone
+        if not (self._embeddings or relative or self._tempered or self._masked or self._related):
+            return None
+        return CountedPositions(
+            self.told,
+            absolute=bool(self._embeddings),
+            relative=bool(relative),
+            in_layers=bool(self._rotated or self._tempered or self._biased or self._masked or self._related),
+            counts_padding=bool(self._embeddings or self._tempered or self._scaled),
+            biases=bool(self._related),
+        )
 
     def told(self, positions_BT: torch.Tensor, key_index_BS: torch.Tensor, orders: int) -> PositionInputs:
         """Return what a forward receives.

@@ -64,7 +64,7 @@ def test_one_token_is_tried_where_no_draft_is_expected_to_pay() -> None:
     for rows, found in ratios.items():
         for seed in range(8):
             world, policy = World(lambda rows, length: 1 + shapes.token(rows) * length, 0.5, rows, seed), Goodput()
-            policy._seconds.prepare(shapes)
+            policy._seconds.prior = shapes
             world.run(50, policy)
             assert world.said[:4] == [0, 0, 0, 1]
             found.append(world.ratio())
@@ -78,7 +78,7 @@ def test_two_tokens_are_tried_where_drafts_may_pay() -> None:
     ratios = []
     for seed in range(12):
         world, policy = World(lambda rows, length: 1 + 0.15 * (length > 0) + 0.3 * length, 0.7, 16, seed), Goodput()
-        policy._seconds.prepare(shapes)
+        policy._seconds.prior = shapes
         world.run(60, policy)
         assert world.said[:4] == [0, 0, 0, 2]
         world.run(60, policy)
@@ -89,7 +89,7 @@ def test_two_tokens_are_tried_where_drafts_may_pay() -> None:
 def test_prompts_that_a_draft_model_has_to_read_count() -> None:
     """Drafts that pay by far are scheduled again where rows have room for many tokens, and not for a few after long prompts."""
     world, policy = World(lambda rows, length: 1.0 + 0.2 * length, 0.8, 4), Goodput()
-    policy._seconds.prepare(Prior(step=0.2, each=0.01, read=0.002))
+    policy._seconds.prior = Prior(step=0.2, each=0.01, read=0.002)
     world.run(60, policy)
     policy._undrafted = 50
     for room, drafts in ((5, False), (10**6, True)):
@@ -111,7 +111,7 @@ def test_what_a_draft_model_has_missed() -> None:
         sequence.request.prompt_ids = [0] * 100
     batch.lengths, batch.limits = np.array([130, 115, 112]), np.array([140, 125, 132])
     policy._curves[3] = Curve(np.array([2.0, 0, 0.6, 0, *[0.0] * 9]), np.zeros((13, 13)), 0.0)
-    policy._seconds.prepare(Prior(each=0.1, read=0.01))
+    policy._seconds.prior = Prior(each=0.1, read=0.01)
     of_each, parting = 0.2 * 0.1 * READ, 2.0 / 1.3 * passes_lost([10, 10, 20], 0, 97 / 3)
     assert parting > 0, "two rows end together"
     assert policy._beside(batch) == pytest.approx((19 + 15 + 112) / 40 * of_each + parting)
@@ -121,7 +121,7 @@ def test_what_a_draft_model_has_missed() -> None:
     assert policy._beside(batch) == pytest.approx((now + later) * of_each + parting)
     policy._undrafted = 0
     assert policy._beside(batch) == pytest.approx(later * of_each + parting)
-    policy._seconds.prepare(Prior(each=0.1))
+    policy._seconds.prior = Prior(each=0.1)
     assert policy._beside(batch) == pytest.approx(parting)
 
 
@@ -130,7 +130,7 @@ def test_a_run_begins_with_prompts_that_are_unread() -> None:
     target, policy, batch = fakes.fake_target(), Goodput(), Rows(3)
     World(lambda rows, length: 1.0 + 0.2 * length, 0.9, 3).run(60, policy)
     policy.start(harness.open_run(target, 3, 200, draft=fakes.fake_draft(target)))
-    policy._seconds.prepare(Prior(each=0.1, read=0.01))
+    policy._seconds.prior = Prior(each=0.1, read=0.01)
     for sequence in batch:
         sequence.request.prompt_ids = [0] * 100
     batch.lengths, batch.limits = np.full(3, 101), np.array([140, 125, 132])

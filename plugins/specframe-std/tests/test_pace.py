@@ -83,7 +83,7 @@ def test_more_tokens_are_no_pace() -> None:
     of a token."""
     for each, steady in ((0.1, True), (0.0, False)):
         seconds = RoundSeconds(Levels(Budget(6)))
-        seconds.prepare(Prior(0.0, each))
+        seconds.prior = Prior(0.0, each)
         for number in range(200):
             tokens = 24 - number % 25 // 2
             seconds.add(8, 2, tokens, 1 + 0.1 * tokens)

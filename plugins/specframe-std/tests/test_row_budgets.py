@@ -272,15 +272,14 @@ def test_the_calibration_finds_the_curve() -> None:
         tested_BK = np.concatenate([np.ones((8, 1), dtype=bool), stood_BK[:, :-1]], axis=1)
         calibration.add(Evidence(features_BKF, tested_BK, stood_BK))
     assert np.abs(calibration.weights_KF - true_KF).max() < 0.35
-    calibration.predicted *= 0
-    calibration.stood *= 0
-    calibration.count *= 0
+    calibration.bins *= 0
     for _ in range(800):
         odds_BK, entropy_BK = noise.normal(1, 2, (8, 1)), noise.random((8, 1)) * 2
         features_BKF = np.stack([np.ones((8, 1)), odds_BK, entropy_BK], -1)
         stood_BK = noise.random((8, 1)) < 1 / (1 + np.exp(-(features_BKF * true_KF[:1]).sum(-1)))
         calibration.add(Evidence(features_BKF, np.ones((8, 1), dtype=bool), stood_BK))
-    off = np.abs(calibration.predicted - calibration.stood).sum() / calibration.count.sum()
+    predicted, stood, count = calibration.bins.T
+    off = np.abs(predicted - stood).sum() / count.sum()
     assert off < 0.05, "the expected calibration error"
 
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
-from specframe_std.executors import launch, shardable
+from specframe_std.executors import launch, sharding
 from specframe_std.executors.tp import TensorParallel
 from specframe_testing import harness, zoo
 from specframe_testing.conformance import ExecutorSuite
@@ -372,10 +372,10 @@ def test_heads_are_counted_before_weights_are_read(config: dict[str, Any], ranks
     made: Any = types.SimpleNamespace(**usual | plan | config)
     made.get_text_config = lambda: made
     if told is None:
-        shardable.require_divisible("target", made, ranks)
+        sharding.require_divisible("target", made, ranks)
         return
     with pytest.raises(ModelError, match=told):
-        shardable.require_divisible("target", made, ranks)
+        sharding.require_divisible("target", made, ranks)
 
 
 @pytest.mark.wide(but=["test_equals_reference[exspec]"])

@@ -15,14 +15,8 @@ from collections.abc import Hashable
 import numpy as np
 
 from specframe.model.run import Run
+from specframe_std.policies.acceptance_rates import BELIEF, RATE, WINDOW
 from specframe_std.policies.round_seconds import Prior
-
-RATE = 0.6
-"""Probability that a draft token is accepted, given that those before it are, before anything is measured."""
-BELIEF = 5
-"""Tokens that have to be tested before what was measured counts as much as :data:`RATE`."""
-WINDOW = 512
-"""Rows after which what was seen counts half: a text goes from one passage to another."""
 
 
 class Worth:

@@ -57,8 +57,15 @@ def obstacles(call: Call) -> list[str]:
         "padded rows, whose padding the model counts as tokens": lambda: counts_padding(call),
         "more tokens than the model's context holds": lambda: beyond_context(call),
         "rotary factors that change with the longest row": lambda: changes_factors(call),
-        "output_attentions along with a static cache": lambda: call.config.output_attentions and static(cache),
-        "prefill_chunk_size along with return_dict_in_generate": lambda: returns_the_last_chunk(call),
+        "output_attentions along with a static cache": lambda: (
+            call.config.output_attentions
+            and cache is not None
+            and cache.is_compileable  # weights have its unused slots, too
+        ),
+        "prefill_chunk_size along with return_dict_in_generate": lambda: (
+            call.config.prefill_chunk_size
+            and call.config.return_dict_in_generate  # ``generate`` returns those of the last chunk
+        ),
     }
     for name, holds in checks.items():  # each check assumes that the checks before it do not hold
         if not found and holds():
@@ -86,11 +93,6 @@ def is_cast(model: PreTrainedModel) -> bool:
     """Return whether ``torch.autocast`` has the model compute in another precision than its weights'."""
     kind = model.device.type
     return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != model.dtype
-
-
-def static(cache: Any) -> bool:
-    """Return whether a cache is static. Attention weights then have entries for its unused slots, too."""
-    return cache is not None and cache.is_compileable
 
 
 def prepares_otherwise(call: Call) -> bool:
@@ -147,11 +149,6 @@ def changes_factors(call: Call) -> bool:
     bounds = [int(one["original_max_position_embeddings"]) for one in kinds if one.get("rope_type") == "longrope"]
     counts = list(map(len, call.prompts))
     return any(min(counts) <= bound < max(counts) + call.new - 1 for bound in bounds)
-
-
-def returns_the_last_chunk(call: Call) -> bool:
-    """Return whether a prompt is read in chunks and outputs are returned: ``generate`` returns only the last chunk's outputs."""
-    return bool(call.config.prefill_chunk_size and call.config.return_dict_in_generate)
 
 
 def decode_plainly(call: Call, why: list[str], sink: Sink | None) -> torch.Tensor | GenerateDecoderOnlyOutput:

@@ -81,14 +81,14 @@ class TensorParallel:
 
     def load(self, role: str, config: Any, read: Callable[..., Any]) -> Any:
         """Return a model, split over the ranks where it is to be."""
-        from specframe_std.executors import shardable, sharding
+        from specframe_std.executors import sharding
 
         ranks = self._ranks
         if role not in self._sharded or ranks.size == 1:
             with ranks.barrier():
                 return read()
         with ranks.barrier():
-            shardable.require_divisible(role, config, ranks.size)
+            sharding.require_divisible(role, config, ranks.size)
             if importlib.util.find_spec("accelerate") is None:
                 raise ModelError(
                     "executor tp: transformers splits models with the package accelerate: pip install accelerate"
@@ -103,7 +103,7 @@ class TensorParallel:
     def open(self, recipe: Any, parts: Any, observers: Rows[Observer], clock: Clock) -> Engine:
         """Return this rank's engine."""
         from specframe.engine.local_engine import LocalEngine as Whole
-        from specframe_std.executors.token_checksums import Compared
+        from specframe_std.executors.tp_ranks import Compared
 
         return Whole(plain(recipe), parts, [*observers, Compared(self._ranks)], clock, self)
 

@@ -9,6 +9,7 @@ import signal
 import time
 import traceback
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Never
 
@@ -17,6 +18,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 from transformers.utils.logging import disable_progress_bar
 
+from specframe.contracts.reports import RoundReport
+from specframe.contracts.roles import Observer
 from specframe.devices.out_of_memory import out_of_memory
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe_std.executors.process_groups import Links
@@ -180,6 +183,24 @@ class Ranks:
             status = int(self._store.get("specframe/status"))
         self._store.set(f"specframe/noted/{self.rank}", "")
         return status
+
+
+class Compared(Observer):
+    """Has the tokens of every round compared over ranks, and the order in which requests finish.
+
+    A rank whose device computes otherwise is found out in the round in which its tokens part.
+
+    Args:
+        ranks: compare numbers at the end of a step.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def round(self, report: RoundReport) -> None:
+        """Add a checksum of the round."""
+        finished = [(sequence.request.key, sequence.finish_reason) for sequence in report.finished]
+        self._ranks.add(zlib.crc32(repr((report.tokens, finished)).encode()))
 
 
 def lost(error: BaseException | None) -> bool:

@@ -35,7 +35,7 @@ class QuantisedStore:
         return getattr(self.packed, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("ahead", "apart"):  # the store of bytes goes by them, see PrefixStore
+        if name in ("ahead", "apart"):  # a store with prefixes reads them, see PrefixStore
             setattr(self.packed, name, value)
         else:
             super().__setattr__(name, value)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specframe.contracts.reports import Progress
-from specframe.contracts.round import Sequence
+from specframe.contracts.round import Batch, Sequence
 from specframe_std.policies.levels import Levels
 
 LONGEST = 64
@@ -196,6 +196,12 @@ class AcceptanceRates:
         like_BK = np.minimum(own_B1 * rates_K, SUREST)
         return (accepted_BK + 2 * belief * like_BK) / (reached_BK + 2 * belief)
 
+    def survival(self, batch: Batch) -> np.ndarray:
+        """Return the probability that each token and all before it are accepted, (B, K), 0 beyond what a row has room for."""
+        stands_BK, room_B = self.rates_of(batch.sequences).cumprod(1), batch.limits - batch.lengths - 1
+        stands_BK[np.arange(self._maximum) >= room_B[:, None]] = 0
+        return stands_BK
+
     def _belief(self, counts_B3K: np.ndarray, rates_K: np.ndarray) -> float:
         """Return the draft tokens of a row that count as much as all rows together, by how much rows differ.
 
@@ -223,15 +229,3 @@ def differences(counts_R3K: np.ndarray, rates_K: np.ndarray) -> np.ndarray:
     more_R = accepted_RK.sum(1) - (reached_RK * rates_K).sum(1)
     beyond_R = more_R**2 - (squares_RK * varies_K).sum(1)
     return np.array([(reached_RK * varies_K).sum(1), beyond_R / np.maximum(reached_R, 1)])
-
-
-def survival(rates_BK: np.ndarray, room_B: np.ndarray) -> np.ndarray:
-    """Return the probability that a token and all before it are accepted, (B, K), 0 beyond what a row has room for.
-
-    Args:
-        rates_BK: of each token, given that those before it are accepted.
-        room_B: tokens that each row can still gain by its draft.
-    """
-    stands_BK = rates_BK.cumprod(1)
-    stands_BK[np.arange(rates_BK.shape[1]) >= room_B[:, None]] = 0
-    return stands_BK

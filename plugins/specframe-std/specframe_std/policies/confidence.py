@@ -59,7 +59,7 @@ class Calibration:
         self._trust_FF = np.diag(TRUST[: len(prior)])
         self._seen_KFF = np.zeros((places, len(prior), len(prior)))
         self._waiting = list[Evidence]()
-        self.predicted, self.stood, self.count = np.zeros(BINS), np.zeros(BINS), np.zeros(BINS)
+        self.bins = np.zeros((BINS, 3))
         """By bins of the predicted probability: the sum of it, the accepted tokens, and the tested ones."""
 
     def add(self, evidence: Evidence | None) -> None:
@@ -70,10 +70,6 @@ class Calibration:
             parts = zip(*(attrs.astuple(one, recurse=False) for one in self._waiting), strict=True)
             self._fit(*(np.concatenate(part) for part in parts))
             self._waiting.clear()
-
-    def bins(self) -> np.ndarray:
-        """Return (bins, 3): the sum of predicted probabilities, the accepted tokens, and the tested ones."""
-        return np.stack([self.predicted, self.stood, self.count], axis=1)
 
     def _fit(self, features_BKF: np.ndarray, tested_BK: np.ndarray, stood_BK: np.ndarray) -> None:
         rates_BK = 1 / (1 + np.exp(-(features_BKF * self.weights_KF).sum(-1)))
@@ -86,9 +82,7 @@ class Calibration:
 
     def _compare(self, rates: np.ndarray, stood: np.ndarray) -> None:
         bins = np.minimum((rates * BINS).astype(int), BINS - 1)
-        self.predicted += np.bincount(bins, rates, BINS)
-        self.stood += np.bincount(bins, stood, BINS)
-        self.count += np.bincount(bins, minlength=BINS)
+        self.bins += np.stack([np.bincount(bins, of_each, BINS) for of_each in (rates, stood, None)], axis=1)
 
 
 def logit(rates: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.model.run import Run
 from specframe.value_checks import number, whole
-from specframe_std.policies.acceptance_rates import LONGEST, AcceptanceRates, survival
+from specframe_std.policies.acceptance_rates import LONGEST, AcceptanceRates
 from specframe_std.policies.levels import Levels
 
 
@@ -40,7 +40,7 @@ class Explicit:
 
     def budget(self, batch: Batch) -> Budget:
         """Return each row's own length."""
-        stands_BK = survival(self._acceptance.rates_of(batch.sequences), batch.limits - batch.lengths - 1)
+        stands_BK = self._acceptance.survival(batch)
         return self._levels.budget((stands_BK >= self._least).sum(1).clip(min=1))
 
     def observe(self, report: RoundReport) -> None:

@@ -20,7 +20,7 @@ from specframe.errors import OptionError, literal
 from specframe.model.padding_free import fullest
 from specframe.model.run import Run
 from specframe.value_checks import whole
-from specframe_std.policies.acceptance_rates import LONGEST, AcceptanceRates, survival
+from specframe_std.policies.acceptance_rates import LONGEST, AcceptanceRates
 from specframe_std.policies.confidence import PRIOR_OF_BOTH, Calibration, ConfidenceStop, logit
 from specframe_std.policies.levels import Levels
 from specframe_std.policies.parting import passes_lost
@@ -144,13 +144,13 @@ class Goodput:
 
     def calibrated(self) -> np.ndarray:
         """Return by bins what the calibration predicted, and what was accepted."""
-        return self.calibration.bins()
+        return self.calibration.bins
 
     def start(self, run: Run) -> None:
         """Take a round's cost by the models' shapes."""
         if (models := (run.runner.module, run.draft_model)) != self._models:  # their weights are counted once
             self._models, self._prior = models, Prior.of(run)
-        self._seconds.prepare(self._prior)
+        self._seconds.prior = self._prior
         self._leaves_out, self._fits = run.runner.leaves_out_padding, {}
         self._clock = clock_of(run.runner.device)
         self._new_shapes = lambda: run.new_shapes
@@ -233,7 +233,7 @@ class Goodput:
     def _plan(self, batch: Batch) -> None:
         """Plan for a batch; before anything was drafted there is no plan."""
         if self._seconds.longest:
-            stands_BK = survival(self._acceptance.rates_of(batch.sequences), batch.limits - batch.lengths - 1)
+            stands_BK = self._acceptance.survival(batch)
             self._plans = DepthPlans.best(stands_BK, self._curves[len(batch)], self._fits_of(len(batch)), self._levels)
 
     def _holds(self, depth: int, rows: int) -> bool:

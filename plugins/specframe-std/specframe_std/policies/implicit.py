@@ -36,7 +36,7 @@ class Implicit:
 
     def calibrated(self) -> np.ndarray:
         """Return by bins what the calibration predicted, and what was accepted."""
-        return self.calibration.bins()
+        return self.calibration.bins
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""

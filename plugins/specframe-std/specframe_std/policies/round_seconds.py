@@ -221,16 +221,12 @@ class RoundSeconds:
     """
 
     def __init__(self, levels: Levels) -> None:
-        self._levels, self._maximum = levels, levels.most.depth
+        self._levels = levels
         self.prior = Prior()
         """The costs by the models' shapes."""
         self._measured: dict[tuple[int, int], Measured] = {}
         self._pace = Pace()
         self._rounds = 0
-
-    def prepare(self, prior: Prior) -> None:
-        """Take the costs by the models' shapes."""
-        self.prior = prior
 
     def add(self, rows: int, depth: int, tokens: int, seconds: float, typical: bool = True) -> None:
         """Take in one round.

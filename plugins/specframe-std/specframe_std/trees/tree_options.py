@@ -14,7 +14,13 @@ from specframe_std.trees.children import by_rule
 from specframe_std.trees.growth import Grown, Run
 from specframe_std.trees.shapes import MOST_NODES, Shape
 
-KINDS = ("chain", "static", "dynamic")
+NEEDS = {
+    "chain": frozenset[str](),
+    "static": frozenset({"tree", "move"}),
+    "dynamic": frozenset({"tree", "move", "prunable"}),
+}
+"""What each kind of tree asks of verifier, rule, alignment and store: the drafter's ``needs``."""
+KINDS = tuple(NEEDS)
 DEPTH, NODES = 5, 16
 """The depth and the nodes of a tree where they are left open: as deep as a chain is by default, and no more tokens than a target of
 some billion parameters verifies about as fast as one."""
@@ -62,23 +68,14 @@ class Trees:
         self._nodes = None if nodes is None else whole("nodes", nodes, 1, MOST_NODES)
         self._top = None if top is None else whole("top", top, 1)
         self._depth, self._wide = depth, wide
+        self.needs = NEEDS[self.kind]
+        self.offers = frozenset({"chain"} if self.chain else {"tree"})
+        """The word that the drafter's ``offers`` take in."""
 
     @property
     def chain(self) -> bool:
         """Whether chains are asked for."""
         return self.kind == "chain"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The capabilities for the drafter's ``needs``: what trees of this kind ask of verifier, rule, alignment and store."""
-        if self.chain:
-            return frozenset()
-        return frozenset({"tree", "move", "prunable"} if self.kind == "dynamic" else {"tree", "move"})
-
-    @property
-    def offers(self) -> frozenset[str]:
-        """The word that the drafter's ``offers`` take in."""
-        return frozenset({"chain"} if self.chain else {"tree"})
 
     def budget(self, depth: int | None = None) -> Budget:
         """Return the budget for a draft length, or None if none was given."""

@@ -182,7 +182,7 @@ class Corpus:
     def _found(self, point: Point, budget: int, levels: int) -> Speculation:
         """Return up to ``budget`` tokens after a point, none deeper than ``levels``."""
         if self._reach.tree:
-            return tree(self, point, budget, levels, self._reach.least)
+            return tree(self.count, self.children, point, budget, levels, self._reach.least)
         return self._chain(point, min(budget, levels))
 
     def _first(self, point: Point) -> float:

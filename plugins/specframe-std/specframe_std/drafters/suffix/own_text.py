@@ -102,7 +102,10 @@ class OwnText:
         else:
             asked = zip(trials.windows(levels_T), budgets_T.tolist(), levels_T.tolist(), strict=True)
             least = self._reach.least
-            found = [tree(FOLLOWERS, Point(windows), budget, level, least) for windows, budget, level in asked]
+            found = [
+                tree(Point.count, Point.children, Point(windows), budget, level, least)
+                for windows, budget, level in asked
+            ]
         for one, match in zip(found, matches_T.tolist(), strict=True):
             one.match = match
         return found
@@ -110,7 +113,7 @@ class OwnText:
 
 @attrs.frozen(eq=False)
 class Point:
-    """A node: what followed each occurrence of a text, in the order of their places."""
+    """A node of the tree below a text that the row ends with: what followed each occurrence of it, in the order of their places."""
 
     windows: list[list[int]]
     deep: int = 0
@@ -118,22 +121,15 @@ class Point:
     ends: int = 1
     """1 where the row ends with the text, which is an occurrence that nothing follows."""
 
-
-class Followers:
-    """The tree below a text that the row ends with."""
-
-    def count(self, point: Point) -> int:
+    def count(self) -> int:
         """Return how often the text occurs."""
-        return len(point.windows) + point.ends
+        return len(self.windows) + self.ends
 
-    def children(self, point: Point) -> Iterator[tuple[int, int, Point]]:
+    def children(self) -> Iterator[tuple[int, int, Point]]:
         """Return the children, those that occurred first first."""
-        deep, groups = point.deep, dict[int, list[list[int]]]()
-        for window in point.windows:
+        deep, groups = self.deep, dict[int, list[list[int]]]()
+        for window in self.windows:
             if len(window) > deep:
                 groups.setdefault(window[deep], []).append(window)
         for token, windows in groups.items():
             yield len(windows), token, Point(windows, deep + 1, 0)
-
-
-FOLLOWERS = Followers()

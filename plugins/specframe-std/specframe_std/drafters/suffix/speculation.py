@@ -9,13 +9,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import struct
-from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import attrs
 import numpy as np
-
-Node = TypeVar("Node")
 
 SINGLE = struct.Struct("f")
 """A number of 32 bits: written and read in a third of the time that one of numpy's takes."""
@@ -102,33 +100,42 @@ class Speculation:
         return found
 
 
-class Suffixes(Protocol, Generic[Node]):
-    """A tree of suffixes with counts. A node is whatever it takes for one."""
-
-    def count(self, node: Node) -> int:
-        """Return how often the node's text occurs."""
-
-    def children(self, node: Node) -> Iterator[tuple[int, int, Node]]:
-        """Return the count, the token and the node of each child."""
-
-
 def single(value: float) -> float:
     """Return a number rounded to 32 bits."""
     rounded: float = SINGLE.unpack(SINGLE.pack(value))[0]
     return rounded
 
 
-def tree(suffixes: Suffixes[Node], node: Node, most: int, depth: int, least: float) -> Speculation:
-    """Return the ``most`` likeliest continuations, none longer than ``depth``; among equals the one found first."""
+Node = TypeVar("Node")
+
+
+def tree(
+    count: Callable[[Node], int],
+    children: Callable[[Node], Iterator[tuple[int, int, Node]]],
+    node: Node,
+    most: int,
+    depth: int,
+    least: float,
+) -> Speculation:
+    """Return the ``most`` likeliest continuations of a text, none longer than ``depth``; among equals the one found first.
+
+    Args:
+        count: returns how often the text of a node of a tree of suffixes occurs.
+        children: returns the count, the token and the node of each of its children.
+        node: of the text.
+        most: continuations.
+        depth: tokens of one of them.
+        least: the probability below which a token is not taken.
+    """
     found, arrivals = Speculation(), itertools.count()
     heap = list[tuple[float, int, int, int, int, Node]]()
 
     def expand(parent: int, level: int, probability: float, node: Node) -> None:
         if level == depth:
             return
-        whole = suffixes.count(node)
-        for count, token, child in suffixes.children(node):
-            own = probability if count == whole else single(single(probability * count) / single(whole))
+        whole = count(node)
+        for times, token, child in children(node):
+            own = probability if times == whole else single(single(probability * times) / single(whole))
             if own >= least:
                 heapq.heappush(heap, (-own, next(arrivals), level + 1, parent, token, child))
 

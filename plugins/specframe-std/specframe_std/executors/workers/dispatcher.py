@@ -50,18 +50,6 @@ class Assignment:
         return any(job.alone for job in self.jobs.values())
 
 
-@attrs.frozen
-class Untold:
-    """What observers receive of a worker's round before its report."""
-
-    forwards: list[tuple[str, int, int]]
-    """The model, the rows and the tokens of each forward."""
-    fed: list[tuple[str, int, int]]
-    """The model, the real tokens and the tokens computed in these forwards."""
-    spent: dict[str, float]
-    """Seconds of each stage since it was reported last."""
-
-
 class DispatchingEngine:
     """Dispatches requests to workers, as many as they have rows for and a few more, and reports what comes back.
 
@@ -90,8 +78,8 @@ class DispatchingEngine:
         self._room = 0
         self._late: BaseException | None = None
         """The error of an observer that received the latest round, which the next step raises."""
-        self._untold: Untold | None = None
-        """What observers have not received of a worker's round."""
+        self._untold: m.Round | None = None
+        """A worker's round of which observers have received nothing yet, with the seconds of each stage since they did last."""
         rows = parts.composition.scheduler.rows(recipe.batch_size)
         self._window = rows + (rows + 1) // 2
         try:
@@ -187,7 +175,7 @@ class DispatchingEngine:
                 self._watch.forward(*forward)
             for tokens in told.fed:
                 self._watch.fed(*tokens)
-            self._watch.spent(told.spent)
+            self._watch.spent(told.stages)
         if report is not None:
             self._watch.round(report)
 
@@ -278,7 +266,7 @@ class DispatchingEngine:
     def _round(self, worker: Assignment, told: m.Round) -> RoundReport | None:
         since = {name: spent - worker.stages.get(name, 0.0) for name, spent in told.stages.items()}
         worker.stages = told.stages or worker.stages
-        self._untold = Untold(told.forwards, told.fed, since)
+        self._untold = attrs.evolve(told, stages=since)
         worker.peak_kv_bytes = max(worker.peak_kv_bytes, told.peak_kv_bytes)
         self.peak_kv_bytes = sum(one.peak_kv_bytes for one in self._workers)
         worker.state_bytes = max(worker.state_bytes, told.state_bytes)
