@@ -10,7 +10,6 @@ from specframe_testing.conformance import DrafterSuite
 from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
 from specframe.model.cached import CachedModel
-from specframe.model.run import Run
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -170,28 +169,13 @@ class TestModel(DrafterSuite):
     def test_a_wide_gap_is_read_in_pieces(self, align: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """What many rounds without drafts have left unread is fed as a prompt is: in chunks that fit into memory."""
         monkeypatch.setattr(CachedModel, "tokens_at_once", lambda cached, batch: 8)
-        feeds, perfect = harness.Feeds(), fakes.fake_draft(TARGET, slip_every=0)
+        feeds, perfect, policy = harness.Feeds(), fakes.fake_draft(TARGET, slip_every=0), Paused(Budget(3), range(41))
+        policy.offers = FixedLength.offers  # steady: prompts are read at once
         options = {"align": align, "batch_size": 3, "check": True, "observers": [feeds]}
-        pipe = harness.pipeline(TARGET, perfect, draft_length=Pausing(), **options)
+        pipe = harness.pipeline(TARGET, perfect, draft_length=policy, **options)
         harness.check(pipe, harness.requests(PROMPTS[:3], [60, 50, 70]))
         assert max(width for round in feeds.decoding for _, width in round.draft) <= max(8, SHORT_GAP)
         assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
-
-
-class Pausing(FixedLength):
-    """Drafts nothing for 40 rounds, and then three tokens a round."""
-
-    def __init__(self) -> None:
-        super().__init__(3)
-        self._round = 0
-
-    def start(self, run: Run) -> None:
-        """Nothing to prepare."""
-
-    def budget(self, batch: Batch) -> Budget:
-        """Return the budget of the next round."""
-        self._round += 1
-        return Budget(0) if self._round <= 40 else self.maximum
 
 
 @pytest.mark.wide(but=["test_equals_reference[default]"])

@@ -256,18 +256,6 @@ def test_caches_are_kept_where_it_is_asked_for(keep):
 
 
 @pytest.mark.wide
-def test_prompts_that_were_kept_go_when_weights_are_synchronised():
-    """Weights copied through ``data`` between two calls, as those of a trainer are, have prompts read again."""
-    model, asked = copy.deepcopy(MODEL), {**padded(PROMPTS[:3]), "max_new_tokens": 9, "do_sample": False}
-    assisted = specframe.assisted(DRAFT, 3, kv="paged,block=2,share=on", keep_cache=True)
-    for seed in (0, 3, 4):
-        for one, other in zip(model.parameters(), zoo.build("qwen3", seed=seed).parameters(), strict=True):
-            one.data.copy_(other)
-        ids = model.generate(**asked, custom_generate=assisted)
-        assert torch.equal(ids, model.generate(**asked))
-
-
-@pytest.mark.wide
 def test_a_call_that_fails_keeps_no_cache():
     """The next call begins with a pipeline of its own."""
     slab = Opened()
@@ -376,24 +364,3 @@ def test_ids_beyond_the_vocabulary_are_refused():
     """A prompt that holds no token's id is refused by a sentence."""
     with pytest.raises(PromptError, match="token id 97"):
         MODEL.generate(torch.tensor([[5, 97]]), max_new_tokens=2, custom_generate=specframe.assisted(DRAFT))
-
-
-class Asking(LogitsProcessor):
-    """A user's processor that generates with the same drop-in."""
-
-    def __init__(self, assisted):
-        self.assisted = assisted
-
-    def __call__(self, input_ids, scores):
-        inner = MODEL.generate(input_ids[:, -3:], max_new_tokens=1, do_sample=False, custom_generate=self.assisted)
-        return scores.index_fill(1, inner[0, -1:], -10.0)
-
-
-@pytest.mark.wide
-def test_a_call_within_a_call():
-    """A processor may generate with the drop-in that calls it."""
-    assisted = specframe.assisted(DRAFT, 3)
-    inputs, one = padded(PROMPTS[:1]), {"logits_processor": LogitsProcessorList([Asking(assisted)])}
-    plain = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one)
-    drafted = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one, custom_generate=assisted)
-    assert torch.equal(plain, drafted)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from generating import NEW, PROMPTS, Notes, padded
+from generating import NEW, Notes, padded
 from specframe_testing import harness, zoo
 from transformers import (
     DynamicCache,
@@ -43,32 +43,8 @@ def assert_plain(asked, why, model=MODEL, draft=DRAFT):
     return got
 
 
-def filled_cache():
-    """Return a cache that holds the first tokens of some prompts, and all of their ids."""
-    ids, cache = padded(PROMPTS[4:6] + PROMPTS[:1])["input_ids"], DynamicCache(config=MODEL.config)
-    MODEL(ids[:, :4], past_key_values=cache)
-    return {"input_ids": ids, "past_key_values": cache}
-
-
-def right_padded():
-    """Return prompts of which some are padded on the right."""
-    return {name: value.flip(1) for name, value in padded().items()}
-
-
 PLAIN = {
-    "use_cache=False": lambda: {**padded(), "use_cache": False},
-    "past_key_values that hold tokens": filled_cache,
-    "inputs_embeds": lambda: {
-        "inputs_embeds": MODEL.get_input_embeddings()(padded()["input_ids"]),
-        "attention_mask": padded()["attention_mask"],
-    },
-    "padding that is not on the left": right_padded,
     "positions other than a token's place": lambda: {**padded(), "position_ids": torch.arange(14).expand(8, -1)},
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor": lambda: {
-        **padded(),
-        "guidance_scale": 1.5,
-        "negative_prompt_ids": padded()["input_ids"].flip(0),
-    },
     "SynthIDTextWatermarkLogitsProcessor": lambda: {
         **padded(),
         "watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5], ngram_len=2),
