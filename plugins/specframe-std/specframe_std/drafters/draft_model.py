@@ -204,7 +204,10 @@ class ModelDrafter:
 
     def _chain(self, batch: Batch, budget: Budget, width: int) -> Draft:
         """Return a chain."""
-        if budget.stopping is None and self._unshaped(batch):
+        plain = not (self._logits or self._samples) and is_unshaped(batch)
+        if (
+            budget.stopping is None and plain
+        ):  # tokens are chosen from the logits as they are, which nobody else wants to see
             return Draft(self._cache.extend(batch, batch.last_tokens(width), budget.depth, self._choose))
 
         chain = GrowingChain(batch, budget)
@@ -257,12 +260,6 @@ class ModelDrafter:
             return np.minimum(np.maximum(transfer.host.accepted[rows] - 1, 0), most_B)
 
         self._cache.commit(batch, Kept(beyond_B, fed_BN.gather(1, own_BT), on_host))
-
-    def _unshaped(self, batch: Batch) -> bool:
-        """Return whether tokens are chosen from the logits as they are, which nobody else wants to see."""
-        if self._logits or self._samples:
-            return False
-        return is_unshaped(batch)
 
     def _choose(self, batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
         logits_BV = logits_B1V.squeeze(1)

@@ -36,7 +36,10 @@ def read_outputs(call: Call, sequences_BS: torch.Tensor) -> dict[str, Any]:
         told["hidden_states"] = (prompt.hidden_states, *steps)
     if call.config.output_attentions:
         layers = () if after is None else after.attentions
-        windows = [_window(call, layer) for layer in range(len(layers))]
+        kept = call.inputs["past_key_values"].layers[: len(layers)]
+        windows = [
+            getattr(layer, "sliding_window", None) for layer in kept
+        ]  # how many tokens it keeps, or None for all
         steps = (
             tuple(_seen(layer, n, window, width) for layer, window in zip(layers, windows, strict=True))
             for n in range(total - width)
@@ -59,11 +62,6 @@ def _feed(call: Call, ids_BS: torch.Tensor, count: int) -> Any:
     )
     with evaluating(model):  # with checkpoints of activations a training model would fill no cache
         return model(**fed, return_dict=True)
-
-
-def _window(call: Call, layer: int) -> int | None:
-    """Return how many tokens a layer of the cache keeps, or None for all."""
-    return getattr(call.inputs["past_key_values"].layers[layer], "sliding_window", None)
 
 
 def _seen(weights_BHTS: torch.Tensor, step: int, window: int | None, width: int) -> torch.Tensor:

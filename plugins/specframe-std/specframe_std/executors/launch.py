@@ -32,12 +32,7 @@ def device(name: str) -> torch.device:
         )
     if kinds.of(found).event is None:  # the CPU: all ranks of a machine share it
         return found
-    return kinds.pick(f"{found.type}:{local_rank()}")
-
-
-def local_rank() -> int:
-    """Return the number of this process among those of its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return kinds.pick(f"{found.type}:{os.environ.get('LOCAL_RANK', 0)}")
 
 
 def joined(timeout: float) -> Ranks:

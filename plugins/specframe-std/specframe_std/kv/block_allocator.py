@@ -131,8 +131,3 @@ def contents(ids: list[int], block: int, after: bytes = b"") -> Iterator[bytes]:
     for first in range(0, len(ids) - block + 1, block):
         after = hashlib.blake2b(after + tokens[first : first + block].tobytes(), digest_size=16).digest()
         yield after
-
-
-def keys_of(ids: list[int], block: int) -> list[bytes]:
-    """Return the key of each complete block of a row's first tokens."""
-    return [*contents(ids, block)]

@@ -73,7 +73,7 @@ class KeptStates(RowStates):
         most: copies that are kept.
         block: tokens of a block.
         stride: tokens before the first copy.
-        keys: returns what identifies the tokens up to the end of each complete block.
+        keys: yields what identifies the tokens up to the end of each complete block.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class KeptStates(RowStates):
         most: int,
         block: int,
         stride: int,
-        keys: Callable[[list[int]], list[bytes]],
+        keys: Callable[[list[int]], Iterator[bytes]],
     ) -> None:
         super().__init__(layers, rows, device)
         self._block, self._stride, self._keys = block, stride, keys
@@ -111,7 +111,7 @@ class KeptStates(RowStates):
         blocks = tokens // self._block
         if (reading := self._reading.get(sequence)) is None:
             prompt = sequence.request.prompt_ids
-            reading = PrefixReading(self._keys(prompt), self._marks(len(prompt) - 1, blocks))
+            reading = PrefixReading([*self._keys(prompt)], self._marks(len(prompt) - 1, blocks))
             self._reading[sequence] = reading
         reading.begins = self.reach(reading.keys[:blocks])
         if reading.begins:

@@ -18,7 +18,7 @@ from specframe.contracts.round import Sequence
 from specframe.contracts.states import StateLayer, StateStore
 from specframe.errors import OptionError, literal
 from specframe.value_checks import byte_count, whole
-from specframe_std.kv.block_allocator import BlockAllocator, contents, keys_of
+from specframe_std.kv.block_allocator import BlockAllocator, contents
 from specframe_std.kv.host_memory import HostCopies, spared
 from specframe_std.kv.kept_states import KeptStates
 from specframe_std.kv.pooled import PooledRow, SharedPoolStore
@@ -110,7 +110,7 @@ class Paged(Quantisable):
 
     def open_states(self, layers: Mapping[int, StateLayer], rows: int, device: torch.device) -> StateStore:
         """Return the store of the states of the model whose keys and values were opened last."""
-        keys = functools.partial(keys_of, block=self.block)
+        keys = functools.partial(contents, block=self.block)
         opened = KeptStates(layers, rows, device, self.states, self.block, self.stride, keys)
         if (store := self._latest() if self._latest else None) is not None:
             store.states = opened

@@ -100,7 +100,8 @@ class Removable:
                 else f"{name} does not keep its layers in one list: expected that of a model whose sublayers are left out"
             )
         numbers = sorted({one.layer for one in wanted})
-        self._parts = _Trial(model, {number: layers[number] for number in numbers}, paths, name).parts()
+        self._layers, self._paths, self._name = {number: layers[number] for number in numbers}, paths, name
+        self._parts = self._tried()
 
     def without(self, sublayers: Iterable[Sublayer]) -> PreTrainedModel:
         """Return a model of the model's own modules that leaves some of the sublayers out."""
@@ -111,56 +112,9 @@ class Removable:
         """Return the number of weights of a sublayer."""
         return sum(weight.numel() for part in self._parts[sublayer].values() for weight in part.parameters())
 
+    # ---- what the modules of layers do is seen when a few tokens are fed to copies of the model -----------------------
 
-def text_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Return the layers of a model's language model, the first of which is layer 0, or nothing if they are not in one list."""
-    known, stated = set(decoder_layers(model)), getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    modules = cast(torch.nn.Module, model.get_decoder()).modules()  # not those that read images
-    lists = [[*one] for one in modules if isinstance(one, torch.nn.ModuleList) and len(one) == stated]
-    return next((held for held in lists if known.issuperset(held)), [])
-
-
-@attrs.define
-class _Seen:
-    """What a module was seen to do while tokens were fed."""
-
-    attends: bool
-    """Whether it wrote keys and values."""
-    output: Any
-    """Its output with the size of each hidden state in its place, and None in place of all else."""
-
-
-class _Counting(Reordered):
-    """Counts what layers write."""
-
-    writes = 0
-
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
-        """Return keys and values (B, H, S, D)."""
-        self.writes += 1
-        return super().write(layer, keys, values)
-
-
-class _Trial:
-    """Feeds a few tokens to copies of a model, to see what the modules of its layers do.
-
-    Args:
-        model: the model.
-        layers: those that are looked at, by their number.
-        paths: of all modules.
-        name: what errors call the model.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        layers: Mapping[int, torch.nn.Module],
-        paths: Mapping[torch.nn.Module, str],
-        name: str,
-    ) -> None:
-        self._model, self._layers, self._paths, self._name = model, layers, paths, name
-
-    def parts(self) -> dict[Sublayer, dict[str, torch.nn.Module]]:
+    def _tried(self) -> dict[Sublayer, dict[str, torch.nn.Module]]:
         """Return the modules that take the places of each sublayer's own, by their paths.
 
         Raises:
@@ -212,6 +166,35 @@ class _Trial:
 
     def _feed(self, model: torch.nn.Module, probe: Reordered) -> None:
         SelfTests(TransformersModel(cast(PreTrainedModel, model), self._name.removeprefix("the "))).tried(probe)
+
+
+def text_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Return the layers of a model's language model, the first of which is layer 0, or nothing if they are not in one list."""
+    known, stated = set(decoder_layers(model)), getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    modules = cast(torch.nn.Module, model.get_decoder()).modules()  # not those that read images
+    lists = [[*one] for one in modules if isinstance(one, torch.nn.ModuleList) and len(one) == stated]
+    return next((held for held in lists if known.issuperset(held)), [])
+
+
+@attrs.define
+class _Seen:
+    """What a module was seen to do while tokens were fed."""
+
+    attends: bool
+    """Whether it wrote keys and values."""
+    output: Any
+    """Its output with the size of each hidden state in its place, and None in place of all else."""
+
+
+class _Counting(Reordered):
+    """Counts what layers write."""
+
+    writes = 0
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
+        """Return keys and values (B, H, S, D)."""
+        self.writes += 1
+        return super().write(layer, keys, values)
 
 
 def _watching(name: str, seen: dict[str, _Seen], probe: _Counting) -> Callable[..., Any]:

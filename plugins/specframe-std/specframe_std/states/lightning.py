@@ -31,13 +31,9 @@ class Lightning:
         """Return the kind with tokens that are taken in one after the other."""
         return SteppedLightning()
 
-    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
+    def layers(self, model: torch.nn.Module) -> Mapping[int, tuple[torch.nn.Module, ...]]:
         """Return the layers that keep a linear cache."""
-        return {
-            int(module.layer_idx): module  # type: ignore[arg-type]
-            for module in model.modules()
-            if "set_linear_cache" in mixers.calls(module)
-        }
+        return mixers.by_layer(module for module in model.modules() if "set_linear_cache" in mixers.calls(module))
 
     def shape(self, layer: torch.nn.Module) -> StateShape:
         """Return the shape of the matrix of each head."""

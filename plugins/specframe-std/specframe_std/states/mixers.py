@@ -10,6 +10,7 @@ Tensor names carry their shape: B rows, T tokens of a block, C channels of a con
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import types
@@ -139,7 +140,7 @@ class MixerCall:
     def scan(self, usual: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Return what the mixer's scan returns, going on from the rows' states; the mixer does not keep the state that it gets."""
         held = self._state.before[len(self._after)]
-        output, inputs, after = self._kind.run(self._layer, usual, self._state, held, *given, **named)
+        output, inputs, after = self._kind.scanned(self._layer, usual, self._state, held, *given, **named)
         self._inputs.extend(inputs)
         self._after.append(after)
         return output, held
@@ -155,12 +156,14 @@ class MixerKind:
     offers = frozenset({"bitwise"})
     scan: ClassVar[str]
     """The function by which mixers of the kind scan several tokens."""
-    exact: ClassVar[bool] = False
-    """Whether a token has the same bits whatever else is fed."""
+    exact = False
+    """Whether tokens are taken in one after the other, so that each has the same bits whatever else is fed."""
 
     def by_token(self) -> StateKind:
         """Return the kind with tokens that are taken in one after the other."""
-        return Stepped(self)
+        made = copy.copy(self)
+        made.exact = True
+        return made
 
     def layers(self, model: torch.nn.Module) -> Mapping[int, tuple[torch.nn.Module, ...]]:
         """Return the mixers of a model that scan so, by the number of their layer."""
@@ -184,6 +187,16 @@ class MixerKind:
     def forward(self, layer: torch.nn.Module, state: LayerState) -> Callable[..., Any]:
         """Return the mixer's call on the rows' states."""
         return MixerCall(self, layer, state)
+
+    def scanned(
+        self, layer: Any, usual: Callable[..., Any], state: LayerState, held: torch.Tensor, *given: Any, **named: Any
+    ) -> tuple[torch.Tensor, Inputs, torch.Tensor | Callable[[], torch.Tensor]]:
+        """Return what :meth:`run` returns, or the same token by token."""
+        if not self.exact:
+            return self.run(layer, usual, state, held, *given, **named)
+        steps = self.steps(layer, state, *given, **named)
+        outputs, after = scanned(steps, held, state.real_BT, state.parents_BT)
+        return steps.outcome(outputs), steps.inputs, after
 
     def run(
         self, layer: Any, usual: Callable[..., Any], state: LayerState, held: torch.Tensor, *given: Any, **named: Any
@@ -222,44 +235,10 @@ class MixerKind:
         stands_BT = torch.arange(inputs[0].shape[1], device=counts_B.device) < counts_B[:, None]
         each = len(inputs[1:]) // len(states)
         taken = [inputs[1 + each * scan : 1 + each * (scan + 1)] for scan in range(len(states))]
-        after = (self.after(layer, scan, one, taken[scan], stands_BT) for scan, one in enumerate(states))
-        return window_BCW, *after
-
-
-class Stepped(MixerKind):
-    """A mixers' kind that takes in one token after the other.
-
-    Args:
-        kind: the same kind, which takes in many tokens at once.
-    """
-
-    exact = True
-
-    def __init__(self, kind: MixerKind) -> None:
-        self._kind = kind
-        self.scan = kind.scan  # type: ignore[misc]  # it is the other's
-
-    def known(self, module: torch.nn.Module) -> bool:
-        """Return whether a module is a mixer of the kind."""
-        return self._kind.known(module)
-
-    def sizes(self, layer: Any) -> tuple[tuple[int, ...], ...]:
-        """Return the size of each scan's state of one row."""
-        return self._kind.sizes(layer)
-
-    def run(
-        self, layer: Any, usual: Callable[..., Any], state: LayerState, held: torch.Tensor, *given: Any, **named: Any
-    ) -> tuple[torch.Tensor, Inputs, torch.Tensor]:
-        """Return the outputs, what the states take in, and the states after the last token."""
-        steps = self._kind.steps(layer, state, *given, **named)
-        outputs, after = scanned(steps, held, state.real_BT, state.parents_BT)
-        return steps.outcome(outputs), steps.inputs, after
-
-    def after(
-        self, layer: Any, scan: int, before: torch.Tensor, inputs: Inputs, stands_BT: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the states after the kept tokens."""
-        return last(one_by_one(self._kind.take(layer, scan), before, inputs, stands_BT), before)
+        if self.exact:
+            steps = (one_by_one(self.take(layer, scan), one, taken[scan], stands_BT) for scan, one in enumerate(states))
+            return window_BCW, *map(last, steps, states)
+        return window_BCW, *(self.after(layer, scan, one, taken[scan], stands_BT) for scan, one in enumerate(states))
 
 
 def by_layer(modules: Iterable[torch.nn.Module]) -> dict[int, tuple[torch.nn.Module, ...]]:

@@ -34,13 +34,11 @@ class CompressedConvolution:
         """Return what the two convolutions make of queries and keys, those of the window first."""
         return layer.conv_qk_grouped(layer.conv_qk_depthwise(full_BCT))
 
-    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
+    def layers(self, model: torch.nn.Module) -> Mapping[int, tuple[torch.nn.Module, ...]]:
         """Return the projections that convolve queries and keys, by the number of their layer."""
-        return {
-            int(module.layer_idx): module  # type: ignore[arg-type]
-            for module in model.modules()
-            if {"conv_qk_depthwise", "v_proj_delayed"} <= {*mixers.calls(module)}
-        }
+        return mixers.by_layer(
+            module for module in model.modules() if {"conv_qk_depthwise", "v_proj_delayed"} <= {*mixers.calls(module)}
+        )
 
     def shape(self, layer: Any) -> StateShape:
         """Return the shapes of the window and of a hidden state."""

@@ -9,7 +9,6 @@ import importlib
 import itertools
 import weakref
 from array import array
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -152,8 +151,3 @@ class Arctic:
 
 
 ENGINES: dict[str, type[Own | Arctic]] = {"own": Own, "arctic": Arctic}
-
-
-def complete(sequences: Iterable[Sequence]) -> list[tuple[Sequence, bool]]:
-    """Return sequences that have ended, and whether each has said all that it was to say."""
-    return [(sequence, sequence.finish_reason in ("eos", "stop", "length")) for sequence in sequences]

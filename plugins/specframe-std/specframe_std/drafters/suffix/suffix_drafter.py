@@ -14,7 +14,7 @@ from specframe.devices.kinds import on_device
 from specframe.errors import OptionError, literal
 from specframe.model.run import Run
 from specframe.value_checks import number, whole
-from specframe_std.drafters.suffix.engines import ENGINES, SuffixEngine, complete
+from specframe_std.drafters.suffix.engines import ENGINES, SuffixEngine
 from specframe_std.drafters.suffix.history import History
 from specframe_std.drafters.suffix.speculation import Most, Reach, Speculation
 from specframe_std.trees.tree_options import Trees
@@ -126,9 +126,10 @@ class SuffixDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """Take the responses of sequences that have ended, but not of those that were aborted."""
-        for sequence, whole_response in complete(outcome.ended):
-            self._engine.end(sequence, whole_response)
-            if self._memory and whole_response:
+        for sequence in outcome.ended:
+            complete = sequence.finish_reason in ("eos", "stop", "length")
+            self._engine.end(sequence, complete)
+            if self._memory and complete:
                 self._memory.add(sequence.token_ids)
         if self._memory and all(sequence.finished for sequence in outcome.batch.sequences):
             self._memory.write()

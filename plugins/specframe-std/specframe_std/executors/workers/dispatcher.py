@@ -253,8 +253,6 @@ class DispatchingEngine:
                 worker.ready = True
             case m.Round():
                 return self._round(worker, message)
-            case m.Refused() if message.ticket in worker.jobs:
-                return self._failed(worker.jobs.pop(message.ticket), message.error)
             case m.Failed():
                 return self._ended_by_error(worker, message)
             case m.Warned():
@@ -288,7 +286,7 @@ class DispatchingEngine:
         return report_of_failure(job, next(self._numbers), error)
 
     def _ended_by_error(self, worker: Assignment, told: m.Failed) -> RoundReport | None:
-        """End the request that a round's error is assigned to; of several, each is decoded again, by itself."""
+        """End the request that an error is assigned to; of several, each is decoded again, by itself."""
         jobs = [worker.jobs.pop(ticket) for ticket in told.tickets if ticket in worker.jobs]
         if jobs and len(told.tickets) == 1:
             return self._failed(jobs[0], told.error)

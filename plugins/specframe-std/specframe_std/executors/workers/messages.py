@@ -103,16 +103,8 @@ class Ready:
 
 
 @attrs.frozen
-class Refused:
-    """A request that cannot be decoded."""
-
-    ticket: int
-    error: str
-
-
-@attrs.frozen
 class Failed:
-    """A round raised an error; the requests that the engine had are forgotten."""
+    """A request cannot be decoded, or a round raised an error; the requests are forgotten, all that the engine had."""
 
     tickets: list[int]
     error: str

@@ -176,7 +176,7 @@ class Worker:
             request = self._unpacking.request(data)
             self._engine.add(request)
         except Exception as error:  # the request's own objects may raise anything when they are made
-            self._send(m.Refused(ticket, sentence(error)))
+            self._send(m.Failed([ticket], sentence(error)))
         else:
             self._requests[ticket], self._tickets[id(request)] = request, ticket
 
