@@ -13,7 +13,6 @@ from transformers import (
     DynamicCache,
     LogitsProcessor,
     LogitsProcessorList,
-    StoppingCriteria,
     StoppingCriteriaList,
     SynthIDTextWatermarkingConfig,
     T5Config,
@@ -52,13 +51,6 @@ PLAIN = {
     },
     "more tokens than the model's context holds": lambda: {**padded(), "max_new_tokens": 147},
 }
-
-
-class Sums(StoppingCriteria):
-    """A user's criterion, which looks at the whole prefix of each row."""
-
-    def __call__(self, input_ids, scores, **options):
-        return input_ids.sum(-1) % 7 == 0
 
 
 @pytest.mark.wide(but=["positions other than a token's place"])
@@ -132,7 +124,6 @@ class Lazy(LogitsProcessor):
 FREE = {
     "a processor that remembers nothing but constants": lambda: {"logits_processor": LogitsProcessorList([Lazy()])},
     "a processor made for a number of rows": lambda: {"logits_processor": LogitsProcessorList([PerRow()])},
-    "a criterion": lambda: {"stopping_criteria": StoppingCriteriaList([Sums()])},
     "an older criterion": lambda: {
         "input_ids": padded()["input_ids"][4:5],
         "attention_mask": None,

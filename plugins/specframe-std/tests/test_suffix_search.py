@@ -16,6 +16,12 @@ from specframe_std.drafters.suffix.speculation import Most, Reach, Speculation
 from suffix_counting import counted, reach_of, same, text
 
 
+def padded(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows as one array and their lengths; what lies beyond a row would match, if it were looked at."""
+    width = max(map(len, rows)) + 3
+    return np.array([row + [row[-1]] * (width - len(row)) for row in rows]), np.array([len(row) for row in rows])
+
+
 @pytest.mark.wide(but=["2-many-chain", "9-many-chain"])
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
@@ -32,9 +38,7 @@ def test_own_text_is_counted(seed: int, few: bool, trees: bool, monkeypatch: pyt
     reach, tokens = reach_of(draw, trees), draw.choice([2, 3, 20])
     rows = [text(draw, draw.choice([1, 2, 9, 40, 70]), tokens) for _ in range(5)]
     most = [Most(draw.choice([1, 4, 20]), draw.choice([1, 3, 20])) for _ in rows]
-    lengths, width = np.array([len(row) for row in rows]), max(map(len, rows)) + 3
-    padded = np.array([row + [row[-1]] * (width - len(row)) for row in rows])
-    for row, one, found in zip(rows, most, OwnText(reach).find(padded, lengths, most), strict=True):
+    for row, one, found in zip(rows, most, OwnText(reach).find(*padded(rows), most), strict=True):
         assert same(found, counted([row], row, one, reach)[0], trees)
 
 
@@ -64,10 +68,8 @@ def test_rows_that_say_the_same_over_and_over(seed: int, trees: bool) -> None:
         Reach(draw.choice([1, 2]), depth=draw.choice([6, 12, 64]), tree=trees),
         [Most(draw.choice([2, 8]), 8)] * 4,
     )
-    lengths = np.array([len(row) for row in rows])
     assert sum(row[:-1].count(row[-1]) for row in rows) > occurrences.FEW * len(rows)
-    padded = np.array([row + [0] * (int(lengths.max()) - len(row)) for row in rows])
-    for row, one, found in zip(rows, most, OwnText(reach).find(padded, lengths, most), strict=True):
+    for row, one, found in zip(rows, most, OwnText(reach).find(*padded(rows), most), strict=True):
         assert same(found, counted([row], row, one, reach)[0], trees)
 
 
@@ -84,9 +86,7 @@ def test_a_match_that_begins_before_the_first_period(trees: bool) -> None:
 def test_matches_of_a_first_row_that_is_far_shorter_than_others() -> None:
     """Where the longest row is compared as a whole, nothing is read that comes after a shorter one."""
     rows, most = [[1, 2] * 3 + [5] + [1, 2] * 10, [1, 2] * 40], 12
-    lengths = np.array([len(row) for row in rows])
-    padded = np.array([row + [0] * (int(lengths.max()) - len(row)) for row in rows])
-    found, expected = occurrences.occurrences(padded, lengths, most), []
+    found, expected = occurrences.occurrences(*padded(rows), most), []
     for row in rows:
         for end in (place for place in range(1, len(row)) if row[place - 1] == row[-1]):
             same_ = [row[end - back] == row[-back] for back in range(1, min(end, most) + 1)]
@@ -161,9 +161,7 @@ def test_rows_and_responses_are_counted_round_by_round(seed: int, trees: bool) -
         rows = [changed(draw, row, draw.choice(kept), tokens) for row in rows]
         draw.shuffle(rows)
         asked = [Most(nodes, draw.choice([nodes, 3])) for nodes in draw.choices([1, 4, 20], k=len(rows))]
-        lengths = np.array([len(row) for row in rows])
-        padded = np.array([row + [0] * (int(lengths.max()) - len(row)) for row in rows])
-        for row, one, found in zip(rows, asked, engine.look_up(padded, lengths, asked), strict=True):
+        for row, one, found in zip(rows, asked, engine.look_up(*padded(rows), asked), strict=True):
             own, others = counted([row], row, one, reach)[0], counted([*kept], row[-reach.depth :], one, reach)[0]
             assert same(found, others if others.score > own.score else own, trees)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -141,21 +141,18 @@ class PerRow(Sink):
 
     def noting(self, criteria: StoppingCriteriaList) -> StoppingCriteriaList:
         """Return criteria that note which rows have ended."""
-        return Noting(criteria, self._note)
-
-    def _note(self, done_B: torch.Tensor) -> None:
-        self._done_B |= done_B.cpu()
+        return Noting(criteria, self._done_B)
 
 
 class Noting(StoppingCriteriaList):
-    """Criteria that report their answers to ``note``."""
+    """Criteria that note in ``done_B`` which rows have ended."""
 
-    def __init__(self, criteria: StoppingCriteriaList, note: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, criteria: StoppingCriteriaList, done_B: torch.Tensor) -> None:
         super().__init__(criteria)
-        self._note = note
+        self._done_B = done_B
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> Any:
         """Return which rows have ended."""
         done_B = super().__call__(input_ids, scores, **options)
-        self._note(done_B)
+        self._done_B |= done_B.cpu()
         return done_B

@@ -134,10 +134,22 @@ class Shape:
             made += level
         return cls(made)
 
-    @classmethod
-    def usual(cls, depth: int, nodes: int) -> Shape:
-        """Return the ``nodes`` likeliest nodes down to a depth, by :data:`FIRST` and :data:`DECAY`."""
-        return _usual(depth, nodes)
+    @staticmethod
+    @functools.lru_cache(maxsize=256)
+    def usual(depth: int, nodes: int) -> Shape:
+        """Return the ``nodes`` likeliest nodes down to a depth, by :data:`FIRST` and :data:`DECAY`.
+
+        The best node is taken off a heap, one after the other; its first child and its next sibling then join the heap.
+        """
+        chosen: list[Ranks] = []
+        heap: list[tuple[float, Ranks]] = [(-promise((0,)), (0,))]
+        while len(chosen) < nodes:
+            _, node = heapq.heappop(heap)
+            chosen.append(node)
+            followers: list[Ranks] = [(*node[:-1], node[-1] + 1), *([(*node, 0)] if len(node) < depth else [])]
+            for follower in followers:
+                heapq.heappush(heap, (-promise(follower), follower))
+        return Shape(chosen)
 
     @classmethod
     def read(cls, given: Any) -> Shape:
@@ -233,20 +245,6 @@ def _cut(shape: Shape, depth: int, nodes: int) -> Shape:
         return shape
     left = [node for node in shape.ranks if len(node) <= depth]
     return Shape(sorted(left, key=lambda node: (-promise(node), by_depth(node)))[:nodes])
-
-
-@functools.lru_cache(maxsize=256)
-def _usual(depth: int, nodes: int) -> Shape:
-    """Take the best node off a heap, one after the other; its first child and its next sibling then join the heap."""
-    chosen: list[Ranks] = []
-    heap: list[tuple[float, Ranks]] = [(-promise((0,)), (0,))]
-    while len(chosen) < nodes:
-        _, node = heapq.heappop(heap)
-        chosen.append(node)
-        followers: list[Ranks] = [(*node[:-1], node[-1] + 1), *([(*node, 0)] if len(node) < depth else [])]
-        for follower in followers:
-            heapq.heappush(heap, (-promise(follower), follower))
-    return Shape(chosen)
 
 
 def _rank(value: Any) -> bool:
