@@ -80,17 +80,13 @@ class Quantisable(ABC):
     def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store of these shapes, which may be those of bytes."""
 
-    def packed_shapes(self, shapes: list[KVShape]) -> list[KVShape]:
-        """Return the shapes that keys and values of these are kept in."""
-        return shapes if self._quantiser is None else [self._quantiser.packed_shape(shape) for shape in shapes]
-
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store of keys and values."""
         if self._quantiser is None:
             return self.open_packed(shapes, rows, capacity, device)
         for place in {shape.device or device for shape in shapes}:
             self._quantiser.require(place)
-        packed = self.open_packed(self.packed_shapes(shapes), rows, capacity, device)
+        packed = self.open_packed([*map(self._quantiser.packed_shape, shapes)], rows, capacity, device)
         return cast(KVStore, QuantisedStore(packed, shapes, self._quantiser))
 
     def rounded(self, states: torch.Tensor) -> torch.Tensor:
