@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import pickletools
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +92,6 @@ class Checkpoint:
         """The names of the tensors. Of a pickle file all its texts are taken, which are more; nothing in it is executed."""
         return frozenset(name for path in self.files for name in self._read(path, _names))
 
-    @functools.cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of every tensor; a pickle file is read for that, by torch's loader for weights alone."""
-        return {name: shape for path in self.files for name, shape in self._read(path, _shapes)}
-
     def load(self, wanted: Callable[[str], bool] = lambda name: True, hollow: bool = False) -> dict[str, torch.Tensor]:
         """Return the tensors with wanted names, on the CPU, in their own precision.
 
@@ -112,7 +106,7 @@ class Checkpoint:
             raise ModelError(f"{self} has no tensors: expected a .safetensors or .bin file in {str(self.folder)!r}")
         found: dict[str, torch.Tensor] = {}
         for path in self.files:
-            found |= self._read(path, lambda path: [*(_hollow if hollow else _tensors)(path, wanted)])
+            found |= self._read(path, lambda path: _tensors(path, wanted, hollow))
         return found
 
     def _read(self, path: Path, reader: Callable[[Path], Any]) -> Any:
@@ -150,40 +144,8 @@ def _names(path: Path) -> Iterator[str]:
         yield from (text for _, text, _ in pickletools.genops(archive.read(listing)) if isinstance(text, str))
 
 
-def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if path.suffix == ".safetensors":
-        from safetensors import safe_open
-
-        with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 - the file is no mapping
-                yield name, tuple(file.get_slice(name).get_shape())
-        return
-    yield from ((name, tuple(tensor.shape)) for name, tensor in _tensors(path, lambda name: True))
-
-
-def _tensors(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(path: Path, wanted: Callable[[str], bool], hollow: bool) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
-
-    if path.suffix == ".safetensors":
-        from safetensors import safe_open
-
-        with safe_open(path, framework="pt") as file:
-            yield from ((name, file.get_tensor(name)) for name in file.keys() if wanted(name))  # noqa: SIM118
-        return
-    loaded = torch.load(
-        path, map_location="cpu", weights_only=True
-    )  # refuses everything but tensors and plain containers
-    tensors = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else None
-    if tensors is None or not all(isinstance(one, torch.Tensor) for one in tensors.values()):
-        raise ValueError("a file with something else than named tensors")
-    yield from ((name, tensor) for name, tensor in tensors.items() if wanted(name))
-
-
-def _hollow(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, torch.Tensor]]:
-    import torch
-
-    def emptied(dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
     if path.suffix == ".safetensors":
         from safetensors import safe_open
@@ -192,19 +154,22 @@ def _hollow(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, to
             for name in filter(wanted, file.keys()):
                 part = file.get_slice(name)
                 shape = part.get_shape()
-                first = part[:0] if shape else file.get_tensor(name)  # of the type, and none of the numbers
-                yield name, emptied(first.dtype, shape) if first.is_floating_point() else file.get_tensor(name)
+                if hollow and shape and (first := part[:0]).is_floating_point():  # of the type, and none of the numbers
+                    yield name, torch.empty(shape, dtype=first.dtype, device="meta")
+                else:
+                    yield name, file.get_tensor(name)
         return
-    for name, tensor in _tensors(path, wanted):
-        yield name, emptied(tensor.dtype, tensor.shape) if tensor.is_floating_point() else tensor
+    # the loader refuses everything but tensors and plain containers
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    tensors = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else None
+    if tensors is None or not all(isinstance(one, torch.Tensor) for one in tensors.values()):
+        raise ValueError("a file with something else than named tensors")
+    for name in filter(wanted, tensors):
+        one = tensors[name]
+        yield name, one.to("meta") if hollow and one.is_floating_point() else one
 
 
 def number(config: Mapping[str, Any], *keys: str) -> int | None:
     """Return the first whole number that a configuration has under one of these keys, or None if it has none."""
     found = (config[key] for key in keys if key in config)
     return next((one for one in found if isinstance(one, int) and not isinstance(one, bool)), None)
-
-
-def size(shape: tuple[int, ...]) -> int:
-    """Return the number of values of a shape."""
-    return math.prod(shape)

@@ -55,10 +55,6 @@ class DraftVocabulary:
         """Return the mapping on a device."""
         return self if self.ids is None else attrs.evolve(self, ids=self.ids.to(device))
 
-    def targets(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the target's ids of the head's ids."""
-        return tokens if self.ids is None else self.ids[tokens]
-
     def full(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits (..., V) from those of the head, (..., V_d): minus infinity for tokens that it does not have."""
         if self.ids is None and logits.shape[-1] == self.size:

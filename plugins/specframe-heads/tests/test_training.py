@@ -73,7 +73,7 @@ def test_eagle_is_trained_on_what_it_drafts(
     checkpoint = Checkpoint.open(str(tmp_path))
     drafter = format_of(checkpoint).made(checkpoint, target)
     assert format_of(checkpoint).layers(checkpoint, target.layers) == head.layers
-    assert drafter.vocabulary.targets(torch.arange(len(ids))).tolist() == ids.tolist()
+    assert drafter.vocabulary.ids.tolist() == ids.tolist()
     lesson = Reader(target.model, head.layers).read(written[:1])
     trained = head.predicted(lesson, 3)
     fused_1TD = drafter.fuse(torch.cat([lesson.hidden[one] for one in head.layers], dim=-1))
@@ -103,10 +103,10 @@ def least(kind: str, lesson: Lesson) -> float:
 @pytest.mark.wide
 @pytest.mark.parametrize("kind", crossed(KINDS))
 def test_training_helps(kind: str, target: Target, written: list[ContinuationText], tmp_path: Path) -> None:
-    """The loss falls, the chain matches the target more, and what is written decodes exactly with it."""
+    """The loss falls, and what is written decodes exactly, with drafts that are accepted."""
     head, told = made(kind, target), []
     lesson = Reader(target.model, head.layers).read(written)
-    before, floor = sum(training_loop.agreement(head, written, 64)), least(kind, lesson)
+    floor = least(kind, lesson)
     with torch.no_grad():
         loss = float(head.loss(lesson, 3)) - floor
     training_loop.train(
@@ -119,7 +119,6 @@ def test_training_helps(kind: str, target: Target, written: list[ContinuationTex
     assert told == list(range(1, 41))
     with torch.no_grad():
         assert float(head.loss(lesson, 3)) - floor < 0.8 * loss
-    assert sum(training_loop.agreement(head, written, 64)) > before
     head.save(tmp_path / "head")
     assert head.places_at(0.0) == (1 if kind == "eagle3" else 3)
     assert head.places_at(eagle3.GROWN) == 3

@@ -78,10 +78,6 @@ class Clover2Learner(Learner):
             found.append(features_BTD)
         return found
 
-    def predicted(self, lesson: Lesson, places: int) -> list[torch.Tensor]:
-        """Return the logits of each place."""
-        return [self._logits(features_BTD) for features_BTD in self.foreseen(lesson, places)]
-
     def loss(self, lesson: Lesson, places: int) -> torch.Tensor:
         """Return the distances from the target's features and distributions."""
         total = lesson.logits_BTV.new_zeros(())

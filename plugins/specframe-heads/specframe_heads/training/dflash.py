@@ -118,15 +118,6 @@ class DFlashLearner(Learner):
         weights_K = torch.exp(-torch.arange(self.places, device=anchors_BA.device) / (self.places / 2))
         return mean(losses_BAK, counts_BAK * weights_K)
 
-    @torch.no_grad()
-    def agreement(self, lesson: Lesson) -> list[float]:
-        """Return for each place the share of some anchors after which the block is right so far."""
-        anchors_BA = some(lesson, ANCHORS, 0)
-        wanted_BAK, counts_BAK = self._wanted(lesson, anchors_BA)
-        right_BAK = (self.blocks(lesson, anchors_BA).argmax(-1) == wanted_BAK).long().cumprod(-1)
-        whole_BA = counts_BAK.all(-1)
-        return [float((right_BAK[..., k] * whole_BA).sum() / whole_BA.sum().clamp(min=1)) for k in range(self.places)]
-
     def save(self, folder: Path) -> None:
         """Write the head in the format of `speculators`, without the target's embedding and language head."""
         tensors = {name: one.detach() for name, one in self.net.state_dict().items()}

@@ -136,10 +136,6 @@ class Eagle3Learner(Learner):
             total = total + DECAY**place * soft_cross_entropy(logits_BTV, taught_BTV, lesson.counts(place))
         return total
 
-    def tokens(self, logits_BTV: torch.Tensor) -> torch.Tensor:
-        """Return the target's ids of the most likely tokens."""
-        return self._ids[logits_BTV.argmax(-1)]
-
     def save(self, folder: Path) -> None:
         """Write the head in the format of `speculators`; the embedding is left out where it is the target's."""
         parts = {"norm.weight": self.norm.weight, "lm_head.weight": self.lm_head.weight, **self.fusion.state_dict()}

@@ -69,10 +69,6 @@ class Learner(torch.nn.Module):
         """Return how many places are trained when this part of all steps is done, from 0 to 1."""
         return self.places
 
-    def predicted(self, lesson: Lesson, places: int) -> list[torch.Tensor]:
-        """Return the logits of the first ``places`` places after every token but the last, (B, T, V) each."""
-        raise NotImplementedError
-
     def loss(self, lesson: Lesson, places: int) -> torch.Tensor:
         """Return the loss of a lesson, of the first ``places`` places."""
         raise NotImplementedError
@@ -80,24 +76,6 @@ class Learner(torch.nn.Module):
     def save(self, folder: Path) -> None:
         """Write the head as its format has it, in :data:`WRITTEN`."""
         raise NotImplementedError
-
-    @torch.no_grad()
-    def agreement(self, lesson: Lesson) -> list[float]:
-        """Return for each place the share of tokens after which the head's chain is right so far.
-
-        Texts are the target's own greedy continuations, so that the chain after a token is right as long as it is what follows.
-        """
-        right_BT = torch.ones_like(lesson.after_BT, dtype=torch.float32)
-        counts_BT, found = lesson.counts(self.places) * lesson.own_BT[:, 1:], list[float]()
-        for place, logits_BTV in enumerate(self.predicted(lesson, self.places)):
-            wanted_BT = lesson.ahead(lesson.logits_BTV, place).argmax(-1)
-            right_BT = right_BT * (self.tokens(logits_BTV) == wanted_BT)
-            found.append(float((right_BT * counts_BT).sum() / counts_BT.sum().clamp(min=1)))
-        return found
-
-    def tokens(self, logits_BTV: torch.Tensor) -> torch.Tensor:
-        """Return the target's ids of the most likely tokens."""
-        return logits_BTV.argmax(-1)
 
 
 def frequent(texts: Sequence[ContinuationText], count: int, vocabulary: int) -> torch.Tensor | None:

@@ -72,10 +72,6 @@ class MedusaLearner(Learner):
         known = torch.full((self._vocabulary.size,), -1, device=device)
         return known.index_copy_(0, self._vocabulary.ids, torch.arange(len(self._vocabulary.ids), device=device))
 
-    def tokens(self, logits_BTV: torch.Tensor) -> torch.Tensor:
-        """Return the target's ids of the most likely tokens."""
-        return self._vocabulary.targets(logits_BTV.argmax(-1))
-
     def save(self, folder: Path) -> None:
         """Write the heads under vLLM's names."""
         ids, blocks = self._vocabulary.ids, self.steps.blocks[0]

@@ -1,4 +1,4 @@
-"""The loop of training: lessons, updates, checkpoints, and agreement on texts that are not trained on."""
+"""The loop of training: lessons, updates and checkpoints."""
 
 from __future__ import annotations
 
@@ -67,21 +67,6 @@ def train(
         told(step + 1, smooth)
         if (step + 1) % KEPT_EVERY == 0 or step + 1 == plan.steps:
             keep(learner, optimizers, step + 1, work)
-
-
-def agreement(learner: Learner, texts: Sequence[ContinuationText], tokens: int) -> list[float]:
-    """Return for each place of a draft the share of tokens of the target's own after which the chain is right so far."""
-    reader, found, weights = Reader(learner.target.model, learner.layers), list[list[float]](), list[int]()
-    left = sorted(texts, key=lambda text: len(text.ids))
-    while left:
-        count = max(1, tokens // len(left[-1].ids))
-        part, left = left[-count:], left[:-count]
-        found.append(learner.agreement(reader.read(part)))
-        weights.append(sum(len(text.ids) - text.prompt for text in part))
-    total = sum(weights)
-    return [
-        sum(w * one[place] for w, one in zip(weights, found, strict=True)) / total for place in range(learner.places)
-    ]
 
 
 def begin(learner: Learner, work: Path) -> None:
