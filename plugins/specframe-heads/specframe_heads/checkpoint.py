@@ -169,6 +169,12 @@ def _tensors(path: Path, wanted: Callable[[str], bool], hollow: bool) -> Iterato
         yield name, one.to("meta") if hollow and one.is_floating_point() else one
 
 
+def nested(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the object under a key of a configuration; empty where there is none."""
+    found = config.get(key)
+    return found if isinstance(found, dict) else {}
+
+
 def number(config: Mapping[str, Any], *keys: str) -> int | None:
     """Return the first whole number that a configuration has under one of these keys, or None if it has none."""
     found = (config[key] for key in keys if key in config)

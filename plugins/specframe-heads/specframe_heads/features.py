@@ -83,18 +83,14 @@ class Features:
     Args:
         run: the run; its target captures the layers from now on.
         layers: the hidden states to take, as transformers numbers them.
-        fuse: makes what is kept, or None for the states concatenated.
-        ahead: 1 where the head needs the token after a feature's own to consume it, so that the last feature of a prompt has to
-            wait, or 0.
+        fuse: makes what is kept.
         past: whether features of all tokens are needed, or False if the head keeps what it makes of them as long as the target
             keeps its keys.
     """
 
-    def __init__(
-        self, run: Run, layers: Sequence[int], fuse: Fuse | None = None, ahead: int = 1, past: bool = True
-    ) -> None:
+    def __init__(self, run: Run, layers: Sequence[int], fuse: Fuse, past: bool) -> None:
         run.target.capture(layers, past=past)
-        self._layers, self._fuse, self._ahead = tuple(layers), fuse, ahead
+        self._layers, self._fuse = tuple(layers), fuse
         self._row_map = RowMap(run.rows)
         self._consumed = np.zeros(run.rows, dtype=np.int64)
         self._consumed_R = torch.zeros(run.rows, dtype=torch.long, device=run.runner.device)
@@ -126,14 +122,13 @@ class Features:
 
     def observe(self, outcome: Outcome) -> FeatureChunk | None:
         """Take a round's features. Returns those that the head has to read now, of a prompt; else None."""
-        hidden = outcome.scores.hidden
-        states_BTD = torch.cat([hidden[layer] for layer in self._layers], dim=-1)
+        states_BTD = self._states(outcome.scores)
         if not outcome.batch.prefill:
-            self._keep(outcome.before, self._fused(on_path(outcome, states_BTD)))
+            self._keep(outcome.before, self._fuse(on_path(outcome, states_BTD)))
             return None
-        batch, features_BTD = outcome.before, self._fused(states_BTD)
+        batch, features_BTD = outcome.before, self._fuse(states_BTD)
         self.follow(batch)
-        waits = self._ahead if batch.left == 0 else 0
+        waits = int(batch.left == 0)
         self._consumed[: len(batch)] = np.maximum(batch.lengths - batch.left - waits, 0)
         self._consumed_R[: len(batch)] = (batch.lengths_B - batch.left - waits).clamp_(min=0)
         if waits:
@@ -189,13 +184,14 @@ class Features:
 
     def keep(self, batch: Batch, draft: Draft, scores: Scores) -> None:
         """Put the features of a round whose draft is a chain in place of those that were taken."""
-        states_BTD = torch.cat([scores.hidden[layer] for layer in self._layers], dim=-1)
-        features_BTD = self._fused(states_BTD[:, states_BTD.shape[1] - draft.nodes - 1 :])
+        states_BTD = self._states(scores)
+        features_BTD = self._fuse(states_BTD[:, states_BTD.shape[1] - draft.nodes - 1 :])
         assert self._kept_RWD is not None, "a decoding batch has been read"
         self._kept_RWD[: len(batch), : features_BTD.shape[1]] = features_BTD
 
-    def _fused(self, states_BTD: torch.Tensor) -> torch.Tensor:
-        return states_BTD if self._fuse is None else self._fuse(states_BTD)
+    def _states(self, scores: Scores) -> torch.Tensor:
+        """Return the hidden states that were taken in a forward, side by side."""
+        return torch.cat([scores.hidden[layer] for layer in self._layers], dim=-1)
 
     def _keep(self, batch: Batch, features_BTD: torch.Tensor) -> None:
         """Put the features of each row's last token, and of those after it, behind those that wait."""

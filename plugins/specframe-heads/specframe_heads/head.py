@@ -64,8 +64,6 @@ class HeadDrafter:
     """The name under which the drafter is registered."""
     chains_offer: ClassVar[frozenset[str]] = frozenset()
     """What else it offers where it drafts chains."""
-    ahead: ClassVar[int] = 1
-    """1: the head needs the token after a feature's own to consume it; see :class:`specframe_heads.features.Features`."""
 
     def __init__(self, checkpoint: str, shift: int = 0, trees: Trees | None = None) -> None:
         self.trees = trees or Trees()
@@ -100,7 +98,7 @@ class HeadDrafter:
     def start(self, run: Run) -> None:
         """Make the head for the run's target, and begin to take its features."""
         self.make(run)
-        self.features = Features(run, self.layers, self.head.fuse, self.ahead, self.past)
+        self.features = Features(run, self.layers, self.head.fuse, self.past)
 
     def make(self, run: Run) -> None:
         """Make the head for the run's target, once for each target."""

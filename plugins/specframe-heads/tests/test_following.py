@@ -16,7 +16,7 @@ from specframe_heads.head import HeadDrafter
 from specframe_heads.target import Target
 from specframe_heads.training.continuations import ContinuationText
 from specframe_heads.training.eagle3 import Eagle3Learner
-from specframe_heads.training.head_kinds import learner
+from specframe_heads.training.head_kinds import learner_class
 from specframe_heads.training.training_batches import Reader
 from specframe_std.executors.workers.messages import packed_recipe
 from specframe_std.executors.workers.processes import WorkerProcesses
@@ -51,7 +51,7 @@ def drifted(model: Any, step: int) -> None:
 def head_of(kind: str, model: Any, folder: Path) -> str:
     """Write a head of a kind that knows nothing, as the command does, and return it as a drafter of chains."""
     torch.manual_seed(0)
-    learner(kind, target=Target(model), places=3, **({"layers": 1} if kind == "dflash" else {})).save(folder)
+    learner_class(kind)(target=Target(model), places=3, **({"layers": 1} if kind == "dflash" else {})).save(folder)
     return f"{folder}{',tree=chain' if kind == 'medusa' else ''}"
 
 

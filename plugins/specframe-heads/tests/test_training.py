@@ -17,7 +17,7 @@ from specframe_heads.formats.recognised import format_of
 from specframe_heads.target import Target
 from specframe_heads.training import clover2, eagle3, training_loop
 from specframe_heads.training.continuations import ContinuationText, texts
-from specframe_heads.training.head_kinds import LEARNERS, learner
+from specframe_heads.training.head_kinds import LEARNERS, learner_class
 from specframe_heads.training.learner import frequent, mean
 from specframe_heads.training.training_batches import Lesson, Reader
 from specframe_testing import harness, zoo
@@ -43,7 +43,7 @@ def written(target: Target) -> list[ContinuationText]:
 def made(kind: str, target: Target, **options: Any) -> Any:
     torch.manual_seed(0)
     options |= {"layers": 2} if kind == "dflash" else {}
-    return learner(kind, target=target, places=3, **options)
+    return learner_class(kind)(target=target, places=3, **options)
 
 
 def test_places_look_ahead(target: Target, written: list[ContinuationText]) -> None:

@@ -6,14 +6,11 @@ layer, whose number is one more; -1 is the embedding in DeepSpec's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from specframe_heads.checkpoint import Checkpoint, number
-from specframe_heads.eagle.eagle_formats import SPECULATORS
+from specframe_heads.checkpoint import Checkpoint, nested, number
+from specframe_heads.eagle.eagle_formats import SPECULATORS, low_middle_high
 from specframe_heads.eagle.eagle_formats import SPECULATORS_3 as EAGLE_3
 from specframe_heads.eagle.eagle_formats import speculators_ids as eagle_ids
-from specframe_heads.formats.format import Format, given_ids
+from specframe_heads.formats.format import Format, given_ids, of_speculators
 from specframe_heads.formats.keys import Keys
 
 
@@ -27,45 +24,25 @@ def evenly(targets: int, layers: int) -> tuple[int, ...]:
 
 def speculators_ids(checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
     """Return the ids of the ``speculators`` format; its default is that of EAGLE-3."""
-    key = "aux_hidden_state_layer_ids"
-    return given_ids(checkpoint, key, checkpoint.config.get(key)) or (2, count // 2, count - 3)
+    return given_ids(checkpoint, "aux_hidden_state_layer_ids") or low_middle_high(count)
 
 
 def z_lab_ids(checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
     """Return the ids of z-lab's format."""
     config = checkpoint.config
-    layers = number(config, "num_hidden_layers") or 1
-    key = "target_layer_ids"
-    given = given_ids(checkpoint, f"dflash_config.{key}", nested(config, "dflash_config").get(key))
-    return given or evenly(number(config, "num_target_layers") or count, layers)
+    targets, layers = number(config, "num_target_layers") or count, number(config, "num_hidden_layers") or 1
+    return given_ids(checkpoint, "target_layer_ids", "dflash_config") or evenly(targets, layers)
 
 
 def deepspec_ids(checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
     """Return the ids of DeepSpec's format."""
     layers = number(checkpoint.config, "num_hidden_layers") or 1
-    key = "target_layer_ids"
-    return given_ids(checkpoint, key, checkpoint.config.get(key)) or evenly(count, layers)
+    return given_ids(checkpoint, "target_layer_ids") or evenly(count, layers)
 
 
-def none(checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
-    """Return the ids of a drafter that reads no features."""
-    return ()
-
-
-def nested(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object under a key; empty where there is none."""
-    found = config.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def architecture(checkpoint: Checkpoint) -> str:
-    """Return the first of a checkpoint's architectures."""
-    return str((checkpoint.config.get("architectures") or [""])[0])
-
-
-def of_speculators(kind: str) -> Any:
-    """Return a function that recognises a kind of ``speculators`` checkpoint."""
-    return lambda checkpoint: checkpoint.config.get("speculators_model_type") == kind
+def is_deepspec(checkpoint: Checkpoint) -> bool:
+    """Return whether the first of a checkpoint's architectures is one of DeepSpec's."""
+    return str((checkpoint.config.get("architectures") or [""])[0]).endswith("DSparkModel")
 
 
 OF_BLOCKS = SPECULATORS | {
@@ -98,21 +75,16 @@ FORMATS = (
         eagle_ids,
         keys=(Keys(read=EAGLE_3, family="llama"),),
     ),
-    Format(
-        "speculators dspark",
-        "dspark",
-        of_speculators("dspark"),
-        "specframe_heads.blocks.block_weights:speculators",
-        speculators_ids,
-        keys=(Keys(read=OF_BLOCKS, family="qwen3"),),
-    ),
-    Format(
-        "speculators dflash",
-        "dflash",
-        of_speculators("dflash"),
-        "specframe_heads.blocks.block_weights:speculators",
-        speculators_ids,
-        keys=(Keys(read=OF_BLOCKS, family="qwen3"),),
+    *(
+        Format(
+            f"speculators {kind}",
+            kind,
+            of_speculators(kind),
+            "specframe_heads.blocks.block_weights:speculators",
+            speculators_ids,
+            keys=(Keys(read=OF_BLOCKS, family="qwen3"),),
+        )
+        for kind in ("dspark", "dflash")
     ),
     Format(
         "z-lab DFlash",
@@ -129,7 +101,7 @@ FORMATS = (
     Format(
         "DeepSpec",
         "dspark",
-        lambda checkpoint: architecture(checkpoint).endswith("DSparkModel"),
+        is_deepspec,
         "specframe_heads.blocks.block_weights:deepspec",
         deepspec_ids,
         offset=1,
@@ -140,6 +112,6 @@ FORMATS = (
         "pard",
         lambda checkpoint: "pard_token" in checkpoint.config,
         "specframe_heads.blocks.pard:pard",
-        none,
+        lambda checkpoint, count: (),  # it reads no features
     ),
 )

@@ -13,10 +13,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from specframe.errors import ModelError
 from specframe_heads.backbone import configured, filled
-from specframe_heads.blocks.block_formats import nested
 from specframe_heads.blocks.markov import KINDS, ConfidenceHead, MarkovHead
 from specframe_heads.blocks.net import BlockReach, DFlash
-from specframe_heads.checkpoint import Checkpoint, number
+from specframe_heads.checkpoint import Checkpoint, nested, number
 from specframe_heads.formats.format import Format
 from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.target import Target, require_vocabulary

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.formats.format import Format, final, given_ids
+from specframe_heads.formats.format import Format, final, given_ids, of_speculators
 from specframe_heads.formats.keys import Keys
 
 BUILD = "specframe_heads.eagle.eagle_weights:"
@@ -42,7 +40,7 @@ def low_middle_high(layers: int) -> tuple[int, int, int]:
 
 def speculators_ids(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
     """Return the layer ids of a file in the format of `speculators`."""
-    return given_ids(checkpoint, IDS, checkpoint.config.get(IDS)) or low_middle_high(layers)
+    return given_ids(checkpoint, IDS) or low_middle_high(layers)
 
 
 def authors_ids(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
@@ -51,28 +49,13 @@ def authors_ids(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
     Theirs have no layer ids. A file of SGLang may have some in ``eagle_config``, where id k is the output of layer k, which is
     hidden state k + 1.
     """
-    return tuple(one + 1 for one in nested_ids(checkpoint)) or low_middle_high(layers)
+    return tuple(one + 1 for one in given_ids(checkpoint, IDS, "eagle_config")) or low_middle_high(layers)
 
 
 def modelopt_ids(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
     """Return the layer ids of a file of ModelOpt; where it does not say, three layers near the start, the middle and the end."""
-    return nested_ids(checkpoint) or tuple(sorted({1, max(0, layers // 2 - 1), max(0, layers - 4)}))
-
-
-def nested_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return the layer ids in ``eagle_config``; empty where it has none."""
-    return given_ids(checkpoint, f"eagle_config.{IDS}", eagle_config(checkpoint).get(IDS))
-
-
-def eagle_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the object ``eagle_config``, which SGLang and ModelOpt write; empty where there is none."""
-    found = checkpoint.config.get("eagle_config")
-    return found if isinstance(found, dict) else {}
-
-
-def is_speculators(checkpoint: Checkpoint, kind: str) -> bool:
-    """Return whether a configuration is one of `speculators`, for one kind of drafter."""
-    return checkpoint.config.get("speculators_model_type") == kind
+    given = given_ids(checkpoint, IDS, "eagle_config")
+    return given or tuple(sorted({1, max(0, layers // 2 - 1), max(0, layers - 4)}))
 
 
 def is_authors_3(checkpoint: Checkpoint) -> bool:
@@ -101,7 +84,7 @@ FORMATS = (
     Format(
         "speculators eagle3",
         "eagle",
-        lambda one: is_speculators(one, "eagle3"),
+        of_speculators("eagle3"),
         BUILD + "speculators_3",
         speculators_ids,
         keys=(Keys(read=SPECULATORS_3, family="llama"),),
@@ -109,7 +92,7 @@ FORMATS = (
     Format(
         "speculators eagle",
         "eagle",
-        lambda one: is_speculators(one, "eagle"),
+        of_speculators("eagle"),
         BUILD + "speculators_1",
         final,
         keys=(Keys(read=SPECULATORS_1, family="llama"),),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from specframe.errors import ModelError, literal
-from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.checkpoint import Checkpoint, nested
 from specframe_heads.formats.keys import Keys
 from specframe_heads.tensors import Tensors, Unused
 
@@ -63,11 +63,10 @@ class Format:
         """Return the head of a checkpoint as :meth:`made` does, and the tensors that it was made of."""
         from specframe.devices import kinds  # it imports torch
 
-        module, _, name = self.build.partition(":")
         for keys in self.keys:
             keys.check(checkpoint)
         tensors = Tensors.of(checkpoint, self.unused, hollow=not kinds.of(target.device).values)
-        head = getattr(importlib.import_module(module), name)(checkpoint, self, target, tensors)
+        head = pkgutil.resolve_name(self.build)(checkpoint, self, target, tensors)
         tensors.ledger.require_all_read()
         return head, tensors
 
@@ -77,16 +76,23 @@ def final(checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
     return (count,)
 
 
-def given_ids(checkpoint: Checkpoint, key: str, given: Any) -> tuple[int, ...]:
-    """Return the layer ids that a configuration has under a key; empty where it has none.
+def of_speculators(kind: str) -> Callable[[Checkpoint], bool]:
+    """Return what recognises a kind of checkpoints of `speculators`."""
+    return lambda checkpoint: checkpoint.config.get("speculators_model_type") == kind
+
+
+def given_ids(checkpoint: Checkpoint, key: str, section: str = "") -> tuple[int, ...]:
+    """Return the layer ids that a configuration, or an object in it, has under a key; empty where it has none.
 
     Raises:
         ModelError: they are no list of whole numbers.
     """
+    given = (nested(checkpoint.config, section) if section else checkpoint.config).get(key)
     if given is None:
         return ()
     if not isinstance(given, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in given):
         raise ModelError(
-            f"the config.json of {checkpoint}: expected a list of whole numbers for {key}, got {literal(given)}"
+            f"the config.json of {checkpoint}: expected a list of whole numbers for {section and section + '.'}{key}, "
+            f"got {literal(given)}"
         )
     return tuple(given)

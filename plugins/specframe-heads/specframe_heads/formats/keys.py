@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from specframe.errors import ModelError, SpecframeWarning, literal
-from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.checkpoint import Checkpoint, nested
 
 
 @attrs.frozen
@@ -62,8 +62,7 @@ class Keys:
                 yield self._called(key)
 
     def _of(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        found = checkpoint.config.get(self.section, {}) if self.section else checkpoint.config
-        return found if isinstance(found, dict) else {}
+        return nested(checkpoint.config, self.section) if self.section else checkpoint.config
 
     def _called(self, key: str) -> str:
         return f"{self.section}.{key}" if self.section else key

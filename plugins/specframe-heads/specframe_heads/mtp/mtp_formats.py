@@ -9,29 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-import attrs
-
-from specframe_heads.formats.format import Format, final
+from specframe_heads.formats.format import Format, final, of_speculators
 
 PARTS = ("enorm", "hnorm", "eh_proj", "post_norm")
 """The parts of a layer apart from its block, as DeepSeek-V3 names all but the last."""
 
-Read = Callable[[str, int], tuple[int | None, str] | None]
-"""(name of a tensor, layers of the target) -> the MTP layer that it is of (None: all of them) and its name there, or None for of
-none."""
+Place = tuple[int | None, str]
+"""The MTP layer that a tensor is of (None: all of them), and its name there."""
+
+TensorLayout = Callable[[str, int], Place | None]
+"""The names that a kind of checkpoint has for the tensors of MTP layers: (name of a tensor, layers of the target) -> its place, or
+None for a tensor of none."""
 
 
-@attrs.frozen
-class TensorLayout:
-    """The names that a kind of checkpoint has for the tensors of MTP layers."""
-
-    name: str
-    read: Read
-
-    def places(self, names: Iterable[str], count: int) -> dict[str, tuple[int | None, str]]:
-        """Return the layer and the name there of each tensor of MTP layers, by its name in the checkpoint."""
-        found = ((name, self.read(name, count)) for name in names)
-        return {name: place for name, place in found if place is not None}
+def places(layout: TensorLayout, names: Iterable[str], count: int) -> dict[str, Place]:
+    """Return the places of the tensors of MTP layers, by their names in the checkpoint."""
+    found = ((name, layout(name, count)) for name in names)
+    return {name: place for name, place in found if place is not None}
 
 
 def within(renamed: Mapping[str, str], part: str) -> str:
@@ -42,7 +36,7 @@ def within(renamed: Mapping[str, str], part: str) -> str:
     return f"block.{part}"
 
 
-def after_the_last(name: str, count: int) -> tuple[int | None, str] | None:
+def after_the_last(name: str, count: int) -> Place | None:
     """Read DeepSeek-V3's and GLM-4.5's names: MTP layers are numbered on after the target's."""
     found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
     if found is None or int(found[1]) < count or found[2].startswith(("shared_head.head.", "embed_tokens.")):
@@ -51,7 +45,7 @@ def after_the_last(name: str, count: int) -> tuple[int | None, str] | None:
     return int(found[1]) - count, within(renamed, found[2])
 
 
-def beside(name: str, count: int) -> tuple[int | None, str] | None:
+def beside(name: str, count: int) -> Place | None:
     """Read Qwen3-Next's and Qwen3.5's names: a module ``mtp``, whose layers share all but the block."""
     if not name.startswith("mtp."):
         return None
@@ -62,7 +56,7 @@ def beside(name: str, count: int) -> tuple[int | None, str] | None:
     return None, within(shared, part)
 
 
-def of_speculators(name: str, count: int) -> tuple[int | None, str] | None:
+def of_mtp_layers(name: str, count: int) -> Place | None:
     """Read the names of the ``speculators`` format."""
     found = re.fullmatch(r"mtp_layers\.(\d+)\.(.+)", name)
     renamed = {
@@ -74,20 +68,11 @@ def of_speculators(name: str, count: int) -> tuple[int | None, str] | None:
     return found and (int(found[1]), within(renamed, found[2]))
 
 
-AFTER = TensorLayout("model.layers.N after the last", after_the_last)
-LAYOUTS = (AFTER, TensorLayout("mtp", beside), TensorLayout("mtp_layers", of_speculators))
+LAYOUTS: tuple[TensorLayout, ...] = (after_the_last, beside, of_mtp_layers)
 
 OWN = Format(
     "MTP layers of the target", "mtp", lambda checkpoint: False, "specframe_heads.mtp.mtp_weights:of_target", final
 )
 """Is never recognised: a target's checkpoint is a model, which may draft, too. The drafter ``mtp`` asks for it."""
 
-FORMATS = (
-    Format(
-        "speculators mtp",
-        "mtp",
-        lambda checkpoint: checkpoint.config.get("speculators_model_type") == "mtp",
-        "specframe_heads.mtp.mtp_weights:in_a_file",
-        final,
-    ),
-)
+FORMATS = (Format("speculators mtp", "mtp", of_speculators("mtp"), "specframe_heads.mtp.mtp_weights:in_a_file", final),)

@@ -17,7 +17,7 @@ from specframe.errors import ModelError, sentence
 from specframe_heads.backbone import filled
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.format import Format
-from specframe_heads.mtp.mtp_formats import AFTER, LAYOUTS, TensorLayout
+from specframe_heads.mtp.mtp_formats import LAYOUTS, TensorLayout, after_the_last, places
 from specframe_heads.mtp.mtp_layers import MtpBackbone, MtpHead, block_config
 from specframe_heads.target import Target
 from specframe_heads.tensors import Tensors, require_weights
@@ -26,17 +26,17 @@ from specframe_heads.tensors import Tensors, require_weights
 def of_target(checkpoint: Checkpoint, form: Format, target: Target, tensors: Tensors) -> MtpHead:
     """Return the MTP layers in a target's own checkpoint."""
     layout = layout_of(checkpoint, target)
-    if layout is AFTER and known_to_transformers(checkpoint, target):
+    if layout is after_the_last and known_to_transformers(checkpoint, target):
         tensors.ledger.leave(lambda name: True, "transformers reads the layers")
         return by_transformers(checkpoint, target)
-    tensors.ledger.leave(lambda name: layout.read(name, target.layers) is None, "the target's own")
+    tensors.ledger.leave(lambda name: layout(name, target.layers) is None, "the target's own")
     return assembled(checkpoint, layout, target, tensors)
 
 
 def known_to_transformers(checkpoint: Checkpoint, target: Target) -> bool:
     """Return whether transformers' loader finds the MTP layers of a checkpoint: it looks for names that the target's class has."""
     patterns = getattr(target.model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    names = AFTER.places(checkpoint.names, target.layers)
+    names = places(after_the_last, checkpoint.names, target.layers)
     known = all(any(re.search(pattern, name) for pattern in patterns) for name in names)
     return known and bool(getattr(target.model.config.get_text_config(), "num_mtp_layers", None))
 
@@ -49,7 +49,7 @@ def in_a_file(checkpoint: Checkpoint, form: Format, target: Target, tensors: Ten
 def layout_of(checkpoint: Checkpoint, target: Target) -> TensorLayout:
     """Return the layout of the MTP layers in a checkpoint; raise :class:`ModelError` where there are none."""
     for layout in LAYOUTS:
-        if layout.places(checkpoint.names, target.layers):
+        if places(layout, checkpoint.names, target.layers):
             return layout
     raise ModelError(
         f"{checkpoint} has no MTP layers: expected tensors model.layers.{target.layers}.*, mtp.* or mtp_layers.0.*, as targets "
@@ -96,11 +96,11 @@ def in_full(name: str, target: Target) -> bool:
 
 def assembled(checkpoint: Checkpoint, layout: TensorLayout, target: Target, tensors: Tensors) -> MtpHead:
     """Return the MTP layers whose tensors a checkpoint has under a layout's names."""
-    places, config = layout.places(tensors, target.layers), block_config(target)
-    numbers = sorted({layer for layer, _ in places.values() if layer is not None})
+    found, config = places(layout, tensors, target.layers), block_config(target)
+    numbers = sorted({layer for layer, _ in found.values() if layer is not None})
     backbones = []
     for number in numbers:
-        own = {part: tensors[name] for name, (layer, part) in places.items() if layer in (number, None)}
+        own = {part: tensors[name] for name, (layer, part) in found.items() if layer in (number, None)}
         with torch.device("meta"):
             made = MtpBackbone(config, target)
         renamed = {re.sub(r"^block\.", "layers.0.", part): one for part, one in together(own).items()}

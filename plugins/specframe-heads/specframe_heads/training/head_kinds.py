@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from specframe.errors import OptionError
 from specframe_heads.training.learner import Learner
@@ -29,12 +28,7 @@ def require(kind: str, options: Iterable[str]) -> None:
         raise OptionError(f"{OPTIONS[given]}: expected a kind that has it, got {kind}")
 
 
-def learner(kind: str, **options: Any) -> Learner:
-    """Return a new learner of a kind."""
-    return learner_class(kind)(**options)
-
-
 def learner_class(kind: str) -> type[Learner]:
     """Return the class of a kind's learners."""
-    module, _, name = LEARNERS[kind].partition(":")
-    return getattr(importlib.import_module(module), name)
+    found: type[Learner] = pkgutil.resolve_name(LEARNERS[kind])
+    return found

@@ -18,7 +18,7 @@ from specframe.models import pairs
 from specframe.text.prompts.files import from_file
 from specframe_heads.target import Target
 from specframe_heads.training.continuations import ContinuationText, texts
-from specframe_heads.training.head_kinds import learner, require
+from specframe_heads.training.head_kinds import learner_class, require
 from specframe_heads.training.learner import Learner, frequent
 from specframe_heads.training.training_loop import CHECKPOINT, TrainingPlan, begin, train
 
@@ -148,7 +148,7 @@ class Session:
         ids = frequent(written, options.vocabulary, target.vocabulary) if options.vocabulary else None
         some = {name: one for name, one in (("ids", ids), ("layers", options.layers)) if one is not None}
         torch.manual_seed(options.seed)
-        head = learner(options.kind, target=target, places=options.places, **some).to(target.device)
+        head = learner_class(options.kind)(target=target, places=options.places, **some).to(target.device)
         if options.init is not None:
             begin_with(head, options.init)
         bar = self._progress.add_task("steps", total=options.steps, note="")
