@@ -6,7 +6,7 @@ Tensor names carry their shape: B rows, T tokens fed, D size of the head's state
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from specframe.errors import ModelError, sentence
+from specframe_heads.target import Target
 from specframe_heads.tensors import require_weights
 
 
@@ -163,10 +164,26 @@ class Backbone(PreTrainedModel):
         return [made[kind] for kind in kinds]
 
 
-def filled(
-    whose: str, module: nn.Module, tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype
-) -> Any:
-    """Put a checkpoint's tensors into a module that was made on the device "meta", and return it, ready for inference.
+def norm_of(config: PreTrainedConfig) -> nn.Module:
+    """Return a new norm of a head's states."""
+    return FAMILIES[str(config.model_type)].norm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+def rotary_of(config: PreTrainedConfig, device: torch.device) -> nn.Module:
+    """Return what turns queries and keys by their positions. It is in no file, and made on the device "meta" it has no factors."""
+    return FAMILIES[str(config.model_type)].rotary(config=config).to(device)
+
+
+def made(whose: str, make: Callable[[], nn.Module], tensors: Mapping[str, torch.Tensor], target: Target) -> Any:
+    """Return a new module with a checkpoint's tensors, see :func:`filled`."""
+    with torch.device("meta"):
+        module = make()
+    return filled(whose, module, tensors, target)
+
+
+def filled(whose: str, module: nn.Module, tensors: Mapping[str, torch.Tensor], target: Target) -> Any:
+    """Put a checkpoint's tensors into a module that was made on the device "meta", and return it, ready for inference on the
+    target's device and in its precision.
 
     Raises:
         ModelError: tensors are missing or quantised, or have another shape than the configuration says.
@@ -185,6 +202,9 @@ def filled(
                 f"the tensor {name!r} of {whose}: expected shape {wanted[name]}, as its configuration says, got "
                 f"{tuple(tensor.shape)}"
             )
-    taken = {name: nn.Parameter(tensor.to(device, dtype), requires_grad=False) for name, tensor in given.items()}
+    taken = {
+        name: nn.Parameter(tensor.to(target.device, target.dtype), requires_grad=False)
+        for name, tensor in given.items()
+    }
     module.load_state_dict(taken, assign=True)
     return module.eval()

@@ -9,10 +9,9 @@ from typing import Any, cast
 import attrs
 import torch
 from torch import nn
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from specframe.errors import ModelError
-from specframe_heads.backbone import configured, filled
+from specframe_heads.backbone import configured, made, rotary_of
 from specframe_heads.blocks.markov import KINDS, ConfidenceHead, MarkovHead
 from specframe_heads.blocks.net import BlockReach, DFlash
 from specframe_heads.checkpoint import Checkpoint, nested, number
@@ -158,8 +157,8 @@ def assembled(checkpoint: Checkpoint, form: Format, target: Target, facts: Facts
         tensors.ledger.leave(CONFIDENCE.match, "the configuration has no confidence head")
     require_features(checkpoint, tensors, count, target)
     require_vocabulary(str(checkpoint), int(config.vocab_size), target)
-    net = made(checkpoint, lambda: DFlash(config, target.hidden * count), tensors, target)
-    net.rotary_emb = Qwen3RotaryEmbedding(config).to(target.device)  # made on the device "meta" it has no factors
+    net = made(str(checkpoint), lambda: DFlash(config, target.hidden * count), tensors, target)
+    net.rotary_emb = rotary_of(config, target.device)
     embed = own_embedding(checkpoint, tensors, target, config.hidden_size)
     head = own_head(checkpoint, tensors, target, config.hidden_size)
     drafted, own = len(head.weight), "lm_head.weight" in tensors
@@ -175,7 +174,7 @@ def assembled(checkpoint: Checkpoint, form: Format, target: Target, facts: Facts
     confidence = None
     if facts.confident:
         width = config.hidden_size + facts.rank * facts.confident_of_markov
-        confidence = made(checkpoint, lambda: ConfidenceHead(width), tensors, target, "confidence_head.")
+        confidence = made(str(checkpoint), lambda: ConfidenceHead(width), tensors.under("confidence_head."), target)
     return BlockHead(facts, net, embed, head, vocabulary.to(target.device), markov, confidence)
 
 
@@ -203,27 +202,13 @@ def markov_head(
         raise ModelError(f"{checkpoint} has a Markov head of kind {facts.kind!r}: expected one of {', '.join(KINDS)}")
     known = tensors.shape("markov_head.markov_w1.weight")
     rows = drafted if known is None else known[0]
-    return made(
-        checkpoint, lambda: MarkovHead(rows, drafted, facts.rank, hidden, facts.kind), tensors, target, "markov_head."
+    found: MarkovHead = made(
+        str(checkpoint),
+        lambda: MarkovHead(rows, drafted, facts.rank, hidden, facts.kind),
+        tensors.under("markov_head."),
+        target,
     )
-
-
-def made(
-    checkpoint: Checkpoint,
-    make: Callable[[], nn.Module],
-    tensors: Tensors,
-    target: Target,
-    prefix: str = "",
-) -> Any:
-    """Return a module with a checkpoint's tensors, on the target's device and in its precision.
-
-    Args:
-        make: makes the module.
-        prefix: of the names of the module's tensors in the file.
-    """
-    with torch.device("meta"):
-        module = make()
-    return filled(str(checkpoint), module, tensors.under(prefix), target.device, target.dtype)
+    return found
 
 
 def own_embedding(checkpoint: Checkpoint, tensors: Tensors, target: Target, size: int) -> nn.Embedding:
@@ -247,5 +232,7 @@ def own_head(checkpoint: Checkpoint, tensors: Tensors, target: Target, size: int
     if shape is None:
         target.head(str(checkpoint), size)
         return cast(nn.Linear, target.model.get_output_embeddings())
-    own: nn.Linear = made(checkpoint, lambda: nn.Linear(size, shape[0], bias=False), tensors, target, "lm_head.")
+    own: nn.Linear = made(
+        str(checkpoint), lambda: nn.Linear(size, shape[0], bias=False), tensors.under("lm_head."), target
+    )
     return own

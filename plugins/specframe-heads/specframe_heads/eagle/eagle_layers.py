@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from specframe_heads.backbone import FAMILIES, Backbone
+from specframe_heads.backbone import FAMILIES, Backbone, norm_of
 from specframe_heads.head_vocabulary import DraftVocabulary
 
 
@@ -38,7 +38,7 @@ class Eagle3(Backbone):
         family = FAMILIES[str(config.model_type)]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(family.layer(config, place) for place in range(config.num_hidden_layers))
-        self.layers[0].hidden_norm = family.norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers[0].hidden_norm = norm_of(config)
         for name in ("q_proj", "k_proj", "v_proj"):
             usual = getattr(self.layers[0].self_attn, name)
             widened = nn.Linear(2 * config.hidden_size, usual.out_features, bias=usual.bias is not None)
@@ -78,7 +78,7 @@ class Eagle1(Backbone):
         self.layers = nn.ModuleList(family.layer(config, place) for place in range(config.num_hidden_layers))
         self.embedding_layernorm: nn.Module = nn.Identity()
         if normed:
-            self.embedding_layernorm = family.norm(config.hidden_size, eps=config.rms_norm_eps)
+            self.embedding_layernorm = norm_of(config)
         else:
             self.layers[0].input_layernorm = nn.Identity()
         if qkv_bias:

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from specframe.errors import ModelError
-from specframe_heads.backbone import FAMILIES, Backbone, configured, filled
+from specframe_heads.backbone import configured, made, norm_of, rotary_of
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.eagle.eagle_layers import Eagle1, Eagle3, EagleHead, Fusion, Norms
 from specframe_heads.formats.format import Format
@@ -66,17 +66,15 @@ def eagle_3(
     require_hidden(whose, int(checkpoint.config.get("target_hidden_size") or config.hidden_size), target)
     require_vocabulary(whose, int(config.vocab_size), target)
     tensors = with_embedding(whose, tensors, config, target)
-    with torch.device("meta"):
-        backbone, fusion = Eagle3(config, norms), Fusion(config, target.hidden, count, norms)
-        norm = FAMILIES[str(config.model_type)].norm(config.hidden_size, eps=config.rms_norm_eps)
-    fusion = put(whose, fusion, tensors, target)
-    norm, lm_head = put(whose, norm, tensors.under("norm."), target), linear(whose, tensors, config, target)
+    fusion = made(whose, lambda: Fusion(config, target.hidden, count, norms), tensors, target)
+    norm = made(whose, lambda: norm_of(config), tensors.under("norm."), target)
+    lm_head = linear(whose, tensors, config, target)
     vocabulary = DraftVocabulary.of(
         whose, lm_head.out_features, int(config.vocab_size), target.vocabulary, tensors.get("d2t")
     )
-    head = EagleHead(
-        ready(whose, backbone, tensors, target), norm, lm_head, fusion, norm if norms.output else nn.Identity()
-    )
+    backbone = made(whose, lambda: Eagle3(config, norms), tensors, target)
+    backbone.rotary_emb = rotary_of(config, target.device)
+    head = EagleHead(backbone, norm, lm_head, fusion, norm if norms.output else nn.Identity())
     head.vocabulary = vocabulary.to(target.device)
     return head.eval()
 
@@ -117,14 +115,11 @@ def eagle_1(
     require_hidden(whose, int(config.hidden_size), target)
     require_vocabulary(whose, int(config.vocab_size), target)
     tensors = with_embedding(whose, tensors, config, target)
-    norm: nn.Module = nn.Identity()
-    with torch.device("meta"):
-        backbone = Eagle1(config, bias, normed, qkv_bias)
-        if normed:
-            norm = FAMILIES[str(config.model_type)].norm(config.hidden_size, eps=config.rms_norm_eps)
-    norm = put(whose, norm, tensors.under("norm."), target)
+    norm = made(whose, lambda: norm_of(config), tensors.under("norm."), target) if normed else nn.Identity()
     lm_head = linear(whose, tensors, config, target)
-    head = EagleHead(ready(whose, backbone, tensors, target), norm, lm_head, nn.Identity(), norm)
+    backbone = made(whose, lambda: Eagle1(config, bias, normed, qkv_bias), tensors, target)
+    backbone.rotary_emb = rotary_of(config, target.device)
+    head = EagleHead(backbone, norm, lm_head, nn.Identity(), norm)
     head.vocabulary = DraftVocabulary.of(whose, lm_head.out_features, int(config.vocab_size), target.vocabulary, None)
     return head.eval()
 
@@ -176,18 +171,6 @@ def with_embedding(whose: str, tensors: Tensors, config: PreTrainedConfig, targe
     return tensors.borrowing("embed_tokens.weight", weight_VD)
 
 
-def put(whose: str, module: nn.Module, tensors: Mapping[str, torch.Tensor], target: Target) -> Any:
-    """Put tensors into a module, on the target's device and in its precision."""
-    return filled(whose, module, tensors, target.device, target.dtype)
-
-
-def ready(whose: str, backbone: Backbone, tensors: Mapping[str, torch.Tensor], target: Target) -> Backbone:
-    """Return a transformer with its tensors and rotary factors."""
-    backbone = put(whose, backbone, tensors, target)
-    backbone.rotary_emb = FAMILIES[str(backbone.config.model_type)].rotary(config=backbone.config).to(target.device)
-    return backbone.eval()
-
-
 def linear(whose: str, tensors: Mapping[str, torch.Tensor], config: PreTrainedConfig, target: Target) -> nn.Linear:
     """Return what makes logits: the head's own, or else the target's."""
     weight_VD = tensors.get("lm_head.weight")
@@ -197,6 +180,6 @@ def linear(whose: str, tensors: Mapping[str, torch.Tensor], config: PreTrainedCo
         raise ModelError(
             f"the tensor 'lm_head.weight' of {whose}: expected shape (tokens, {config.hidden_size}), got {tuple(weight_VD.shape)}"
         )
-    with torch.device("meta"):
-        made = nn.Linear(weight_VD.shape[1], weight_VD.shape[0], bias=False)
-    return put(whose, made, {"weight": weight_VD}, target)
+    vocabulary, size = weight_VD.shape
+    found: nn.Linear = made(whose, lambda: nn.Linear(size, vocabulary, bias=False), {"weight": weight_VD}, target)
+    return found

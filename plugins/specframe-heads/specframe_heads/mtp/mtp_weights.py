@@ -14,7 +14,7 @@ from torch import nn
 from transformers.modeling_layers import MtpModel
 
 from specframe.errors import ModelError, sentence
-from specframe_heads.backbone import filled
+from specframe_heads.backbone import made
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.format import Format
 from specframe_heads.mtp.mtp_formats import LAYOUTS, TensorLayout, after_the_last, places
@@ -68,10 +68,10 @@ def by_transformers(checkpoint: Checkpoint, target: Target) -> MtpHead:
         raise ModelError(f"the MTP layers of {checkpoint} have no norm of their output: expected one for each layer")
     for layer in read.layers:
         with torch.device("meta"):
-            made: Any = MtpBackbone(config, target)
-        made.enorm, made.hnorm, made.eh_proj, made.post_norm = layer.enorm, layer.hnorm, layer.eh_proj, layer.post_norm
-        made.layers[0] = layer.mtp_block
-        backbones.append(ready(made, target))
+            one: Any = MtpBackbone(config, target)
+        one.enorm, one.hnorm, one.eh_proj, one.post_norm = layer.enorm, layer.hnorm, layer.eh_proj, layer.post_norm
+        one.layers[0] = layer.mtp_block
+        backbones.append(ready(one, target))
     return MtpHead(backbones, target)
 
 
@@ -101,15 +101,13 @@ def assembled(checkpoint: Checkpoint, layout: TensorLayout, target: Target, tens
     backbones = []
     for number in numbers:
         own = {part: tensors[name] for name, (layer, part) in found.items() if layer in (number, None)}
-        with torch.device("meta"):
-            made = MtpBackbone(config, target)
         renamed = {re.sub(r"^block\.", "layers.0.", part): one for part, one in together(own).items()}
-        filled(str(checkpoint), made, renamed, target.device, target.dtype)
-        require_places(checkpoint, renamed, made)
-        for name, weight in made.named_parameters():
+        backbone = made(str(checkpoint), lambda: MtpBackbone(config, target), renamed, target)
+        require_places(checkpoint, renamed, backbone)
+        for name, weight in backbone.named_parameters():
             if in_full(name, target):
                 weight.data = renamed[name].to(target.device, torch.float32)
-        backbones.append(ready(made, target))
+        backbones.append(ready(backbone, target))
     return MtpHead(backbones, target)
 
 

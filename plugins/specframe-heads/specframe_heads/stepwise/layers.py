@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from specframe.models.layer_configs import layer_configs
-from specframe_heads.backbone import FAMILIES, Backbone
+from specframe_heads.backbone import FAMILIES, Backbone, norm_of
 from specframe_heads.stepwise.gates import Cosine
 from specframe_heads.target import Target
 
@@ -32,7 +32,7 @@ class HeadLayers(Backbone):
         self.embed_tokens = torch.nn.Embedding(config.vocab_size, size)
         self.enter = Cosine(size, config.num_attention_heads, eps) if enter else None
         self.layers = torch.nn.ModuleList(family.layer(config, place) for place in range(config.num_hidden_layers))
-        self.norm = family.norm(size, eps=eps) if norm else torch.nn.Identity()
+        self.norm = norm_of(config) if norm else torch.nn.Identity()
         self.rotary_emb = family.rotary(config=config)
 
     def run(

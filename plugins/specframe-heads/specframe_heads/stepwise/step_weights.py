@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from specframe.errors import ModelError
-from specframe_heads.backbone import FAMILIES, configured, filled
+from specframe_heads.backbone import configured, filled, rotary_of
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format
 from specframe_heads.head_vocabulary import DraftVocabulary
@@ -62,10 +62,9 @@ class Read:
             steps, backbone: made on the device "meta".
             vocabulary: of the logits.
         """
-        place, whose = (target.device, target.dtype), str(self.checkpoint)
-        filled(whose, steps, self.tensors, *place)
-        if backbone is not None:
-            filled(whose, backbone, self.tensors, *place)
+        for module in (steps, backbone):
+            if module is not None:
+                filled(str(self.checkpoint), module, self.tensors, target)
         return StepHead(steps, vocabulary.to(target.device), backbone)
 
 
@@ -135,7 +134,7 @@ def layers_of(
     made = configured(str(checkpoint), given, target.context)
     with torch.device("meta"):
         layers = HeadLayers(made, norm, enter)
-    layers.rotary_emb = FAMILIES[str(made.model_type)].rotary(config=made).to(target.device)  # has no tensors in files
+    layers.rotary_emb = rotary_of(made, target.device)
     return layers
 
 

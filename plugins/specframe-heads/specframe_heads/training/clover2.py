@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from specframe_heads.backbone import FAMILIES, configured
+from specframe_heads.backbone import configured
 from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.stepwise import writing
 from specframe_heads.stepwise.clover import Clover2
@@ -38,7 +38,6 @@ class Clover2Learner(Learner):
         config, lm_head = configured("the head", self._config), target.head("the head", target.hidden)
         steps = Clover2(target.hidden, config.num_attention_heads, places, lm_head, lm_head, config.rms_norm_eps)
         backbone = HeadLayers(config, norm=True, enter=True)
-        backbone.rotary_emb = FAMILIES["llama"].rotary(config=config)
         backbone.embed_tokens.weight = torch.nn.Parameter(lm_head, requires_grad=False)
         self.head = StepHead(steps, DraftVocabulary(None, target.vocabulary), backbone)
         self._begin()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
-from specframe_heads.backbone import FAMILIES, configured
+from specframe_heads.backbone import configured, norm_of, rotary_of
 from specframe_heads.eagle.eagle_layers import Eagle3, EagleHead, Fusion, Norms
 from specframe_heads.stepwise.layers import sizes
 from specframe_heads.stepwise.writing import write
@@ -53,9 +53,9 @@ class Eagle3Learner(Learner):
         self._ids = (torch.arange(target.vocabulary) if ids is None else ids).to(target.device)
         self.fusion = Fusion(config, target.hidden, len(self.layers_taken), Norms())
         self.backbone = Eagle3(config, Norms())
-        self.backbone.rotary_emb = FAMILIES["llama"].rotary(config=config)
+        self.backbone.rotary_emb = rotary_of(config, target.device)
         self.backbone.embed_tokens.weight = torch.nn.Parameter(target.embedding("the head", target.hidden), False)
-        self.norm: Any = FAMILIES["llama"].norm(target.hidden, eps=config.rms_norm_eps)
+        self.norm: Any = norm_of(config)
         self.lm_head = torch.nn.Linear(target.hidden, len(self._ids), bias=False)
         self._begin()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from specframe_heads.backbone import FAMILIES, configured
+from specframe_heads.backbone import configured
 from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.stepwise import writing
 from specframe_heads.stepwise.clover import Clover, Clover2
@@ -80,7 +80,6 @@ def layers(target: Target, count: int, norm: bool, enter: bool = False) -> HeadL
     """Return layers with random weights."""
     config = configured("the head", sizes(target) | {"num_hidden_layers": count})
     made = HeadLayers(config, norm, enter)
-    made.rotary_emb = FAMILIES["llama"].rotary(config=config)
     made.embed_tokens.weight = torch.nn.Parameter(target.model.get_output_embeddings().weight.detach(), False)
     return made
 
