@@ -15,9 +15,8 @@ import torch
 from safetensors.torch import save_file
 from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.stepwise import writing
-from specframe_heads.stepwise.layers import sizes
-from specframe_heads.stepwise.medusa import Medusa
-from specframe_heads.stepwise.step_head import StepHead
+from specframe_heads.stepwise.step_head import StepHead, sizes
+from specframe_heads.stepwise.steps import Medusa
 from specframe_heads.target import Target
 from specframe_testing.heads import mtp as mtp_layers
 from specframe_testing.heads.stepwise import new

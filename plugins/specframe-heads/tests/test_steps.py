@@ -6,11 +6,7 @@ import math
 
 import pytest
 import torch
-from specframe_heads.stepwise.clover import Clover, Clover2
-from specframe_heads.stepwise.gates import Cosine
-from specframe_heads.stepwise.hydra import Hydra
-from specframe_heads.stepwise.medusa import Medusa
-from specframe_heads.stepwise.steps import Steps
+from specframe_heads.stepwise.steps import Clover, Clover2, Cosine, Hydra, Medusa, Steps
 
 SIZE, VOCABULARY, COUNT = 12, 17, 3
 

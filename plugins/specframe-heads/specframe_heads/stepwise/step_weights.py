@@ -17,12 +17,8 @@ from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format
 from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.stepwise import tensor_names
-from specframe_heads.stepwise.clover import Clover, Clover2
-from specframe_heads.stepwise.hydra import Hydra
-from specframe_heads.stepwise.layers import HeadLayers, sizes
-from specframe_heads.stepwise.medusa import Medusa
-from specframe_heads.stepwise.step_head import StepHead
-from specframe_heads.stepwise.steps import Steps
+from specframe_heads.stepwise.step_head import HeadLayers, StepHead, sizes
+from specframe_heads.stepwise.steps import Clover, Clover2, Hydra, Medusa, Steps
 from specframe_heads.target import Target, require_hidden, require_vocabulary
 from specframe_heads.tensors import Tensors
 

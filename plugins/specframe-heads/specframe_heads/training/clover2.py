@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from specframe_heads.backbone import configured
 from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.stepwise import writing
-from specframe_heads.stepwise.clover import Clover2
-from specframe_heads.stepwise.layers import HeadLayers, sizes
-from specframe_heads.stepwise.step_head import StepHead
+from specframe_heads.stepwise.step_head import HeadLayers, StepHead, sizes
+from specframe_heads.stepwise.steps import Clover2
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, mean, soft_cross_entropy
 from specframe_heads.training.training_batches import Lesson

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from specframe_heads.backbone import configured
 from specframe_heads.blocks.block_weights import BlockHead
 from specframe_heads.blocks.net import BlockReach, DFlash, sight
-from specframe_heads.stepwise.layers import sizes
+from specframe_heads.stepwise.step_head import sizes
 from specframe_heads.stepwise.writing import write
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, mean

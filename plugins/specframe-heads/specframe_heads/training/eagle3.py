@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 
 from specframe_heads.backbone import configured, norm_of, rotary_of
 from specframe_heads.eagle.eagle_layers import Eagle3, EagleHead, Fusion, Norms
-from specframe_heads.stepwise.layers import sizes
+from specframe_heads.stepwise.step_head import sizes
 from specframe_heads.stepwise.writing import write
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, soft_cross_entropy

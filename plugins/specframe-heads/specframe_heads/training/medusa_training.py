@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.stepwise import writing
-from specframe_heads.stepwise.medusa import Medusa
 from specframe_heads.stepwise.step_head import StepHead
+from specframe_heads.stepwise.steps import Medusa
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, mean
 from specframe_heads.training.training_batches import Lesson

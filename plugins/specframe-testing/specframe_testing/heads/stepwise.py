@@ -11,12 +11,8 @@ import torch.nn.functional as F
 from specframe_heads.backbone import configured
 from specframe_heads.head_vocabulary import DraftVocabulary
 from specframe_heads.stepwise import writing
-from specframe_heads.stepwise.clover import Clover, Clover2
-from specframe_heads.stepwise.hydra import Hydra
-from specframe_heads.stepwise.layers import HeadLayers, sizes
-from specframe_heads.stepwise.medusa import Medusa
-from specframe_heads.stepwise.step_head import StepHead
-from specframe_heads.stepwise.steps import Steps
+from specframe_heads.stepwise.step_head import HeadLayers, StepHead, sizes
+from specframe_heads.stepwise.steps import Clover, Clover2, Hydra, Medusa, Steps
 from specframe_heads.target import Target
 from specframe_heads.training.continuations import ContinuationText
 from specframe_heads.training.training_batches import Lesson, Reader
