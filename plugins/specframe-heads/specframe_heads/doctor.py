@@ -223,13 +223,13 @@ class HeadAcceptance:
     @classmethod
     def of(cls, results: Iterable[Result]) -> HeadAcceptance:
         """Return that of results."""
-        each = [Counter[int](one.metrics.acceptance_histogram) for one in results]
-        counts = sum(each, Counter[int]())
-        if not (rounds := counts.total()):
+        each = [[*Counter[int](one.metrics.acceptance_histogram).elements()] for one in results]
+        if not (accepted := [count for one in each for count in one]):
             return cls()
-        mean = mean_of(counts)
-        squares = sum((accepted - mean) ** 2 * count for accepted, count in counts.items())
-        return cls(rounds, 1 + mean, math.sqrt(squares) / rounds, tuple(1 + mean_of(one) for one in each))
+        error = statistics.pstdev(accepted) / math.sqrt(len(accepted))
+        means = (statistics.mean(one or [0]) for one in (accepted, *each))
+        length, *lengths = (1 + mean for mean in means)
+        return cls(len(accepted), length, error, tuple(lengths))
 
     def beyond(self, other: HeadAcceptance) -> tuple[float, float]:
         """Return by how much more is accepted than in another run over the same texts, and the standard error of that."""
@@ -237,11 +237,6 @@ class HeadAcceptance:
         if len(differences) < PAIRS:
             return self.length - other.length, math.hypot(self.error, other.error)
         return statistics.mean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
-
-
-def mean_of(counts: Counter[int]) -> float:
-    """Return the mean of values with these counts, or 0 if there are none."""
-    return sum(value * count for value, count in counts.items()) / max(1, counts.total())
 
 
 def acceptance(patient: Patient, shift: int, draft_length: int, new: int, limit: int) -> HeadAcceptance:

@@ -70,7 +70,7 @@ class Waiting:
 
     def last(self, values_BWD: torch.Tensor) -> torch.Tensor:
         """Return the value at each row's last feature, (B, 1, D): of the feature itself, or of the head's output there."""
-        return values_BWD.gather(1, (self.counts_B - 1)[:, None, None].expand(-1, 1, values_BWD.shape[-1]))
+        return at(values_BWD, (self.counts_B - 1)[:, None])
 
 
 class Features:
@@ -232,4 +232,9 @@ def on_path(outcome: Outcome, states_BTD: torch.Tensor) -> torch.Tensor:
     if path_BK is None:
         return states_BTD
     places_BT = F.pad(path_BK + 1, (1, 0)).clamp(0, states_BTD.shape[1] - 1)
-    return states_BTD.gather(1, places_BT[..., None].expand(-1, -1, states_BTD.shape[-1]))
+    return at(states_BTD, places_BT)
+
+
+def at(states_BTD: torch.Tensor, places_BN: torch.Tensor) -> torch.Tensor:
+    """Return the states at places of each row, (B, N, D)."""
+    return states_BTD.gather(1, places_BN[..., None].expand(-1, -1, states_BTD.shape[-1]))

@@ -28,7 +28,7 @@ from specframe.model.run import Run
 from specframe.text.sampling import apply_processors, one_hot_greedy_rows
 from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.features import FeatureChunk, Features, Waiting
+from specframe_heads.features import FeatureChunk, Features, Waiting, at
 from specframe_heads.formats.format import Format
 from specframe_heads.formats.recognised import format_of
 from specframe_heads.head_vocabulary import DraftVocabulary
@@ -54,7 +54,7 @@ class HeadDrafter:
     Args:
         checkpoint: an alias, a directory or a hub id.
         shift: added to the numbers of the hidden states that the head is fed, for finding out whether a format is read rightly.
-        trees: what is drafted, or None for chains.
+        tree, branch, nodes, top: the shape of drafts, see :class:`specframe_std.trees.tree_options.Trees`.
     """
 
     needs: frozenset[str] = frozenset({"hidden"})
@@ -64,9 +64,19 @@ class HeadDrafter:
     """The name under which the drafter is registered."""
     chains_offer: ClassVar[frozenset[str]] = frozenset()
     """What else it offers where it drafts chains."""
+    wide: ClassVar[bool] = False
+    """Whether the levels of a tree are not fed to the head, so that they take no slots of its cache."""
 
-    def __init__(self, checkpoint: str, shift: int = 0, trees: Trees | None = None) -> None:
-        self.trees = trees or Trees()
+    def __init__(
+        self,
+        checkpoint: str,
+        shift: int = 0,
+        tree: str = "chain",
+        branch: str | int | None = None,
+        nodes: int | None = None,
+        top: int | None = None,
+    ) -> None:
+        self.trees = Trees(tree, branch, nodes, top, wide=self.wide)
         self.shift = whole("shift", shift, -8, 8)
         self.checkpoint, self.format = self._opened(checkpoint)
         self._made: tuple[PreTrainedModel, Any] | None = None
@@ -218,21 +228,8 @@ class PairDrafter(HeadDrafter):
     """
 
     head: PairHead
-    wide: ClassVar[bool] = False
-    """Whether the levels of a tree are not fed to the head, so that they take no slots of its cache."""
     _spare = 0
     """The slots of a row that trees take beyond those of their nodes, for the budgets that were asked for."""
-
-    def __init__(
-        self,
-        checkpoint: str,
-        shift: int = 0,
-        tree: str = "chain",
-        branch: str | int | None = None,
-        nodes: int | None = None,
-        top: int | None = None,
-    ) -> None:
-        super().__init__(checkpoint, shift, Trees(tree, branch, nodes, top, wide=self.wide))
 
     def budget(self, depth: int | None = None) -> Budget | None:
         """Return the budget of a tree, or None: a chain of any length."""
@@ -319,8 +316,7 @@ class PairDrafter(HeadDrafter):
 
         def run(level: Frontier) -> torch.Tensor:
             nonlocal level_BFD, features_BMD
-            above_BF1 = level.above_BF.expand(len(batch), -1)[..., None]
-            parents_BFD = level_BFD.gather(1, above_BF1.expand(-1, -1, level_BFD.shape[-1]))
+            parents_BFD = at(level_BFD, level.above_BF.expand(len(batch), -1))
             features_BMD = torch.cat([features_BMD, self.head.fed_back(parents_BFD)], dim=1)
             block = Block(level.tokens_BM, 0, level.parents_BM, {"features": features_BMD})
             level_BFD = self.cache.feed(view, block, level.width).logits_BTV

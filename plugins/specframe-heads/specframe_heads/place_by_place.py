@@ -15,6 +15,7 @@ from specframe_std.trees.growth import Frontier
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.text.sampling import apply_processors
+from specframe_heads.features import at
 from specframe_heads.head import HeadDrafter
 
 Step = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -81,4 +82,4 @@ def of(states_BFD: torch.Tensor, above_BF: torch.Tensor) -> torch.Tensor:
     """Return the states of nodes' parents; one state for all nodes stays one."""
     if states_BFD.shape[1] == 1:
         return states_BFD
-    return states_BFD.gather(1, above_BF[..., None].expand(len(states_BFD), -1, states_BFD.shape[-1]))
+    return at(states_BFD, above_BF.expand(len(states_BFD), -1))

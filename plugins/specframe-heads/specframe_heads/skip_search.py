@@ -22,7 +22,7 @@ from specframe.errors import OptionError, literal
 from specframe.model.twin import twin
 from specframe.plugins.recipe import PLAIN
 from specframe.value_checks import parse_value
-from specframe_heads.training.continuations import ContinuationText
+from specframe_heads.training.continuations import ContinuationText, continued
 from specframe_heads.training.session import given
 
 LONGEST_DRAFT = 8
@@ -84,11 +84,7 @@ def found_by(
     asked = given("--prompts", prompts)
     pipe = Pipeline(target=target, drafter=PLAIN, batch_size=batch_size, device=device, generation_config=None)
     ids = [pipe.encode(one)[:max_prompt_tokens] for one in asked]
-    written = [
-        ContinuationText([*prompt, *result.token_ids], len(prompt))
-        for prompt, result in zip(ids, pipe.generate(ids, max_new_tokens), strict=True)
-        if result.finish_reason != "error"
-    ]
+    written = [*continued(pipe, ids, max_new_tokens)]
     model = pipe.target_model
     pipe.close()
     search = SkipSearch(model, written)

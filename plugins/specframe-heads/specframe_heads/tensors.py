@@ -85,50 +85,39 @@ class Tensors(Mapping[str, "torch.Tensor"]):
 
     Args:
         ledger: the tensors of the files.
-        places: the name in the file of each name here, or None if they are the same.
-        borrowed: further tensors, which are the target's.
+        places: for each name here its name in the file, or a tensor of the target's; None: the names are those of the file.
     """
 
-    def __init__(
-        self,
-        ledger: UnreadTensors,
-        places: Mapping[str, str] | None = None,
-        borrowed: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:
-        self.ledger, self._given, self._borrowed = ledger, places, dict(borrowed or {})
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint, unused: Unused = (), hollow: bool = False) -> Tensors:
-        """Return the tensors of a checkpoint under the names of its files."""
-        return cls(UnreadTensors(checkpoint, unused, hollow))
+    def __init__(self, ledger: UnreadTensors, places: Mapping[str, str | torch.Tensor] | None = None) -> None:
+        self.ledger, self._given = ledger, places
 
     @property
-    def _places(self) -> Mapping[str, str]:
+    def _places(self) -> Mapping[str, str | torch.Tensor]:
         return {name: name for name in self.ledger.tensors} if self._given is None else self._given
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._borrowed[name] if name in self._borrowed else self.ledger.read(self._places[name])
+        place = self._places[name]
+        return self.ledger.read(place) if isinstance(place, str) else place
 
     def __contains__(self, name: object) -> bool:
-        return name in self._borrowed or name in self._places
+        return name in self._places
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._places, **self._borrowed})
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len({**self._places, **self._borrowed})
+        return len(self._places)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor without reading it, or None if there is no such tensor."""
-        if name in self._borrowed:
-            return tuple(self._borrowed[name].shape)
-        return tuple(self.ledger.tensors[self._places[name]].shape) if name in self._places else None
+        place = self._places.get(name)
+        tensor = self.ledger.tensors[place] if isinstance(place, str) else place
+        return None if tensor is None else tuple(tensor.shape)
 
     def renamed(self, name_of: Callable[[str], str | None]) -> Tensors:
         """Return the tensors under other names, without those that have none."""
-        places = {made: place for name, place in self._places.items() if (made := name_of(name)) is not None}
-        borrowed = {made: one for name, one in self._borrowed.items() if (made := name_of(name)) is not None}
-        return Tensors(self.ledger, places, borrowed)
+        named = ((name_of(name), place) for name, place in self._places.items())
+        return Tensors(self.ledger, {name: place for name, place in named if name is not None})
 
     def under(self, prefix: str) -> Tensors:
         """Return the tensors of one module, by their names within it."""
@@ -136,7 +125,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
 
     def borrowing(self, name: str, tensor: torch.Tensor) -> Tensors:
         """Return these tensors and one of the target's."""
-        return Tensors(self.ledger, self._given, {**self._borrowed, name: tensor})
+        return Tensors(self.ledger, {**self._places, name: tensor})
 
 
 def require_weights(whose: str, name: str, tensor: torch.Tensor) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import attrs
 import torch
-from specframe_std.trees.tree_options import Trees
 
 from specframe.contracts.cache import KVShape
 from specframe.contracts.drafts import Block, Budget, Draft
@@ -44,18 +43,8 @@ class DFlashDrafter(HeadDrafter):
 
     name = "dflash"
     head: BlockHead
+    wide = True
     _runner: HeadRunner | None = None
-
-    def __init__(
-        self,
-        checkpoint: str,
-        shift: int = 0,
-        tree: str = "chain",
-        branch: str | int | None = None,
-        nodes: int | None = None,
-        top: int | None = None,
-    ) -> None:
-        super().__init__(checkpoint, shift, Trees(tree, branch, nodes, top, wide=True))
 
     def start(self, run: Run) -> None:
         """Make the head for the run's target and open its cache."""

@@ -17,8 +17,7 @@ from typing import Any, cast
 import attrs
 import torch
 from torch import nn
-from transformers.activations import ACT2FN
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RotaryEmbedding, rotate_half
 
 from specframe.model.attention.interface import attend
 
@@ -83,27 +82,12 @@ class BlockAttention(nn.Module):
         return states.unflatten(-1, (-1, self.size))
 
 
-class GatedMLP(nn.Module):
-    """The gated feed-forward part of a layer."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.act = ACT2FN[config.hidden_act]
-
-    def forward(self, states_BTH: torch.Tensor) -> torch.Tensor:
-        """Return states of the same shape."""
-        return self.down_proj(self.act(self.gate_proj(states_BTH)) * self.up_proj(states_BTH))
-
-
 class BlockLayer(nn.Module):
     """One layer: attention and a feed-forward part, each with a norm before it and a residual around it."""
 
     def __init__(self, config: Any, layer: int) -> None:
         super().__init__()
-        self.self_attn, self.mlp = BlockAttention(config, layer), GatedMLP(config)
+        self.self_attn, self.mlp = BlockAttention(config, layer), Qwen3MLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -159,8 +143,7 @@ class DFlash(nn.Module):
 def rotated(states: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Return (B, H, T, D) queries or keys turned by their positions."""
     cos, sin = (part[:, None] for part in rotation)
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat([-second, first], dim=-1) * sin
+    return states * cos + rotate_half(states) * sin
 
 
 def sight(

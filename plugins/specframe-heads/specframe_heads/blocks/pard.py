@@ -13,7 +13,6 @@ from typing import cast
 import attrs
 import numpy as np
 import torch
-from specframe_std.trees.tree_options import Trees
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specframe.contracts.drafts import Block, Budget, Draft
@@ -83,6 +82,7 @@ class Pard(HeadDrafter):
     needs: frozenset[str] = frozenset()
     name = "pard"
     head: PardHead
+    wide = True
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Pard(HeadDrafter):
         nodes: int | None = None,
         top: int | None = None,
     ) -> None:
-        super().__init__(checkpoint, trees=Trees(tree, branch, nodes, top, wide=True))
+        super().__init__(checkpoint, 0, tree, branch, nodes, top)
 
     def start(self, run: Run) -> None:
         """Load the model when it first meets a target, and open its cache."""

@@ -18,7 +18,7 @@ from specframe_heads.blocks.block_weights import required
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.eagle.eagle_layers import EagleHead
 from specframe_heads.eagle.eagle_weights import speculators_3
-from specframe_heads.features import Waiting
+from specframe_heads.features import Waiting, at
 from specframe_heads.formats.format import Format
 from specframe_heads.head import PairDrafter, pairs_of
 from specframe_heads.place_by_place import at_once, drawn
@@ -87,8 +87,8 @@ class PEagle(PairDrafter):
         features_BTD, ids_BT = self._pairs(view, waiting, count - 1)
         states_BTD = self.feed(view, ids_BT, 0, features_BTD, keep=ids_BT.shape[1])
         slots_BK = waiting.counts_B[:, None] - 1 + torch.arange(count, device=ids_BT.device)
-        states_BKD = states_BTD.gather(1, slots_BK[..., None].expand(-1, -1, states_BTD.shape[-1]))
-        return drawn(self, batch, attrs.evolve(budget, depth=count), *at_once(self.head.logits(states_BKD)))
+        logits_BKV = self.head.logits(at(states_BTD, slots_BK))
+        return drawn(self, batch, attrs.evolve(budget, depth=count), *at_once(logits_BKV))
 
     def _pairs(self, view: Batch, waiting: Waiting, masks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the features (B, T, D) and ids (B, T) of each row's pairs that wait and of the masks after them.

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 FOLDER = File("the name of a directory", "dir")
 KINDS = ("clover2", "dflash", "eagle3", "medusa")
+DEVICE = click.option(
+    "--device", metavar="D", type=Device(), default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."
+)
 
 
 @click.group()
@@ -71,9 +74,7 @@ def heads() -> None:
 @whole("--max-new-tokens", "Tokens that the target writes after each prompt.", 128)
 @whole("--batch-size", "Prompts that the target continues together.", 32)
 @whole("--seed", "Of the order of texts and of the first weights.", 0, least=0)
-@click.option(
-    "--device", metavar="D", type=Device(), default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."
-)
+@DEVICE
 def train(kind: str, target: str, data: str, held_out: str | None, **options: Any) -> None:
     """Train a head of a KIND (clover2, dflash, eagle3, medusa) on what its target writes.
 
@@ -118,9 +119,7 @@ def train(kind: str, target: str, data: str, held_out: str | None, **options: An
 @whole("--max-new-tokens", "Tokens that the target writes after each prompt.", 64)
 @whole("--batch-size", "Prompts that the target continues together.", 32)
 @whole("--seed", "Of the search: the same seed finds the same sublayers.", 0, least=0)
-@click.option(
-    "--device", metavar="D", type=Device(), default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."
-)
+@DEVICE
 def search_skip(target: str, prompts: str, **options: Any) -> None:
     """Find sublayers that the drafter layer-skip leaves out, by how often the target foresees its own tokens without them."""
     from specframe_std.partial.sublayers import write_sublayers

@@ -11,7 +11,7 @@ import attrs
 from specframe.errors import ModelError, literal
 from specframe_heads.checkpoint import Checkpoint, nested
 from specframe_heads.formats.keys import Keys
-from specframe_heads.tensors import Tensors, Unused
+from specframe_heads.tensors import Tensors, UnreadTensors, Unused
 
 
 @attrs.frozen
@@ -65,7 +65,7 @@ class Format:
 
         for keys in self.keys:
             keys.check(checkpoint)
-        tensors = Tensors.of(checkpoint, self.unused, hollow=not kinds.of(target.device).values)
+        tensors = Tensors(UnreadTensors(checkpoint, self.unused, hollow=not kinds.of(target.device).values))
         head = pkgutil.resolve_name(self.build)(checkpoint, self, target, tensors)
         tensors.ledger.require_all_read()
         return head, tensors

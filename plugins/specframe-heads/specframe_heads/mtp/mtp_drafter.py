@@ -23,7 +23,7 @@ from specframe.model.run import Run
 from specframe.row_map import RowMap
 from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.features import FeatureChunk, Waiting
+from specframe_heads.features import FeatureChunk, Waiting, at
 from specframe_heads.formats.format import Format
 from specframe_heads.head import MOST_WAITING, PairDrafter, model_of, open_ragged, pairs_of
 from specframe_heads.mtp.mtp_formats import OWN
@@ -183,11 +183,6 @@ class Tails:
         if self._last_RCD is None or self._prompt_RCD is None:
             self._last_RCD, self._prompt_RCD = like.new_zeros(2, self._rows, self._count, like.shape[-1])
         return self._last_RCD, self._prompt_RCD
-
-
-def at(states_BTD: torch.Tensor, places_BN: torch.Tensor) -> torch.Tensor:
-    """Return the states at places of each row, (B, N, D)."""
-    return states_BTD.gather(1, places_BN[..., None].expand(-1, -1, states_BTD.shape[-1]))
 
 
 def fed(

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from specframe_heads.stepwise.step_head import StepHead
 from specframe_heads.stepwise.tensor_names import Rules
+from specframe_heads.target import Target
 
 MEDUSA: Rules = ((r"blocks\.(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."),)
 """vLLM's names."""
@@ -55,6 +56,33 @@ def tensors_of(head: StepHead, rules: Rules) -> dict[str, torch.Tensor]:
             name: one for name, one in head.backbone.state_dict().items() if not name.startswith("embed_tokens")
         }
     return {published(rules, name): one.detach() for name, one in tensors.items()}
+
+
+def of_speculators(
+    kind: str, architecture: str, target: Target, layers: Mapping[str, Any], places: int, **proposal: Any
+) -> dict[str, Any]:
+    """Return what configurations of all kinds of heads of `speculators` have.
+
+    Args:
+        kind, architecture: the names that the library has for it.
+        target: the model that the head is for.
+        layers: the configuration of the head's layers.
+        places: the longest draft that it was trained for.
+        proposal: what else there is to say of drafts.
+    """
+    model = target.model
+    return {
+        "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
+        "architectures": [architecture],
+        "transformer_layer_config": layers,
+        "speculators_config": {
+            "algorithm": kind,
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": places, **proposal}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": model.name_or_path, "architectures": model.config.architectures},
+        },
+    }
 
 
 def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:

@@ -55,7 +55,7 @@ def texts(
     for part, start in enumerate(range(0, len(prompts), PART)):
         file = folder / f"part-{part:05}.safetensors"
         if not file.exists():
-            _write(file, _continued(pipe, prompts[start : start + PART], new))
+            _write(file, continued(pipe, prompts[start : start + PART], new))
         found += _read(file)
         done(len(found))
     return found
@@ -75,7 +75,8 @@ def _claim(folder: Path, made_of: dict[str, object]) -> None:
     note.write_text(json.dumps(made_of))
 
 
-def _continued(pipe: Pipeline, prompts: Sequence[list[int]], new: int) -> Iterator[ContinuationText]:
+def continued(pipe: Pipeline, prompts: Sequence[list[int]], new: int) -> Iterator[ContinuationText]:
+    """Yield every prompt that can be decoded, with its continuation of up to ``new`` tokens."""
     for prompt, result in zip(prompts, pipe.generate(list(prompts), new), strict=True):
         if result.finish_reason != "error":
             yield ContinuationText([*prompt, *result.token_ids], len(prompt))

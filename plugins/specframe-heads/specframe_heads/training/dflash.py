@@ -9,7 +9,6 @@ Tensor names: B texts, A blocks of each, T tokens, K masks of a block, H hidden 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,7 @@ from specframe_heads.backbone import configured
 from specframe_heads.blocks.block_weights import BlockHead
 from specframe_heads.blocks.net import BlockReach, DFlash, sight
 from specframe_heads.stepwise.step_head import sizes
-from specframe_heads.stepwise.writing import write
+from specframe_heads.stepwise.writing import of_speculators, write
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, mean
 from specframe_heads.training.training_batches import Lesson
@@ -121,29 +120,14 @@ class DFlashLearner(Learner):
     def save(self, folder: Path) -> None:
         """Write the head in the format of `speculators`, without the target's embedding and language head."""
         tensors = {name: one.detach() for name, one in self.net.state_dict().items()}
-        write(folder, self._written(), tensors, WRITTEN)
-
-    def _written(self) -> dict[str, Any]:
-        verifier = {
-            "name_or_path": self.target.model.name_or_path,
-            "architectures": self.target.model.config.architectures,
-        }
-        return {
-            "speculators_model_type": "dflash",
-            "speculators_version": "0.9.0",
-            "architectures": ["DFlashDraftModel"],
-            "transformer_layer_config": self._config,
+        config = of_speculators("dflash", "DFlashDraftModel", self.target, self._config, self.places)
+        config |= {
             "draft_vocab_size": self.target.vocabulary,
             "block_size": self.places + 1,
             "mask_token_id": self.mask,
             "aux_hidden_state_layer_ids": list(self._taken),
-            "speculators_config": {
-                "algorithm": "dflash",
-                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": self.places}],
-                "default_proposal_method": "greedy",
-                "verifier": verifier,
-            },
         }
+        write(folder, config, tensors, WRITTEN)
 
 
 def some(lesson: Lesson, count: int, seed: int) -> torch.Tensor:

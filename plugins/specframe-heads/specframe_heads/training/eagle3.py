@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 from specframe_heads.backbone import configured, norm_of, rotary_of
 from specframe_heads.eagle.eagle_layers import Eagle3, EagleHead, Fusion, Norms
 from specframe_heads.stepwise.step_head import sizes
-from specframe_heads.stepwise.writing import write
+from specframe_heads.stepwise.writing import of_speculators, write
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, soft_cross_entropy
 from specframe_heads.training.training_batches import Lesson
@@ -146,25 +146,17 @@ class Eagle3Learner(Learner):
         if len(self._ids) < self.target.vocabulary:
             parts["d2t"] = self._ids.cpu() - torch.arange(len(self._ids))
             parts["t2d"] = torch.zeros(self.target.vocabulary, dtype=torch.bool).index_fill_(0, self._ids.cpu(), True)
-        write(folder, self._written(), {name: one.detach() for name, one in parts.items()}, WRITTEN)
-
-    def _written(self) -> dict[str, Any]:
         norms = self.backbone.norms
-        verifier = {
-            "name_or_path": self.target.model.name_or_path,
-            "architectures": self.target.model.config.architectures,
-        }
-        proposal = {
-            "proposal_type": "greedy",
-            "speculative_tokens": self.places,
-            "verifier_accept_k": 1,
-            "accept_tolerance": 0.0,
-        }
-        return {
-            "speculators_model_type": "eagle3",
-            "speculators_version": "0.9.0",
-            "architectures": ["Eagle3DraftModel"],
-            "transformer_layer_config": self._config,
+        config = of_speculators(
+            "eagle3",
+            "Eagle3DraftModel",
+            self.target,
+            self._config,
+            self.places,
+            verifier_accept_k=1,
+            accept_tolerance=0.0,
+        )
+        config |= {
             "draft_vocab_size": len(self._ids),
             "target_hidden_size": self.target.hidden,
             "norm_before_residual": norms.before_residual,
@@ -172,13 +164,8 @@ class Eagle3Learner(Learner):
             "fc_norm": norms.each,
             "norm_output": norms.output,
             "eagle_aux_hidden_state_layer_ids": list(self.layers),
-            "speculators_config": {
-                "algorithm": "eagle3",
-                "proposal_methods": [proposal],
-                "default_proposal_method": "greedy",
-                "verifier": verifier,
-            },
         }
+        write(folder, config, {name: one.detach() for name, one in parts.items()}, WRITTEN)
 
 
 def attended(

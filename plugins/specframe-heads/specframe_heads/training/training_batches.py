@@ -6,7 +6,7 @@ Tensor names: B texts, T their tokens, V vocabulary, D size of a hidden state.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -72,18 +72,12 @@ class Reader:
         places_T = torch.arange(length, device=device)
         known_BT = places_T < ends_B1
         found = dict[int, torch.Tensor]()
-        with self._taking(found):
-            logits_BTV = self._model(input_ids=ids_BT, attention_mask=known_BT.long(), use_cache=False).logits
-        return Lesson(ids_BT, known_BT, known_BT & (places_T >= starts_B1), found, logits_BTV)
-
-    @contextlib.contextmanager
-    def _taking(self, found: dict[int, torch.Tensor]) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for number in self._layers:
                 module, take = self._taps.place(number)
-                hook = module.register_forward_hook(_putting(found, number, take))
-                stack.callback(hook.remove)
-            yield
+                stack.enter_context(module.register_forward_hook(_putting(found, number, take)))
+            logits_BTV = self._model(input_ids=ids_BT, attention_mask=known_BT.long(), use_cache=False).logits
+        return Lesson(ids_BT, known_BT, known_BT & (places_T >= starts_B1), found, logits_BTV)
 
 
 def _putting(found: dict[int, torch.Tensor], number: int, take: Any) -> Any:
