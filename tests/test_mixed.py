@@ -97,7 +97,7 @@ def test_layers_that_keep_a_state(align: str) -> None:
     target = states.fake_state_target()
     with states.known():
         asked = harness.requests(harness.random_prompts(LENGTHS, 61, seed=5), NEW, {7})
-        draft = states.fake_state_draft(target)
+        draft = fakes.fake_draft(target)
         pipe = harness.pipeline(target, draft, align=align, schedule=MIXED, batch_size=3, draft_length=3)
         harness.check(pipe, asked)
         found = []

@@ -266,7 +266,7 @@ def test_every_layout_goes_on(align: str, kind: str, after: bool, monkeypatch: p
     monkeypatch.setattr(engine_module, "share_memory", lambda use: True)
     with states.known():
         target = fakes.fake_target() if kind != "states" else states.fake_state_target()
-        draft = fakes.fake_draft(target) if kind != "states" else states.fake_state_draft(target)
+        draft = fakes.fake_draft(target)
         asked = harness.requests(harness.random_prompts([3, 11, 1, 7, 5], 61), [12, 3, 9, 14, 8], {0})
         how: dict[str, Any] = {"batch_size": 3, "draft_length": 3, "check": "masking" not in align}
         if align == "exspec":
@@ -311,7 +311,7 @@ def test_what_was_fed_goes_with_its_batch(
     monkeypatch.setattr(RowStates, member, called)
     with states.known():
         target = states.fake_state_target()
-        model = states.fake_state_draft(target) if draft == "states" else fakes.fake_draft(fakes.fake_target())
+        model = fakes.fake_draft(target) if draft == "states" else fakes.fake_draft(fakes.fake_target())
         how: dict[str, Any] = {"kv": "paged,block=2", "align": align, "schedule": OTHERS, "batch_size": 3}
         pipe = harness.pipeline(target, model, draft_length=3, **how)
         for at in (9, 29, 30):
@@ -351,7 +351,7 @@ def test_rows_that_were_being_moved(drafted: bool, kv: str, schedule: str, monke
     monkeypatch.setattr(row_map, "by_device", by_device)
     with states.known():
         target = states.fake_state_target()
-        draft = states.fake_state_draft(target) if drafted else None
+        draft = fakes.fake_draft(target) if drafted else None
         pipe = harness.pipeline(target, draft, kv=kv, schedule=schedule, batch_size=3, draft_length=3)
         for at in (1, 3, 8):
             calls.clear()

@@ -103,7 +103,7 @@ def opened(verifier: Any = "chain", **options: Any) -> tuple[LocalEngine, list[R
     """Return an engine of a target and a draft model with states, and the requests that wait in it."""
     asked = harness.requests(harness.random_prompts([4, 7, 2, 9, 5], 61), NEW)
     how = {"batch_size": 3, "draft_length": 3, "schedule": "continuous,piece=4", "verify": verifier} | options
-    pipe = harness.pipeline(TARGET, states.fake_state_draft(TARGET), **how)
+    pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), **how)
     engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     for request in asked:
         engine.add(request)
@@ -169,7 +169,7 @@ def test_samples_of_a_draft_model_with_states(batch_size: int) -> None:
     """The draft model's states are forked with the target's: samples are those of plain decoding."""
     prompts = harness.random_prompts([6, 1, 9], 61)
     found = []
-    for drafter, rows in ((None, 1), (states.fake_state_draft(TARGET), batch_size)):
+    for drafter, rows in ((None, 1), (fakes.fake_draft(TARGET), batch_size)):
         pipe = harness.pipeline(TARGET, drafter, accept=standard.ALWAYS_THE_SAME, batch_size=rows, draft_length=3)
         results = pipe.generate(prompts, 7, sampling=Sampling(temperature=40.0, samples=4))
         found.append([one.token_ids for one in results])
@@ -289,7 +289,7 @@ def test_each_of_a_layers_modules_has_a_state() -> None:
 def test_trees_of_a_draft_model_with_states_are_refused() -> None:
     """A tree is drafted by feeding tokens again, which a state cannot take in twice."""
     pipe = harness.pipeline(TARGET, harness.strategy(registry(), "drafter", "model,branch=2/1"), draft_length=2)
-    pipe.parts.draft = states.fake_state_draft(TARGET)
+    pipe.parts.draft = fakes.fake_draft(TARGET)
     with pytest.raises(CompositionError, match=r"a tree is drafted by feeding tokens again, .*: expected tree=chain"):
         harness.decode(pipe, usual())
 

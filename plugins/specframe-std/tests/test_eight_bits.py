@@ -136,7 +136,7 @@ def test_states_are_kept_as_they_are(options: dict[str, Any]) -> None:
     """Beside layers with keys in 8 bits those with a state are exact: tokens are those of plain decoding with the same option."""
     with states.known():
         target = states.fake_state_target()
-        draft = states.fake_state_draft(target)
+        draft = fakes.fake_draft(target)
         plain = harness.decode(pipeline("slab,dtype=int8", target, None, batch_size=1), ASKED)
         found = harness.decode(pipeline(f"pool,{BOTH.format('int8')}", target, draft, **options), ASKED)
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from specframe_std.kv.kept_states import KeptStates
 from specframe_std.kv.paged import PagedStore
-from specframe_testing import harness, states
+from specframe_testing import fakes, harness, states
 
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
@@ -47,9 +47,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[KeptStates]:
 def pipeline(kv: str = "", **options: Any) -> Pipeline:
     """Return a pipeline whose stores keep few states, so that they are given up for others."""
     kv = f"paged,block=2,share=on,states=3,stride=4{kv}"
-    return harness.pipeline(
-        TARGET, states.fake_state_draft(TARGET), kv=kv, **{"batch_size": 3, "draft_length": 3, **options}
-    )
+    return harness.pipeline(TARGET, fakes.fake_draft(TARGET), kv=kv, **{"batch_size": 3, "draft_length": 3, **options})
 
 
 def acting(member: str, at: int, act: Callable[[], None], late: bool) -> tuple[Any, list[int]]:

@@ -44,7 +44,7 @@ def drafts() -> dict[str, Any]:
     """Return drafters, by their name."""
     return {
         "plain": None,
-        "a draft model with states": states.fake_state_draft(TARGET),
+        "a draft model with states": fakes.fake_draft(TARGET),
         "a draft model without": fakes.fake_draft(fakes.fake_target()),
         "prompt-lookup": "prompt-lookup",
         "trees": "suffix",
@@ -75,7 +75,7 @@ def test_a_stride_of_less_than_a_block_is_a_block() -> None:
 
 def test_models_begin_where_each_has_a_state() -> None:
     """Where the draft model lacks the copy that the target has, both begin where both have one."""
-    pipe = pipeline(states.fake_state_draft(TARGET), batch_size=2)
+    pipe = pipeline(fakes.fake_draft(TARGET), batch_size=2)
     asked = [[*COMMON, *range(1, 6)], [*COMMON, 7]]
     assert hits(pipe, asked) == 0, "the second has waited for a copy of the target's states alone"
     assert hits(pipe, asked) == 18 + 14

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -179,11 +180,10 @@ def fake_target(vocabulary: int = 61, seed: int = 0, context: int = 256, eos: in
 
 
 def fake_draft(target: FakeModel, slip_every: int = 3) -> FakeModel:
-    """Return a fake draft that chooses as ``target`` does but for one context in ``slip_every``, with 1 never."""
-    config = target.config
-    return FakeModel(
-        FakeConfig(config.vocab_size, config.max_position_embeddings, config.seed, slip_every, config.eos_token_id)
-    ).eval()
+    """Return a fake draft of the target's kind that chooses as it does but for one context in ``slip_every``, with 1 never."""
+    config = copy.deepcopy(target.config)
+    config.slip_every = slip_every
+    return type(target)(config).eval()
 
 
 def fake_tokenizer(vocabulary: int = 61, eos: int = 0) -> PreTrainedTokenizerBase:

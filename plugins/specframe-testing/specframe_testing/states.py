@@ -158,16 +158,3 @@ def fake_state_target(vocabulary: int = 61, seed: int = 0, context: int = 256, e
     """Return a fake target that keeps a state."""
     config = FakeStateConfig(vocab_size=vocabulary, max_position_embeddings=context, seed=seed, eos_token_id=eos)
     return FakeStateModel(config).eval()
-
-
-def fake_state_draft(target: FakeStateModel, slip_every: int = 3) -> FakeStateModel:
-    """Return a fake draft with a state that chooses as ``target`` does but for one context in ``slip_every``."""
-    config = target.config
-    made = FakeStateConfig(
-        vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        seed=config.seed,
-        slip_every=slip_every,
-        eos_token_id=config.eos_token_id,
-    )
-    return FakeStateModel(made).eval()

@@ -49,12 +49,12 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert acceptance.path_BT is not None
         assert acceptance.path_BT.shape == (len(drafted), max(deep))
         assert acceptance.tokens_BT.shape == (len(drafted), max(deep) + 1)
-        accepted, tokens = acceptance.accepted_B.tolist(), acceptance.tokens_BT.tolist()
-        for row, count in enumerate(accepted):
-            path = acceptance.path_BT[row, :count].tolist()
-            assert [parents[node] for node in path] == [-1, *path][:count], "the path is none"
-            assert [drafted[row][node] for node in path] == tokens[row][:count], "the path has other tokens"
-        return [row[: count + 1] for count, row in zip(accepted, tokens, strict=True)]
+        found = standing(acceptance)
+        for row, tokens in enumerate(found):
+            path = acceptance.path_BT[row, : len(tokens) - 1].tolist()
+            assert [parents[node] for node in path] == [-1, *path][:-1], "the path is none"
+            assert [drafted[row][node] for node in path] == tokens[:-1], "the path has other tokens"
+        return found
 
     def require_trees(self) -> None:
         """Skip a test of trees for a rule of chains."""
@@ -74,9 +74,9 @@ class AcceptanceRuleSuite(DecodingSuite):
             [9, 5, 7, 1, 1, 8, 1],  # 9: what lies below rejected nodes does not count
             [4, 5, 6, 1, 2, 8, 1],  # 4, 6 and 2
         ]
-        standing = [[4, 7, 8, 9], [3, 5, 2], [4, 9], [9], [4, 6, 2]]
-        assert self.accept_tree(choices, drafted, parents) == standing
-        assert self.accept_tree(choices[::-1], drafted, parents) == standing[::-1]
+        expected = [[4, 7, 8, 9], [3, 5, 2], [4, 9], [9], [4, 6, 2]]
+        assert self.accept_tree(choices, drafted, parents) == expected
+        assert self.accept_tree(choices[::-1], drafted, parents) == expected[::-1]
 
     def test_tree_that_is_a_chain(self) -> None:
         """A tree without branches has the result of the chain that it is."""
@@ -92,15 +92,18 @@ class AcceptanceRuleSuite(DecodingSuite):
         pool = harness.open_pool([attrs.evolve(request, stream=request.index) for request in asked])
         return rule, pool.batch(pool.admit(rows))
 
+    def require_invariant(self) -> None:
+        """Skip a test of rules whose tokens do not depend on the draft."""
+        if "draft-invariant" not in self.object().offers:
+            pytest.skip("the rule's tokens depend on the draft")
+
     def test_path_of_choices(self) -> None:
         """Where the draft changes no token, a tree's path is that of the rule's own choices, each at the depth of its place."""
         self.require_trees()
-        if "draft-invariant" not in self.object().offers:
-            pytest.skip("the rule's tokens depend on the draft")
+        self.require_invariant()
         rule, batch = self.opened(16)
         parents, tokens, deepest = [-1, -1, 0, 0, 2, 1], [0, 1, 0, 1, 2, 2], 3
-        on = harness.device()
-        logits_BTV = (2 * torch.randn(16, 7, 3, generator=torch.Generator().manual_seed(0))).to(on)
+        on, logits_BTV = harness.device(), 2 * at_random(16, 7, 3)
         tokens_BN, parents_1N = torch.tensor([tokens] * 16, device=on), torch.tensor([parents], device=on)
         drafted = Draft(tokens_BN, logits_BTV[:, 1:], parents_1N, depth=deepest)
         acceptance = rule.accept(batch, drafted, Scores(logits_BTV))
@@ -116,10 +119,9 @@ class AcceptanceRuleSuite(DecodingSuite):
     def test_first_sibling(self) -> None:
         """Where the draft changes no token, the first child proposed is the token that the rule would choose there."""
         self.require_trees()
-        if "draft-invariant" not in self.object().offers:
-            pytest.skip("the rule's tokens depend on the draft")
+        self.require_invariant()
         rule, batch = self.opened(8)
-        logits_B1V = torch.randn(8, 1, VOCABULARY, generator=torch.Generator().manual_seed(0)).to(harness.device())
+        logits_B1V = at_random(8, 1, VOCABULARY)
         for offset in (0, 1, 3):
             tokens_BFC, _ = rule.siblings(batch, offset, logits_B1V, 2)
             assert tokens_BFC[:, 0, 0].tolist() == rule.choose(batch, offset, logits_B1V[:, 0]).tolist()
@@ -128,7 +130,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         """The children that a drafter should propose are token ids, with the logarithms of probabilities, for all nodes at once."""
         self.require_trees()
         rule, batch = self.opened(2)
-        logits_BFV = torch.randn(2, 3, VOCABULARY, generator=torch.Generator().manual_seed(0)).to(harness.device())
+        logits_BFV = at_random(2, 3, VOCABULARY)
         tokens_BFC, scores_BFC = rule.siblings(batch, 1, logits_BFV, 4)
         assert tokens_BFC.shape == scores_BFC.shape == (2, 3, 4)
         assert bool(((tokens_BFC >= 0) & (tokens_BFC < VOCABULARY)).all())
@@ -147,8 +149,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         acceptance = rule.accept(batch, draft, Scores(logits_BTV))
         assert torch.equal(logits_BTV, before[0]), "the rule changed the logits"
         assert torch.equal(tokens_BK, before[1]), "the rule changed the draft"
-        accepted, tokens = acceptance.accepted_B.tolist(), acceptance.tokens_BT.tolist()
-        return acceptance, [row[: count + 1] for count, row in zip(accepted, tokens, strict=True)]
+        return acceptance, standing(acceptance)
 
     def test_full_acceptance(self) -> None:
         """A draft that is right in full yields K + 1 tokens."""
@@ -227,9 +228,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         rule, batch = self.opened(ROWS)
 
         def by_rule(target_BTV: torch.Tensor, draft: Draft) -> list[list[int]]:
-            acceptance = rule.accept(batch, draft, Scores(target_BTV)).within(draft)
-            rows = zip(acceptance.accepted_B.tolist(), acceptance.tokens_BT.tolist(), strict=True)
-            return [tokens[: count + 1] for count, tokens in rows]
+            return standing(rule.accept(batch, draft, Scores(target_BTV)).within(draft))
 
         return by_rule
 
@@ -253,9 +252,8 @@ class AcceptanceRuleSuite(DecodingSuite):
 
     def test_an_invariant_rule_does_not_mind_the_draft(self) -> None:
         """A draft-invariant rule's committed tokens are a beginning of the same tokens for every draft."""
-        if "draft-invariant" not in self.object().offers:
-            pytest.skip("the rule is not declared invariant")
-        logits_BTV = torch.randn(3, 5, VOCABULARY, generator=torch.Generator().manual_seed(1)).to(harness.device())
+        self.require_invariant()
+        logits_BTV = at_random(3, 5, VOCABULARY, seed=1)
         generator = torch.Generator().manual_seed(2)
         drafts: list[list[list[int]]] = [[[]] * 3]
         drafts += [torch.randint(VOCABULARY, (3, 4), generator=generator).tolist() for _ in range(40)]
@@ -286,6 +284,17 @@ class AcceptanceRuleSuite(DecodingSuite):
         results = self.verify(self.pipeline(target, fakes.always_right(harness.truth(target, asked))), asked)
         assert {result.metrics.num_spec_steps for result in results} == {2}
         assert {result.metrics.num_accepted_draft_tokens for result in results} == {8}
+
+
+def at_random(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return random logits on the device of the suites."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(harness.device())
+
+
+def standing(acceptance: Acceptance) -> list[list[int]]:
+    """Return the tokens of each row that an acceptance result commits."""
+    rows = zip(acceptance.accepted_B.tolist(), acceptance.tokens_BT.tolist(), strict=True)
+    return [tokens[: count + 1] for count, tokens in rows]
 
 
 def certain(tokens: torch.Tensor) -> torch.Tensor:

@@ -43,8 +43,9 @@ def real_pair(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 def usual_requests(target: PreTrainedModel, new: int = 9, stop: bool = True) -> list[Request]:
     """Return requests of :data:`LENGTHS`, some of which stop early, with pad and eos ids (the same) inside prompts."""
-    prompts = harness.random_prompts(LENGTHS, target.config.vocab_size)
-    eos = target.config.eos_token_id
+    config = target.config.get_text_config()
+    prompts = harness.random_prompts(LENGTHS, config.vocab_size)
+    eos = config.eos_token_id if isinstance(config.eos_token_id, int) else 0
     prompts[2][0] = prompts[2][5] = prompts[3][-1] = prompts[4][2] = eos
     return harness.requests(prompts, new, {eos, 5, 11} if stop else frozenset())
 

@@ -147,6 +147,13 @@ class KVBackendSuite(DecodingSuite):
         if missing := set(operations) - self.object().offers:
             pytest.skip(f"this backend does not offer {', '.join(sorted(missing))}")
 
+    def begun(self, rows: int, slots: int) -> tuple[Bookkeeper, list[LiveSequence]]:
+        """Return a store with a batch of rows that have as many slots written, and the rows' sequences."""
+        book, batch = Bookkeeper(self.object(), rows), sequences_of(rows)
+        book.arrange(batch)
+        book.write(np.arange(slots)[None].repeat(rows, 0), slots)
+        return book, batch
+
     def test_serves_an_alignment(self) -> None:
         """The backend's features suffice for at least one alignment; the backend may offer further features."""
         assert self.surroundings()
@@ -188,20 +195,14 @@ class KVBackendSuite(DecodingSuite):
     def test_shift_left(self) -> None:
         """Rows shift left when the padding that was on their left is no longer needed."""
         self.require("append", "move")
-        book, batch = Bookkeeper(self.object(), 2), sequences_of(2)
-        book.arrange(batch)
-        book.shift(np.array([0, 0]), 0)
-        book.write(np.arange(6)[None].repeat(2, 0), 6)
+        book, _ = self.begun(2, 6)
         book.shift(np.array([-2, -3]), 3)
         book.write(np.arange(3, 5)[None].repeat(2, 0), 5)
 
     def test_paths_are_moved(self) -> None:
         """The slots of a path are moved to the row's end all at once, other slots and rows stay as they are."""
         self.require("move")
-        book, batch = Bookkeeper(self.object(), 3), sequences_of(3)
-        book.arrange(batch)
-        book.shift(np.array([0, 0, 0]), 0)
-        book.write(np.arange(10)[None].repeat(3, 0), 10)
+        book, batch = self.begun(3, 10)
         sources, targets = np.array([[5, 4, 8], [4, 7, 9], [6, 3, 5]]), np.array([[4, 5, 6], [4, 5, 6], [3, 4, 5]])
         book.store.move(torch.from_numpy(sources), torch.from_numpy(targets))
         for sequence, old, new in zip(batch, sources.tolist(), targets.tolist(), strict=True):
@@ -212,19 +213,11 @@ class KVBackendSuite(DecodingSuite):
     def test_paths_of_rows_that_join_are_moved(self) -> None:
         """In a mixed batch its own slots are moved and theirs stay."""
         self.require("move")
-        everyone = sequences_of(3)
-        decoding, joining = everyone[:2], everyone[2:]
-        for sequence in decoding:
-            sequence.state = SequenceState.DECODING
-        joining[0].state = SequenceState.READING
-        book = Bookkeeper(self.object(), 3)
-        for batch in (decoding, joining):
-            book.arrange(batch)
-            book.write(np.arange(6)[None].repeat(len(batch), 0), 6)
+        book, everyone = self.third_joins()
         book.store.move(torch.tensor([[4, 5]]), torch.tensor([[2, 3]]))
-        held = book.held[id(joining[0])]
+        held = book.held[id(everyone[2])]
         held.update({2: held[4], 3: held[5]})
-        for batch in (joining, decoding):
+        for batch in (everyone[2:], everyone[:2]):
             book.arrange(batch)
             book.write(np.arange(6, 8)[None].repeat(len(batch), 0), 8)
 
@@ -241,12 +234,10 @@ class KVBackendSuite(DecodingSuite):
 
     def third_joins(self) -> tuple[Bookkeeper, list[LiveSequence]]:
         """Return a store with three sequences of six slots each, of which two decode and the third, which is the batch, reads."""
-        everyone = sequences_of(3)
-        for sequence, state in zip(
-            everyone, (SequenceState.DECODING, SequenceState.DECODING, SequenceState.READING), strict=True
-        ):
-            sequence.state = state
-        book = Bookkeeper(self.object(), 3)
+        book, everyone = Bookkeeper(self.object(), 3), sequences_of(3)
+        for sequence in everyone:
+            sequence.state = SequenceState.DECODING
+        everyone[2].state = SequenceState.READING
         for batch in (everyone[:2], everyone[2:]):
             book.arrange(batch)
             book.write(np.arange(6)[None].repeat(len(batch), 0), 6)
@@ -272,10 +263,7 @@ class KVBackendSuite(DecodingSuite):
     def test_cut_without_moving(self) -> None:
         """A shift by nothing only cuts."""
         self.require("append", "move")
-        book, batch = Bookkeeper(self.object(), 2), sequences_of(2)
-        book.arrange(batch)
-        book.shift(np.array([0, 0]), 0)
-        book.write(np.arange(6)[None].repeat(2, 0), 6)
+        book, _ = self.begun(2, 6)
         book.shift(np.array([0, 0]), 4)
         book.write(np.arange(4, 5)[None].repeat(2, 0), 5)
 
@@ -308,9 +296,7 @@ class KVBackendSuite(DecodingSuite):
 
     def test_bytes_are_counted(self) -> None:
         """A store says how many bytes it holds, at least those of what was written: 4 of each number, or 1 where it is rounded."""
-        book, batch = Bookkeeper(self.object(), 2), sequences_of(2)
-        book.arrange(batch)
-        book.write(np.arange(4)[None].repeat(2, 0), 4)
+        book, _ = self.begun(2, 4)
         each = 1 if "rounded" in book.offers else 4
         written = 2 * 4 * sum(each * shape.heads * (shape.key_size + shape.value_size) for shape in SHAPES)
         assert book.store.nbytes >= written

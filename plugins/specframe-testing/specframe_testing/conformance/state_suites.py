@@ -24,12 +24,10 @@ from specframe.plugins.protocols import require_members
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 from specframe_testing import fakes, harness, standard, states
-from specframe_testing.conformance.decoding_suite import LENGTHS, RIGHT
+from specframe_testing.conformance.alignment import BY_ROW
+from specframe_testing.conformance.decoding_suite import RIGHT, usual_requests
 from specframe_testing.logits import KeptLogits, parted
 from specframe_testing.strict import declared, strict
-
-BY_ROW = {0: 3, 1: 0, 2: 2, 3: 1, 4: 3}
-"""How many tokens of a tree's path are right, by request."""
 
 
 class StateKindSuite:
@@ -44,11 +42,7 @@ class StateKindSuite:
 
     def asked(self, new: int = 9) -> list[Request]:
         """Return ragged requests with pad and eos ids inside prompts, some of which stop early."""
-        config = self.model().config.get_text_config()
-        prompts = harness.random_prompts(LENGTHS, config.vocab_size)
-        eos = config.eos_token_id if isinstance(config.eos_token_id, int) else 0
-        prompts[2][0] = prompts[2][5] = prompts[3][-1] = prompts[4][2] = eos
-        return harness.requests(prompts, new, {eos, 5, 11})
+        return usual_requests(self.model(), new)
 
     def scripted(self, asked: list[Request], right: fakes.Right = RIGHT["by-turns"]) -> fakes.ScriptedDrafter:
         """Return a drafter whose drafts are right for ``right`` tokens."""

@@ -11,10 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specframe_testing import zoo
-from specframe_testing.heads.checkpoints import eagle3_shapes, layer_config, offsets, random_tensors, save
-
-WIDTH = 0.3
-"""Standard deviation of the weights: wide enough that no two logits come near a tie."""
+from specframe_testing.heads.checkpoints import eagle3_shapes, layer_config, layer_shapes, offsets, random_tensors, save
 
 WINDOWS: tuple[int | None, ...] = (None, None)
 """The sliding windows of a head's layers: two layers without one."""
@@ -28,81 +25,51 @@ def layers(
 ) -> dict[str, Any]:
     """Return the configuration of a head's layers, one for each entry of ``windows``, with attention heads of ``size``."""
     text, slides = target.config.get_text_config(), [window for window in windows if window is not None]
-    return {
+    own = {
         "model_type": "qwen3",
-        "vocab_size": text.vocab_size,
-        "hidden_size": hidden or text.hidden_size,
         "intermediate_size": 40,
-        "num_hidden_layers": len(windows),
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": size,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "rope_theta": 10000.0,
         "max_position_embeddings": 4096,
         "use_sliding_window": bool(slides),
         "sliding_window": slides[0] if slides else None,
         "max_window_layers": 0,
         "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
     }
+    return layer_config(hidden or text.hidden_size, text.vocab_size, len(windows)) | own
 
 
-def backbone(config: Mapping[str, Any], features: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return random tensors of DFlash's backbone."""
-    made, size, hidden = BlockTensors(seed), config["head_dim"], config["hidden_size"]
-    made.matrix("fc", hidden, features)
-    for name in ("hidden_norm", "norm"):
-        made.norm(name, hidden)
+def backbone_shapes(config: Mapping[str, Any], features: int) -> dict[str, Any]:
+    """Return the shapes of the tensors of DFlash's backbone, which is fed ``features`` values of each token."""
+    hidden, size = config["hidden_size"], config["head_dim"]
+    heads = config["num_attention_heads"], config["num_key_value_heads"], size
+    shapes: dict[str, Any] = {
+        "fc.weight": (hidden, features),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
     for layer in range(config["num_hidden_layers"]):
         at = f"layers.{layer}."
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            made.norm(at + name, hidden)
-        for name, heads in (("q", config["num_attention_heads"]), ("k", config["num_key_value_heads"])):
-            made.matrix(f"{at}self_attn.{name}_proj", heads * size, hidden)
-            made.norm(f"{at}self_attn.{name}_norm", size)
-        made.matrix(f"{at}self_attn.v_proj", config["num_key_value_heads"] * size, hidden)
-        made.matrix(f"{at}self_attn.o_proj", hidden, config["num_attention_heads"] * size)
-        for name, shape in (("gate", (40, hidden)), ("up", (40, hidden)), ("down", (hidden, 40))):
-            made.matrix(f"{at}mlp.{name}_proj", *shape)
-    return made.tensors
+        shapes |= layer_shapes(at, hidden, config["intermediate_size"], heads=heads)
+        shapes |= {f"{at}self_attn.{name}_norm.weight": (size,) for name in "qk"}
+        shapes[f"{at}input_layernorm.weight"] = (hidden,)
+    return shapes
 
 
-class BlockTensors:
-    """Random tensors by name, the same for the same seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._random = torch.Generator().manual_seed(seed)
-
-    def matrix(self, name: str, *shape: int) -> None:
-        """Add a weight."""
-        self.tensors[f"{name}.weight"] = WIDTH * torch.randn(shape, generator=self._random)
-
-    def norm(self, name: str, size: int) -> None:
-        """Add the weight of a norm, around 1."""
-        self.tensors[f"{name}.weight"] = 1 + 0.2 * torch.randn(size, generator=self._random)
-
-    def bias(self, name: str, size: int) -> None:
-        """Add a bias."""
-        self.tensors[f"{name}.bias"] = WIDTH * torch.randn(size, generator=self._random)
-
-
-def markov(vocabulary: int, drafted: int, hidden: int, kind: str, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return random tensors of a Markov head and of a confidence head that looks at the token before."""
-    made = BlockTensors(seed + 1)
-    made.matrix("markov_head.markov_w1", vocabulary, RANK)
-    made.matrix("markov_head.markov_w2", drafted, RANK)
-    if kind == "gated":
-        made.matrix("markov_head.gate_proj", RANK, hidden + RANK)
-        made.bias("markov_head.gate_proj", RANK)
-    if kind == "rnn":
-        made.matrix("markov_head.joint_proj", 3 * RANK, 2 * RANK + hidden)
-        made.bias("markov_head.joint_proj", 3 * RANK)
-    made.matrix("confidence_head.proj", 1, hidden + RANK)
-    made.bias("confidence_head.proj", 1)
-    return made.tensors
+def markov_shapes(vocabulary: int, drafted: int, hidden: int, kind: str) -> dict[str, Any]:
+    """Return the shapes of the tensors of a Markov head and of a confidence head that looks at the token before."""
+    shapes: dict[str, Any] = {
+        "markov_head.markov_w1.weight": (vocabulary, RANK),
+        "markov_head.markov_w2.weight": (drafted, RANK),
+        "confidence_head.proj.weight": (1, hidden + RANK),
+        "confidence_head.proj.bias": (1,),
+    }
+    further = {"gated": ("gate_proj", RANK, hidden + RANK), "rnn": ("joint_proj", 3 * RANK, 2 * RANK + hidden)}
+    if kind in further:
+        name, rows, columns = further[kind]
+        shapes |= {f"markov_head.{name}.weight": (rows, columns), f"markov_head.{name}.bias": (rows,)}
+    return shapes
 
 
 def speculators(
@@ -132,13 +99,8 @@ def speculators(
     """
     text = target.config.get_text_config()
     config, drafted = layers(target, hidden, windows, size), drafted or text.vocab_size
-    tensors = backbone(config, len(ids) * text.hidden_size, seed)
-    own = BlockTensors(seed + 2)
-    own.matrix("embed_tokens", text.vocab_size, hidden)
-    own.matrix("lm_head", drafted, hidden)
-    tensors |= own.tensors
-    if drafted < text.vocab_size:
-        tensors["d2t"], tensors["t2d"] = offsets(drafted, text.vocab_size, seed)
+    shapes = backbone_shapes(config, len(ids) * text.hidden_size)
+    shapes |= {"embed_tokens.weight": (text.vocab_size, hidden), "lm_head.weight": (drafted, hidden)}
     given = {
         "speculators_model_type": kind,
         "architectures": ["DFlashSpeculator"],
@@ -149,8 +111,11 @@ def speculators(
         "aux_hidden_state_layer_ids": list(ids),
     }
     if kind == "dspark":
-        tensors |= markov(text.vocab_size, drafted, hidden, head, seed)
+        shapes |= markov_shapes(text.vocab_size, drafted, hidden, head)
         given |= {"markov_rank": RANK, "markov_head_type": head}
+    tensors = random_tensors(shapes, seed)
+    if drafted < text.vocab_size:
+        tensors["d2t"], tensors["t2d"] = offsets(drafted, text.vocab_size, seed)
     return str(save(folder, given | options, tensors))
 
 
@@ -180,7 +145,8 @@ def z_lab(
         "num_target_layers": text.num_hidden_layers,
         "dflash_config": {"mask_token_id": 3, "target_layer_ids": list(ids), **(nested or {})},
     }
-    return str(save(folder, given | options, backbone(config, len(ids) * text.hidden_size, seed)))
+    tensors = random_tensors(backbone_shapes(config, len(ids) * text.hidden_size), seed)
+    return str(save(folder, given | options, tensors))
 
 
 def deepspec(
@@ -195,9 +161,8 @@ def deepspec(
     """Save a random checkpoint in DeepSpec's format; ``head``: kind of the Markov head, None: DFlash. Return its folder."""
     config, text = layers(target, None, WINDOWS, size), target.config.get_text_config()
     hidden, vocabulary = text.hidden_size, text.vocab_size
-    tensors, own = backbone(config, len(ids) * hidden, seed), BlockTensors(seed + 2)
-    own.matrix("embed_tokens", vocabulary, hidden)
-    own.matrix("lm_head", vocabulary, hidden)
+    shapes = backbone_shapes(config, len(ids) * hidden)
+    shapes |= {"embed_tokens.weight": (vocabulary, hidden), "lm_head.weight": (vocabulary, hidden)}
     given = {
         **config,
         "architectures": ["Qwen3DSparkModel"],
@@ -209,9 +174,9 @@ def deepspec(
         "enable_confidence_head": head is not None,
     }
     if head:
-        tensors |= markov(vocabulary, vocabulary, hidden, head, seed)
+        shapes |= markov_shapes(vocabulary, vocabulary, hidden, head)
         given |= {"markov_head_type": head, "confidence_head_with_markov": True}
-    return str(save(folder, given | options, tensors | own.tensors))
+    return str(save(folder, given | options, random_tensors(shapes, seed)))
 
 
 def peagle(
@@ -235,9 +200,8 @@ def peagle(
     """
     text = target.config.get_text_config()
     vocabulary = text.vocab_size
-    shapes = eagle3_shapes(hidden, text.hidden_size, vocabulary, drafted or vocabulary, layers=depth)
-    for name in [name for name in shapes if name.endswith(("k_proj.weight", "v_proj.weight"))]:
-        shapes[name] = (hidden, shapes[name][1])
+    heads = 2, 2, hidden // 2
+    shapes = eagle3_shapes(hidden, text.hidden_size, vocabulary, drafted or vocabulary, layers=depth, heads=heads)
     tensors = random_tensors(shapes | {"mask_hidden": (1, 1, 3 * text.hidden_size)}, seed)
     if drafted:
         tensors["d2t"], tensors["t2d"] = offsets(drafted, vocabulary, seed)

@@ -27,19 +27,23 @@ def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict
     return made
 
 
-def heads_of(hidden: int) -> tuple[int, int]:
-    """Return the number of query heads of a small head, which share one head of keys, and their size."""
-    return (1, hidden - 1) if hidden % 2 else (2, hidden // 2)
+Heads = tuple[int, int, int]
+"""The numbers of query heads and of key heads of an attention, and their size."""
 
 
-def layer_shapes(prefix: str, hidden: int, inner: int, width: int = 0) -> dict[str, Any]:
+def heads_of(hidden: int) -> Heads:
+    """Return the attention heads of a small head: query heads share one head of keys."""
+    return (1, 1, hidden - 1) if hidden % 2 else (2, 1, hidden // 2)
+
+
+def layer_shapes(prefix: str, hidden: int, inner: int, width: int = 0, heads: Heads | None = None) -> dict[str, Any]:
     """Return the shapes of a Llama layer's tensors, without its first norm; its attention takes ``width`` values."""
-    width, (heads, size) = width or hidden, heads_of(hidden)
+    width, (queries, shared, size) = width or hidden, heads or heads_of(hidden)
     return {
-        f"{prefix}self_attn.q_proj.weight": (heads * size, width),
-        f"{prefix}self_attn.k_proj.weight": (size, width),
-        f"{prefix}self_attn.v_proj.weight": (size, width),
-        f"{prefix}self_attn.o_proj.weight": (hidden, heads * size),
+        f"{prefix}self_attn.q_proj.weight": (queries * size, width),
+        f"{prefix}self_attn.k_proj.weight": (shared * size, width),
+        f"{prefix}self_attn.v_proj.weight": (shared * size, width),
+        f"{prefix}self_attn.o_proj.weight": (hidden, queries * size),
         f"{prefix}mlp.gate_proj.weight": (inner, hidden),
         f"{prefix}mlp.up_proj.weight": (inner, hidden),
         f"{prefix}mlp.down_proj.weight": (hidden, inner),
@@ -48,13 +52,19 @@ def layer_shapes(prefix: str, hidden: int, inner: int, width: int = 0) -> dict[s
 
 
 def eagle3_shapes(
-    hidden: int, target_hidden: int, vocabulary: int, drafted: int, first: str = "layers.0.", layers: int = 1
+    hidden: int,
+    target_hidden: int,
+    vocabulary: int,
+    drafted: int,
+    first: str = "layers.0.",
+    layers: int = 1,
+    heads: Heads | None = None,
 ) -> dict[str, Any]:
     """Return the shapes of an EAGLE-3 head's tensors."""
-    shapes = layer_shapes(first, hidden, 2 * hidden, 2 * hidden)
+    shapes = layer_shapes(first, hidden, 2 * hidden, 2 * hidden, heads)
     shapes |= {f"{first}{name}.weight": (hidden,) for name in ("input_layernorm", "hidden_norm")}
     for place in range(1, layers):
-        shapes |= layer_shapes(f"layers.{place}.", hidden, 2 * hidden)
+        shapes |= layer_shapes(f"layers.{place}.", hidden, 2 * hidden, heads=heads)
         shapes[f"layers.{place}.input_layernorm.weight"] = (hidden,)
     shapes |= {"fc.weight": (hidden, 3 * target_hidden), "norm.weight": (hidden,), "lm_head.weight": (drafted, hidden)}
     return shapes | {"embed_tokens.weight": (vocabulary, hidden)}
@@ -62,13 +72,14 @@ def eagle3_shapes(
 
 def layer_config(hidden: int, vocabulary: int, layers: int = 1, **more: Any) -> dict[str, Any]:
     """Return the configuration of a head's layers, as checkpoints have it."""
+    queries, shared, size = heads_of(hidden)
     sizes = {
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
         "num_hidden_layers": layers,
-        "num_attention_heads": heads_of(hidden)[0],
-        "num_key_value_heads": 1,
-        "head_dim": heads_of(hidden)[1],
+        "num_attention_heads": queries,
+        "num_key_value_heads": shared,
+        "head_dim": size,
         "vocab_size": vocabulary,
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 64,
@@ -313,6 +324,26 @@ def planted_eagle3(
     return save(folder, described, tensors)
 
 
+def plant_step(tensors: dict[str, torch.Tensor], mlp: str, target: PreTrainedModel, value: float) -> None:
+    """Have the MLP of a layer move the mark in a planted target's last hidden state to that of the token after.
+
+    Args:
+        tensors: of a head, of zeros.
+        mlp: the beginning of the names of the MLP's tensors.
+        target: the planted target, whose sizes the head has.
+        value: of a mark.
+    """
+    config = target.config
+    size, tokens, last = config.hidden_size, config.vocab_size, config.num_hidden_layers
+    part, mark = torch.arange(last * tokens, (last + 1) * tokens), marks(last, tokens)
+    moved = torch.zeros(size, tokens)
+    moved[part[mark[following(tokens)]], mark] += 1.0
+    moved[part[mark], mark] -= 1.0
+    for name in ("gate_proj", "up_proj"):
+        tensors[f"{mlp}{name}.weight"][torch.arange(tokens), part] = 1.0
+    tensors[f"{mlp}down_proj.weight"] = moved * value / gated(size**0.5)
+
+
 def planted_eagle1(folder: Path, target: PreTrainedModel, layout: str = "authors") -> Path:
     """Save an EAGLE-1 head that continues a planted target without an error: it reads the last state.
 
@@ -324,16 +355,10 @@ def planted_eagle1(folder: Path, target: PreTrainedModel, layout: str = "authors
     shapes = layer_shapes("layers.0.", size, tokens)
     shapes |= {"fc.weight": (size, 2 * size), "embed_tokens.weight": (tokens, size)}
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    part, mark, all_tokens = torch.arange(last * tokens, (last + 1) * tokens), marks(last, tokens), torch.arange(tokens)
+    part = torch.arange(last * tokens, (last + 1) * tokens)
     tensors["fc.weight"][part, size + part] = 1.0
     tensors["layers.0.post_attention_layernorm.weight"] += 1.0
-    moved = torch.zeros(size, tokens)
-    moved[part[mark[following(tokens)]], mark] += 1.0
-    moved[part[mark], mark] -= 1.0
-    value = (size / squares(last)) ** 0.5  # of a mark after the target's final norm
-    for name in ("gate_proj", "up_proj"):
-        tensors[f"layers.0.mlp.{name}.weight"][all_tokens, part] = 1.0
-    tensors["layers.0.mlp.down_proj.weight"] = moved * value / gated(size**0.5)
+    plant_step(tensors, "layers.0.mlp.", target, (size / squares(last)) ** 0.5)  # a mark after the target's final norm
     sizes = layer_config(size, tokens) | {"intermediate_size": tokens}
     if layout == "authors":
         return save(folder, sizes | {"bias": False}, tensors)

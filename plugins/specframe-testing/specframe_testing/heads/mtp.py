@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from specframe_testing import zoo
-from specframe_testing.heads.checkpoints import following, gated, marks, random_tensors, save
+from specframe_testing.heads.checkpoints import plant_step, random_tensors, save
 
 SHARED: dict[str, Any] = {
     "vocab_size": zoo.VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2,
@@ -146,14 +146,9 @@ def planted(folder: Path, target: PreTrainedModel) -> Path:
     size, tokens, last = config.hidden_size, config.vocab_size, config.num_hidden_layers
     tensors = {name: torch.zeros_like(one) for name, one in parts(target).items()}
     tensors |= {name: torch.ones_like(one) for name, one in tensors.items() if "norm" in name}
-    part, mark, all_tokens = torch.arange(last * tokens, (last + 1) * tokens), marks(last, tokens), torch.arange(tokens)
+    part = torch.arange(last * tokens, (last + 1) * tokens)
     tensors["eh_proj.weight"][part, size + part] = 1.0
-    moved = torch.zeros(size, tokens)
-    moved[part[mark[following(tokens)]], mark] += 1.0
-    moved[part[mark], mark] -= 1.0
-    for name in ("gate_proj", "up_proj"):
-        tensors[f"block.mlp.{name}.weight"][all_tokens, part] = 1.0
-    tensors["block.mlp.down_proj.weight"] = moved * size**0.5 / gated(size**0.5)
+    plant_step(tensors, "block.mlp.", target, size**0.5)
     return save(folder, CONFIG, {of_speculators(name, 0, 0): one for name, one in tensors.items()})
 
 
