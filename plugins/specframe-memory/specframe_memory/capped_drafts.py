@@ -8,10 +8,8 @@ import attrs
 import numpy as np
 
 from specframe.contracts.drafts import Budget
-from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import BudgetPolicy
 from specframe.contracts.round import Batch
-from specframe.model.run import Run
 from specframe.plugins.compose import Composition
 
 
@@ -25,16 +23,11 @@ class Capped:
 
     def __init__(self, policy: BudgetPolicy, maximum: Budget) -> None:
         self._policy, self.maximum = policy, maximum
-        self.needs, self.offers = policy.needs, policy.offers
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # there is no policy yet to ask
             raise AttributeError(name)
         return getattr(self._policy, name)
-
-    def start(self, run: Run) -> None:
-        """Begin a run."""
-        self._policy.start(run)
 
     def budget(self, batch: Batch) -> Budget:
         """Return the policy's budget, as far as there is memory for it."""
@@ -45,10 +38,6 @@ class Capped:
         if found.nodes_B is not None:
             own["nodes_B"] = np.minimum(found.nodes_B, most.nodes)
         return attrs.evolve(found, depth=min(found.depth, most.depth), nodes=min(found.nodes, most.nodes), **own)
-
-    def observe(self, report: RoundReport) -> None:
-        """Report a round to the policy."""
-        self._policy.observe(report)
 
 
 def capped(use: Composition, most: Budget) -> Composition:

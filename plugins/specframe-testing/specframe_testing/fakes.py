@@ -181,7 +181,7 @@ def fake_target(vocabulary: int = 61, seed: int = 0, context: int = 256, eos: in
 
 def fake_draft(target: FakeModel, slip_every: int = 3) -> FakeModel:
     """Return a fake draft of the target's kind that chooses as it does but for one context in ``slip_every``, with 1 never."""
-    config = copy.deepcopy(target.config)
+    config: Any = copy.deepcopy(target.config)
     config.slip_every = slip_every
     return type(target)(config).eval()
 

@@ -22,9 +22,8 @@ def specframe_register_defaults(register: RegisterDefaults) -> None:
 @hookimpl
 def specframe_register_models(register: RegisterModels) -> None:
     register("tiny", str(FOLDER / "target"))
-    register(
-        "tiny-draft", str(FOLDER / "draft"), target="tiny"
-    )  # first: "auto" takes it, which needs no specframe-heads
+    # the first of the drafters: "auto" takes it, which needs no specframe-heads
+    register("tiny-draft", str(FOLDER / "draft"), target="tiny")
     for kind in HEADS:
         if (folder := FOLDER / "heads" / kind).is_dir():
             register(f"tiny-{kind}", str(folder), target="tiny")

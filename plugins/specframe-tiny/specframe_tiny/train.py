@@ -125,6 +125,12 @@ def windows(stream: torch.Tensor, count: int, length: int, step: int, salt: int 
     return torch.stack([stream[s : s + length] for s in starts.tolist()])
 
 
+def spaced(stream: torch.Tensor, count: int, length: int) -> torch.Tensor:
+    """Return ``count`` snippets of ``length`` ids at equal distances, (count, length)."""
+    starts = torch.linspace(0, len(stream) - length - 1, count).long().tolist()
+    return torch.stack([stream[start : start + length] for start in starts])
+
+
 # -------------------------------------------------------------------------------------------------------------- training
 class Muon(torch.optim.Optimizer):
     """Momentum orthogonalised by Newton-Schulz iterations (Jordan et al. 2024), matched to AdamW's update size.
@@ -304,8 +310,7 @@ def greedy_acceptance(
     new: int = 64,
 ) -> float:
     """Accepted over proposed draft tokens at draft length ``k``, both models greedy, on evenly spaced held-out snippets."""
-    starts = torch.linspace(0, len(stream) - prompt - 1, count).long().tolist()
-    ids = torch.stack([stream[s : s + prompt] for s in starts])
+    ids = spaced(stream, count, prompt)
     mask = torch.ones_like(ids)
     full = target.generate(ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False)
     proposed = accepted = 0

@@ -35,6 +35,7 @@ from specframe_tiny.train import (
     export,
     once,
     roll_out,
+    spaced,
     split_corpus,
     teach,
     windows,
@@ -76,9 +77,8 @@ def grown(draft: Model, lessons: Lessons, stops: list[int]) -> Iterator[tuple[in
     The rate does not fall: a draft that is saved on the way is what a run of as many tokens at that rate would have given.
     """
     updates = stops[-1] // (STEP * lessons[0].shape[1])
-    optimizers = TinyOptimizers(
-        draft, *RATES, steps=4 * updates, warm_up=WARM_UP
-    )  # rates fall after a quarter of the steps
+    # rates fall after a quarter of the steps
+    optimizers = TinyOptimizers(draft, *RATES, steps=4 * updates, warm_up=WARM_UP)
     seen = 0
     for step, parts in enumerate(zip(*(part.split(STEP) for part in lessons), strict=True)):
         loss = distillation_loss(draft, *parts)
@@ -105,9 +105,7 @@ def new_draft(target: Model, layers: int) -> Model:
 
 def write_prompts(tokenizer: Tokenizer, stream: torch.Tensor, file: Path) -> None:
     """Write held-out snippets as prompts."""
-    count, length = SNIPPETS
-    starts = torch.linspace(0, len(stream) - length - 1, count).long().tolist()
-    lines = [json.dumps({"prompt": tokenizer.decode(stream[start : start + length].tolist())}) for start in starts]
+    lines = [json.dumps({"prompt": tokenizer.decode(ids)}) for ids in spaced(stream, *SNIPPETS).tolist()]
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 

@@ -15,11 +15,10 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 
 from specframe_tiny import FOLDER
-from specframe_tiny.train import encode, split_corpus, windows
+from specframe_tiny.train import encode, spaced, split_corpus, windows
 
 SHORT, LONG = (5120, 64, 11), (256, 896, 12)
 """Snippets that the target continues: how many, their tokens, and what they are drawn by. Without long ones a head's rotary
@@ -54,9 +53,7 @@ def write_prompts(work: Path) -> None:
         row for count, length, salt in (SHORT, LONG) for row in windows(stream, count, length, 0, salt).tolist()
     ]
     write_ids(work / "prompts.ids", snippets)
-    count, length = HELD_OUT
-    starts = torch.linspace(0, len(held_stream) - length - 1, count).long().tolist()
-    write_ids(work / "held_out.ids", [held_stream[start : start + length].tolist() for start in starts])
+    write_ids(work / "held_out.ids", spaced(held_stream, *HELD_OUT).tolist())
 
 
 def train(kind: str, work: Path, out: Path) -> None:

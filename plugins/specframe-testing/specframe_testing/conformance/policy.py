@@ -7,7 +7,6 @@ from typing import Any
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.model.run import Run
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 from specframe_testing import fakes, harness
@@ -18,20 +17,15 @@ class Recorder:
     """Wrapper that records the draft lengths of a policy."""
 
     def __init__(self, policy: Any) -> None:
-        self._policy, self.maximum = policy, policy.maximum
-        self.needs, self.offers = policy.needs, policy.offers
+        self._policy = policy
         self.said: list[Budget] = []
         self.rows: list[int] = []
         """The rows of each round."""
         self.observed: list[RoundReport] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the other policy offers beyond the role's protocol."""
+        """Return the other policy's member."""
         return getattr(self._policy, name)
-
-    def start(self, run: Run) -> None:
-        """Start the other policy."""
-        self._policy.start(run)
 
     def budget(self, batch: Batch) -> Budget:
         """Return and note the other policy's budget."""

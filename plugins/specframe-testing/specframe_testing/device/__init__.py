@@ -13,7 +13,7 @@ Of several values that are written to one place at once the first one is kept, w
 - :mod:`specframe_testing.device.tensor`: the tensors
 - :mod:`specframe_testing.device.device_operators`: the rules of each operator
 - :mod:`specframe_testing.device.captured_graphs`: graphs
-- :mod:`specframe_testing.device.indexed`: writes by index
+- :mod:`specframe_testing.device.kernels`: writes by index, and attention under a mask
 - :mod:`specframe_testing.device.varlen_kernels`: variable-length attention
 - :mod:`specframe_testing.device.kind`: the answers to :mod:`specframe.devices.kinds`
 """

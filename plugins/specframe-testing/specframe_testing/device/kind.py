@@ -11,7 +11,7 @@ from torch.nn.attention import varlen
 from torch.utils import backend_registration
 
 from specframe.devices.kinds import Cuda, DeviceKind, DeviceTraffic
-from specframe_testing.device import indexed, masked, varlen_kernels
+from specframe_testing.device import kernels, varlen_kernels
 from specframe_testing.device.captured_graphs import SimRecording
 from specframe_testing.device.counters import COPY, COUNTERS, LAUNCH, WAIT
 from specframe_testing.device.device_memory import MEMORY
@@ -136,10 +136,10 @@ def register() -> Simulated:
         LIBRARY.impl(name, on_sim(operator), "PrivateUse1")
     KERNELS[aten.histc.default] = lambda counted, *bounds: aten.histc(counted.float(), *bounds).to(counted.dtype)
     KERNELS[aten._flash_attention_forward.default] = varlen_kernels.flash
-    KERNELS[aten.scaled_dot_product_attention.default] = masked.attention
-    KERNELS[aten.index_copy_.default] = indexed.index_copy
-    KERNELS[aten.index_put_.default] = indexed.index_put
-    KERNELS[aten.scatter_.src] = indexed.scatter
+    KERNELS[aten.scaled_dot_product_attention.default] = kernels.attention
+    KERNELS[aten.index_copy_.default] = kernels.index_copy
+    KERNELS[aten.index_put_.default] = kernels.index_put
+    KERNELS[aten.scatter_.src] = kernels.scatter
     PARTS[torch.ops.torch_attn._varlen_attn.default] = varlen._varlen_attn._init_fn
     if hasattr(varlen, "varlen_attn_out"):  # since torch 2.12
         KERNELS[aten._flash_attention_forward_no_dropout_inplace.default] = varlen_kernels.flash_out

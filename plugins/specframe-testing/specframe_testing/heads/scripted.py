@@ -49,10 +49,7 @@ def scripted(
         truth: the target's continuation of each request, by index.
         right: whether the token at the n-th place after a prompt is right, or None if the drafter's own tokens are left.
     """
-    (
-        usual,
-        propose,
-    ) = made.choose, made.propose
+    usual, propose = made.choose, made.propose
 
     def proposed(batch: Batch, budget: Budget) -> Draft:
         first = len(seen)

@@ -1,12 +1,12 @@
 """Invariant checks: in every forward and every round, a run verifies the invariants of lossless decoding.
 
-=========  ==========================================================================================
-position position of a token = number of real tokens before it in its row slot a forward writes nothing else to the slot of a token
-that it feeds, and to no other slot than was announced mask a query sees exactly its row's tokens up to itself cache the visible
-slots of a row hold the row's tokens, each once, and no rejected token bonus accepted draft tokens and the bonus token after them
-are the target's own choices stop a row ends at its first stop token or at its limit, and nothing follows row a row's tokens, keys
-and values are those of its own sequence =========
-==========================================================================================
+- position: the position of a token is the number of real tokens before it in its row
+- slot: a forward writes nothing else to the slot of a token that it feeds, and to no other slot than was announced
+- mask: a query sees exactly its row's tokens up to itself
+- cache: the visible slots of a row hold the row's tokens, each once, and no rejected token
+- bonus: accepted draft tokens and the bonus token after them are the target's own choices
+- stop: a row ends at its first stop token or at its limit, and nothing follows
+- row: a row's tokens, keys and values are those of its own sequence
 
 The strategies themselves run unchanged: :class:`Checks` instruments the acceptance rule and the alignment
 (:mod:`specframe_testing.instrumentation.instrumented`), hands the run models that check what is fed
@@ -53,9 +53,8 @@ class Checks(Accounts, Observer, CallListener):
         best_BT = logits_BTV.max(-1).values
         got_BT = logits_BTV.gather(2, acceptance.tokens_BT[..., None])[..., 0]
         own, possible = (got_BT == best_BT).tolist(), (got_BT > float("-inf")).tolist()
-        ends = (
-            (best_BT > float("-inf")).long().cumprod(1).sum(1).tolist()
-        )  # a row ends where there is no token to choose
+        # a row ends where there is no token to choose
+        ends = (best_BT > float("-inf")).long().cumprod(1).sum(1).tolist()
         for row, accepted in enumerate(acceptance.accepted_B.tolist()):
             account = self.account(batch.sequences[row])
             if not 0 <= accepted < logits_BTV.shape[1]:

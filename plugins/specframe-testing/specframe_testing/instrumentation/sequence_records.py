@@ -24,11 +24,6 @@ class Account:
     parents: tuple[int, ...]
     """Numbers of the parent, whose row was copied, and of the sequences whose rows that had copied, or nothing if it is no fork."""
 
-    @property
-    def prompt(self) -> list[int]:
-        """The tokens of the prompt."""
-        return self.tokens[: self.prompt_length]
-
     def continuation(self, tokens: list[int]) -> list[int]:
         """Return the tokens that may be added: cut after the first stop token, and at the limit."""
         tokens = tokens[: self.limit - len(self.tokens)]

@@ -1,7 +1,7 @@
-"""Writes by index: where several go to one place, the first of them is kept.
+"""Operators that a GPU computes in another way than a CPU: writes by index, and attention under a mask.
 
-A GPU may keep any of them. A CPU writes one after the other, so that the last one does, and code that counts on that is right
-there and wrong on a GPU.
+Where several writes go to one place, the first of them is kept. A GPU may keep any of them. A CPU writes one after the other, so
+that the last one does, and code that counts on that is right there and wrong on a GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
+
+WORD = 16
+"""Bytes of a mask that the kernel of attention reads at once."""
 
 
 def index_copy(into: torch.Tensor, dim: int, index_N: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -33,3 +36,24 @@ def index_put(into: torch.Tensor, indices: list[Any], values: torch.Tensor, accu
         dims = list(range(indices[0].ndim))
         indices, values = [one.flip(dims) for one in indices], values.expand(shape).flip(dims)
     return aten.index_put_(into, indices, values, accumulate)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *others: Any,
+    **options: Any,
+) -> torch.Tensor:
+    """Attend on the CPU.
+
+    Raises:
+        RuntimeError: the mask begins between two words, which on CUDA ends every later call of the process in an error.
+    """
+    if attn_mask is not None and attn_mask.storage_offset() * attn_mask.itemsize % WORD:
+        raise RuntimeError(
+            f"misaligned address: the mask begins {attn_mask.storage_offset()} numbers of {attn_mask.itemsize} bytes into its"
+            f" memory: expected a multiple of {WORD} bytes"
+        )
+    return aten.scaled_dot_product_attention.default(query, key, value, attn_mask, *others, **options)
