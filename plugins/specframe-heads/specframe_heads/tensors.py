@@ -85,7 +85,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
 
     Args:
         ledger: the tensors of the files.
-        places: for each name here its name in the file, or a tensor of the target's; None: the names are those of the file.
+        places: for each name here its name in the file, or a tensor of the target's. Without it the names are those of the file.
     """
 
     def __init__(self, ledger: UnreadTensors, places: Mapping[str, str | torch.Tensor] | None = None) -> None:
