@@ -12,6 +12,7 @@ import attrs
 import fuzzing
 import pytest
 import torch
+from planting import opened
 from specframe_testing import harness, zoo
 from specframe_testing.constraint_fakes import DigitSum, Even
 from specframe_testing.heads import checkpoints as heads
@@ -21,7 +22,6 @@ from specframe import Sampling
 from specframe.contracts.drafts import Draft
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.round import Batch, Sequence
-from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ModelError, OptionError, SpecframeWarning
 from specframe.pipeline import Pipeline
@@ -162,7 +162,7 @@ def a_stepped_run(draw: random.Random, name: str, given: dict[str, Any]) -> None
     if draw.random() < 0.2:
         use = pipe.composition
         pipe.parts.composition = attrs.evolve(use, verifier=Short(use.verifier, draw.randint(1, 12)))
-    engine = LocalEngine(pipe.recipe, pipe.parts, [], HandClock(), pipe.executor)
+    engine = opened(pipe, ())
     with warnings.catch_warnings(action="ignore", category=SpecframeWarning):
         ended = stepped(engine, draw, asked)
     engine.close()

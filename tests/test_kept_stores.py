@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import planting
 import pytest
 import torch
 from specframe_std.kv.slab import Slab
@@ -16,8 +17,6 @@ from specframe_testing import fakes, harness, zoo
 from specframe_testing.paged_fake import Gathering, Pages
 
 from specframe.contracts.requests import GREEDY, Request
-from specframe.engine.engine_clock import HandClock
-from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ContractError, OptionError
 from specframe.model.open_stores import OpenStore, Stores
 from specframe.model.twin import ModelState
@@ -149,7 +148,7 @@ def test_rows_of_a_run_that_ends_for_another_rule_are_let_go(monkeypatch: pytest
     target = zoo.build("llama")
     how: dict[str, Any] = {"attention": Gathering(), "batch_size": 3, "draft_length": 3, "accept": "auto"}
     pipe = harness.pipeline(target, zoo.good_draft(target), kv=kv, **how)
-    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = planting.opened(pipe, ())
     engine.make_room(30)
     plans = [GREEDY, GREEDY, plan_of((), greedy=False)]
     for index, plan in enumerate(plans):

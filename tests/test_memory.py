@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from planting import opened, wanted
 from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.roles import Observer
 from specframe.engine import memory_limits
-from specframe.engine.engine_clock import HandClock
-from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ModelError
 from specframe.text.sampling import Sampling
 
@@ -189,10 +188,8 @@ def test_an_engine_goes_on_after_one_row_had_no_memory() -> None:
     target = fakes.fake_target()
     asked = harness.requests(harness.random_prompts([3, 5], 61), 5)
     pipe = harness.pipeline(target, batch_size=1, verify=Cramped(0, {2, 4}))
-    engine = LocalEngine(pipe.recipe, pipe.parts, [], HandClock(), pipe.executor)
+    engine = opened(pipe, asked)
     ended, errors = dict[int, list[int]](), list[str]()
-    for one in asked:
-        engine.add(one)
     while not engine.idle:
         try:
             report = engine.step()
@@ -201,7 +198,7 @@ def test_an_engine_goes_on_after_one_row_had_no_memory() -> None:
         else:
             ended |= {one.request.index: one.token_ids for one in (report.finished if report else ())}
     assert ["does not suffice for one sequence" in one for one in errors] == [True, True]
-    assert ended == {one.index: harness.expected(target, one)[0] for one in asked}
+    assert ended == wanted(target, asked)
 
 
 def test_limits_do_not_grow_where_nothing_waits() -> None:

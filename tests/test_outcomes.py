@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from planting import opened
 from specframe_testing import fakes, harness
 
 from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
-from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
 
 TARGET = fakes.fake_target()
@@ -95,10 +95,7 @@ def test_every_token_of_a_prompt_is_told_once(schedule: str) -> None:
 def engine_of(drafter: Any, asked: list[Request]) -> LocalEngine:
     """Return an engine that has taken requests."""
     pipe = harness.pipeline(TARGET, drafter, batch_size=3, draft_length=4)
-    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
-    for request in asked:
-        engine.add(request)
-    return engine
+    return opened(pipe, asked)
 
 
 def test_aborts_are_told_with_the_next_outcome() -> None:

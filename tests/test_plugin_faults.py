@@ -49,17 +49,8 @@ BASES = {
 }
 """The standard strategy that each role's faults are planted in."""
 
-SUITES = {
-    "drafter": (conformance.DrafterSuite, "test_equals_reference", {"surroundings": {}}),
-    "verifier": (conformance.VerifierSuite, "test_equals_reference", {"surroundings": {}}),
-    "acceptance rule": (conformance.AcceptanceRuleSuite, "test_equals_reference", {"surroundings": {}}),
-    "alignment": (conformance.AlignmentSuite, "test_equals_reference", {"surroundings": {}}),
-    "scheduler": (conformance.SchedulerSuite, "test_equals_reference", {"surroundings": {}}),
-    "KV backend": (conformance.KVBackendSuite, "test_equals_reference", {"surroundings": {"align": "eqspec"}}),
-    "draft-length policy": (conformance.DraftLengthPolicySuite, "test_equals_reference", {"surroundings": {}}),
-    "attention backend": (conformance.AttentionBackendSuite, "test_equals_reference", {"surroundings": {}}),
-}
-"""The suite of each role, and a test that every suite has."""
+AROUND: dict[str, dict[str, Any]] = {"KV backend": {"align": "eqspec"}}
+"""What a role's faulty strategy is combined with."""
 
 
 @attrs.frozen
@@ -265,8 +256,14 @@ def pattern(fault: Fault) -> str:
 
 def options(fault: Fault) -> dict[str, Any]:
     """Return the options that choose the faulty strategy, and others that have it called."""
-    around = {"alignment": {}, "KV backend": {"align": "eqspec"}, "drafter": {}}.get(fault.role, {})
-    return {"drafter": DRAFT, "draft_length": 4, "batch_size": 3} | around | {OPTIONS[fault.role]: "faulty"}
+    around = {"drafter": DRAFT, "draft_length": 4, "batch_size": 3, **AROUND.get(fault.role, {})}
+    return around | {OPTIONS[fault.role]: "faulty"}
+
+
+def suite_of(role: str) -> Any:
+    """Return the tests of a role's suite on the faulty strategy."""
+    words = "".join(word[0].upper() + word[1:] for word in role.replace("-", " ").split())
+    return type("Tests", (getattr(conformance, f"{words}Suite"),), {"make": lambda self: "faulty"})()
 
 
 def test_guards_ask_what_is_called() -> None:
@@ -297,14 +294,8 @@ def test_a_suite_names_the_fault(case: str, known: Registry) -> None:
     """A test of the role's suite fails with an assertion in the same words."""
     fault = FAULTS[case]
     add_entry(known, "faulty-dist", fault.role, "faulty", faulty(fault))
-    suite, test, arguments = SUITES[fault.role]
-
-    class Tests(suite):
-        def make(self) -> Any:
-            return "faulty"
-
     with pytest.raises(AssertionError, match=pattern(fault)):
-        getattr(Tests(), test)(**arguments)
+        suite_of(fault.role).test_equals_reference(surroundings=AROUND.get(fault.role, {}))
 
 
 @pytest.mark.wide
@@ -313,25 +304,9 @@ def test_a_suite_finds_scores_that_are_no_numbers(known: Registry) -> None:
     fault = Fault("verifier", "score", lambda scores, *_: Scores(scores.logits_BTV * torch.nan), "")
     add_entry(known, "faulty-dist", "verifier", "faulty", faulty(fault))
 
-    class Tests(conformance.VerifierSuite):
-        def make(self) -> Any:
-            return "faulty"
-
     said = r"^verifier 'faulty' of faulty-dist: score\(\) must return logits that are numbers, got NaN"
     with pytest.raises(AssertionError, match=said):
-        Tests().test_scores_are_the_targets()
-
-
-COMMAND = {
-    "drafter": ["--drafter", "faulty"],
-    "verifier": ["--verify", "faulty"],
-    "acceptance rule": ["--accept", "faulty"],
-    "alignment": ["--align", "faulty"],
-    "scheduler": ["--schedule", "faulty"],
-    "KV backend": ["--kv", "faulty", "--align", "eqspec"],
-    "draft-length policy": ["--draft-length", "faulty"],
-    "attention backend": ["--attention", "faulty"],
-}
+        suite_of("verifier").test_scores_are_the_targets()
 
 
 @pytest.mark.wide
@@ -342,7 +317,9 @@ def test_the_command_line_names_the_fault(role: str, known: Registry) -> None:
     member = {**members, "attention backend": "suits"}.get(role, "start")
     fault = Fault(role, member, raises(SystemExit(7)), "")
     add_entry(known, "faulty-dist", role, "faulty", faulty(fault))
-    done = CliRunner().invoke(cli, ["run", "import os", "--max-new-tokens", "2", *COMMAND[role]], prog_name="specframe")
+    chosen = AROUND.get(role, {}) | {OPTIONS[role].replace("_", "-"): "faulty"}
+    words = ["run", "import os", "--max-new-tokens=2", *(f"--{option}={value}" for option, value in chosen.items())]
+    done = CliRunner().invoke(cli, words, prog_name="specframe")
     assert done.exit_code == 2
     assert f"Error: {role} 'faulty' of faulty-dist: {member}() raised SystemExit: 7, at " in done.stderr
     assert "Traceback" not in done.stderr

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from planting import opened, wanted
 from specframe_std.states.row_states import RowStates
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
@@ -23,7 +24,6 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
 from specframe.engine import local_engine as engine_module
 from specframe.engine import memory_limits
-from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
@@ -109,10 +109,8 @@ def told(caught: list[warnings.WarningMessage]) -> list[tuple[int, int]]:
 def test_rows_of_no_round_under_way_keep_what_they_have() -> None:
     """Only the youngest and the rows of the round that failed are read again."""
     asked = [Request(index, [3 + index] * 4, 30) for index in range(3)]
-    pipe, kv, feeds = growing(10**6, schedule="same-length,window=3,patience=2", batch_size=1, drafter="none")
-    engine = LocalEngine(pipe.recipe, pipe.parts, [feeds], HandClock(), pipe.executor)
-    for request in asked:
-        engine.add(request)
+    pipe, kv, _ = growing(10**6, schedule="same-length,window=3,patience=2", batch_size=1, drafter="none")
+    engine = opened(pipe, asked)
     for _ in range(9):
         engine.step()
     live = list(engine._pool.live)
@@ -213,9 +211,7 @@ def test_one_more_is_let_in_at_once_where_its_tokens_fit(wanted: tuple[int, int]
 def test_an_abort_of_one_that_gave_way() -> None:
     """A sequence that waits for memory is aborted with the tokens that it had, and the others go on."""
     pipe, kv, _ = growing(56)
-    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
-    for request in ASKED:
-        engine.add(request)
+    engine = opened(pipe, ASKED)
     ended, gone = dict[int, list[int]](), dict[int, list[int]]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -226,11 +222,11 @@ def test_an_abort_of_one_that_gave_way() -> None:
                 one = engine.abort((told(caught)[0][0], 0))
                 assert one is not None
                 gone[one.request.index] = one.token_ids
-    wanted = {one.index: harness.expected(TARGET, one)[0] for one in ASKED}
+    left = wanted(TARGET, ASKED)
     ((index, tokens),) = gone.items()
     assert tokens
-    assert tokens == wanted.pop(index)[: len(tokens)]
-    assert ended == wanted
+    assert tokens == left.pop(index)[: len(tokens)]
+    assert ended == left
     assert not kv.stores[0].used
 
 

@@ -28,49 +28,31 @@ TREES = {
 Made = Callable[[int], Any]
 """Makes the processor of a row, by the length of the row's prompt."""
 
-CASES: dict[str, tuple[type, Made]] = {
-    "temperature": (hf.TemperatureLogitsWarper, lambda prompt: hf.TemperatureLogitsWarper(0.7)),
-    "top-k": (hf.TopKLogitsWarper, lambda prompt: hf.TopKLogitsWarper(4)),
-    "top-p": (hf.TopPLogitsWarper, lambda prompt: hf.TopPLogitsWarper(0.8)),
-    "min-p": (hf.MinPLogitsWarper, lambda prompt: hf.MinPLogitsWarper(0.1)),
-    "typical": (hf.TypicalLogitsWarper, lambda prompt: hf.TypicalLogitsWarper(0.8)),
-    "top-h": (hf.TopHLogitsWarper, lambda prompt: hf.TopHLogitsWarper(0.5)),
-    "epsilon": (hf.EpsilonLogitsWarper, lambda prompt: hf.EpsilonLogitsWarper(0.03)),
-    "eta": (hf.EtaLogitsWarper, lambda prompt: hf.EtaLogitsWarper(0.1)),
-    "suppress": (hf.SuppressTokensLogitsProcessor, lambda prompt: hf.SuppressTokensLogitsProcessor([3, 7])),
-    "no-nan": (hf.InfNanRemoveLogitsProcessor, lambda prompt: hf.InfNanRemoveLogitsProcessor()),
-    "normal": (hf.LogitNormalization, lambda prompt: hf.LogitNormalization()),
-    "min-length": (hf.MinLengthLogitsProcessor, lambda prompt: hf.MinLengthLogitsProcessor(11, [0, 5])),
-    "min-new": (
-        hf.MinNewTokensLengthLogitsProcessor,
-        lambda prompt: hf.MinNewTokensLengthLogitsProcessor(prompt, 3, [0, 5]),
-    ),
-    "forced-bos": (hf.ForcedBOSTokenLogitsProcessor, lambda prompt: hf.ForcedBOSTokenLogitsProcessor(4)),
-    "forced-eos": (hf.ForcedEOSTokenLogitsProcessor, lambda prompt: hf.ForcedEOSTokenLogitsProcessor(prompt + 5, [0])),
-    "decay": (
-        hf.ExponentialDecayLengthPenalty,
-        lambda prompt: hf.ExponentialDecayLengthPenalty((2, 1.3), [0, 5], prompt),
-    ),
-    "begin": (
-        hf.SuppressTokensAtBeginLogitsProcessor,
-        lambda prompt: hf.SuppressTokensAtBeginLogitsProcessor([1, 2], prompt + 2),
-    ),
-    "bias": (
-        hf.SequenceBiasLogitsProcessor,
-        lambda prompt: hf.SequenceBiasLogitsProcessor({(4,): 1.5, (1, 2): -2.5, (2, 3, 1): 4.0, (1, 1): 0.3}),
-    ),
-    "bad-words": (
-        hf.NoBadWordsLogitsProcessor,
-        lambda prompt: hf.NoBadWordsLogitsProcessor([[2], [1, 3], [2, 1, 1], [3, 2, 1, 1]], 0),
-    ),
-    "repetition": (hf.RepetitionPenaltyLogitsProcessor, lambda prompt: hf.RepetitionPenaltyLogitsProcessor(1.3)),
-    "repetition-since": (
-        hf.RepetitionPenaltyLogitsProcessor,
-        lambda prompt: hf.RepetitionPenaltyLogitsProcessor(1.3, prompt_ignore_length=prompt),
-    ),
-    "presence": (PresencePenalty, lambda prompt: PresencePenalty(0.8, prompt)),
-    "2-gram": (hf.NoRepeatNGramLogitsProcessor, lambda prompt: hf.NoRepeatNGramLogitsProcessor(2)),
-    "4-gram": (hf.NoRepeatNGramLogitsProcessor, lambda prompt: hf.NoRepeatNGramLogitsProcessor(4)),
+CASES: dict[str, Made] = {
+    "temperature": lambda prompt: hf.TemperatureLogitsWarper(0.7),
+    "top-k": lambda prompt: hf.TopKLogitsWarper(4),
+    "top-p": lambda prompt: hf.TopPLogitsWarper(0.8),
+    "min-p": lambda prompt: hf.MinPLogitsWarper(0.1),
+    "typical": lambda prompt: hf.TypicalLogitsWarper(0.8),
+    "top-h": lambda prompt: hf.TopHLogitsWarper(0.5),
+    "epsilon": lambda prompt: hf.EpsilonLogitsWarper(0.03),
+    "eta": lambda prompt: hf.EtaLogitsWarper(0.1),
+    "suppress": lambda prompt: hf.SuppressTokensLogitsProcessor([3, 7]),
+    "no-nan": lambda prompt: hf.InfNanRemoveLogitsProcessor(),
+    "normal": lambda prompt: hf.LogitNormalization(),
+    "min-length": lambda prompt: hf.MinLengthLogitsProcessor(11, [0, 5]),
+    "min-new": lambda prompt: hf.MinNewTokensLengthLogitsProcessor(prompt, 3, [0, 5]),
+    "forced-bos": lambda prompt: hf.ForcedBOSTokenLogitsProcessor(4),
+    "forced-eos": lambda prompt: hf.ForcedEOSTokenLogitsProcessor(prompt + 5, [0]),
+    "decay": lambda prompt: hf.ExponentialDecayLengthPenalty((2, 1.3), [0, 5], prompt),
+    "begin": lambda prompt: hf.SuppressTokensAtBeginLogitsProcessor([1, 2], prompt + 2),
+    "bias": lambda prompt: hf.SequenceBiasLogitsProcessor({(4,): 1.5, (1, 2): -2.5, (2, 3, 1): 4.0, (1, 1): 0.3}),
+    "bad-words": lambda prompt: hf.NoBadWordsLogitsProcessor([[2], [1, 3], [2, 1, 1], [3, 2, 1, 1]], 0),
+    "repetition": lambda prompt: hf.RepetitionPenaltyLogitsProcessor(1.3),
+    "repetition-since": lambda prompt: hf.RepetitionPenaltyLogitsProcessor(1.3, prompt_ignore_length=prompt),
+    "presence": lambda prompt: PresencePenalty(0.8, prompt),
+    "2-gram": lambda prompt: hf.NoRepeatNGramLogitsProcessor(2),
+    "4-gram": lambda prompt: hf.NoRepeatNGramLogitsProcessor(4),
 }
 """Processors of every class that is one formula."""
 
@@ -145,8 +127,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[type]]:
 @pytest.mark.wide
 def test_every_formula_has_a_case() -> None:
     """No class is called for several places without a test of it below."""
-    assert {kind for kind, _ in CASES.values()} == set(FORMULAS)
-    assert {FORMULAS[kind].reads for kind, _ in CASES.values()} == set(Reads)
+    kinds = {type(make(4)) for make in CASES.values()}
+    assert kinds == set(FORMULAS)
+    assert {FORMULAS[kind].reads for kind in kinds} == set(Reads)
 
 
 @pytest.mark.wide
@@ -155,8 +138,9 @@ def test_every_formula_has_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_one_call_is_as_many_calls(name: str, tree: str, lead: bool) -> None:
     """All places of ragged rows shaped together have the scores that each has by itself, in chains and trees."""
-    _, make = CASES[name]
-    given = [plan_of([make(max(1, length - 3))], True, (3,) * (row % 3) * lead) for row, length in enumerate(LENGTHS)]
+    given = [
+        plan_of([CASES[name](max(1, length - 3))], True, (3,) * (row % 3) * lead) for row, length in enumerate(LENGTHS)
+    ]
     batch = batch_of(given)
     drafted_BN, parents_BN = drafts(len(batch), tree)
     for places in (NODES + 1, 2, 1):
@@ -210,7 +194,7 @@ MIXED = {
 @pytest.mark.parametrize("tree", TREES)
 def test_rows_with_different_plans(tree: str, called: Counter[type]) -> None:
     """Each row's processors are applied in the row's own order, and what rows have in common is called once."""
-    made = [[CASES[name][1](max(1, LENGTHS[row] - 3)) for name in names] for row, names in MIXED.items()]
+    made = [[CASES[name](max(1, LENGTHS[row] - 3)) for name in names] for row, names in MIXED.items()]
     made[4].append(lambda ids, scores: scores + ids.shape[1])
     batch = batch_of([plan_of(one, True) for one in made])
     drafted_BN, parents_BN = drafts(len(batch), tree)
@@ -223,8 +207,8 @@ def test_rows_with_different_plans(tree: str, called: Counter[type]) -> None:
 
 def test_other_parameters_are_another_kind() -> None:
     """Processors of one class whose parameters differ are told apart, and equal ones are not, in another process either."""
-    for kind, make in CASES.values():
-        assert kind_of(make(4)) == kind_of(make(4)) == pickle.loads(pickle.dumps(kind_of(make(4)))), kind
+    for name, make in CASES.items():
+        assert kind_of(make(4)) == kind_of(make(4)) == pickle.loads(pickle.dumps(kind_of(make(4)))), name
     others = [
         *[hf.TopPLogitsWarper(0.8), hf.TopPLogitsWarper(0.9), hf.TopPLogitsWarper(0.8, min_tokens_to_keep=2)],
         *[hf.RepetitionPenaltyLogitsProcessor(1.3), hf.RepetitionPenaltyLogitsProcessor(1.4), PresencePenalty(1.3, 2)],

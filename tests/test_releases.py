@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import pairing
+import planting
 import pytest
 import torch
 from specframe_std.verifiers.chain import ChainVerifier
@@ -63,10 +64,7 @@ def opened(schedule: str) -> tuple[LocalEngine, Failing]:
     verifier = Failing()
     how: dict[str, Any] = {"accept": "gumbel", "batch_size": 4, "draft_length": 3, "schedule": schedule}
     pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), kv=pairing.Paired(), verify=verifier, **how)
-    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
-    for request in ASKED:
-        engine.add(request)
-    return engine, verifier
+    return planting.opened(pipe, ASKED), verifier
 
 
 def ended(engine: LocalEngine, steps: int | None = None) -> int:

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from planting import opened
 from products import crossed
 from specframe_std.states import row_states as forward_states
 from specframe_std.states.row_states import RowStates
@@ -25,7 +26,6 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import LayerState
 from specframe.engine import local_engine as engine_module
-from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
 from specframe.errors import CompositionError, ContractError, ModelError, SpecframeError
 from specframe.model.runner import ModelRunner
@@ -99,15 +99,12 @@ def test_a_draft_model_with_states_reads_along() -> None:
 NEW = 12
 
 
-def opened(verifier: Any = "chain", **options: Any) -> tuple[LocalEngine, list[Request]]:
+def open_engine(verifier: Any = "chain", **options: Any) -> tuple[LocalEngine, list[Request]]:
     """Return an engine of a target and a draft model with states, and the requests that wait in it."""
     asked = harness.requests(harness.random_prompts([4, 7, 2, 9, 5], 61), NEW)
     how = {"batch_size": 3, "draft_length": 3, "schedule": "continuous,piece=4", "verify": verifier} | options
     pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), **how)
-    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
-    for request in asked:
-        engine.add(request)
-    return engine, asked
+    return opened(pipe, asked), asked
 
 
 def stepped(engine: LocalEngine, steps: int | None = None) -> dict[int, Sequence]:
@@ -131,7 +128,7 @@ def assert_the_references(ended: dict[int, Sequence], asked: list[Request]) -> N
 def test_aborted_rows_leave_nothing(steps: int, align: str) -> None:
     """Whoever is aborted after whichever step: who takes the row begins with an empty state, and the others go on."""
     for gone in range(5):
-        engine, asked = opened(align=align)
+        engine, asked = open_engine(align=align)
         ended = stepped(engine, steps)
         aborted = engine.abort((gone, 0)) is not None
         ended |= stepped(engine)
@@ -146,7 +143,7 @@ def test_faults_inside_any_step(steps: int, way: str, monkeypatch: pytest.Monkey
     """After a lack of memory and an error, once the target was fed, states are those of the kept tokens."""
     monkeypatch.setattr(engine_module, "share_memory", lambda use: way == "one by one")
     verifier = Failing()
-    engine, asked = opened(verifier)
+    engine, asked = open_engine(verifier)
     ended = stepped(engine, steps)
     verifier.error = ValueError("planted") if way == "error" else torch.OutOfMemoryError("CUDA out of memory")
     with warnings.catch_warnings(), contextlib.suppress(SpecframeError):

@@ -13,11 +13,10 @@ import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from accelerate.utils import convert_outputs_to_fp32
+from planting import opened, stepped
 from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
-from specframe.engine.engine_clock import HandClock
-from specframe.engine.local_engine import LocalEngine
 from specframe.model.runner import ModelRunner
 from specframe.model.twin import NAME, made_of, twin
 from specframe.reference import reference_decode
@@ -157,15 +156,14 @@ def test_a_change_is_seen_by_an_engine_that_stays_open(change: Callable[[Any], N
     """An engine that had nothing left to decode has the tokens of the model as it is, and nothing kept of prompts before."""
     model = zoo.build("mistral")
     pipe = harness.pipeline(model, zoo.good_draft(model), batch_size=2, draft_length=3, kv=kv)
-    engine = LocalEngine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    engine = opened(pipe, ())
     for turn in range(2):
         if turn:
             change(model)
         for request in harness.requests(PROMPTS, 9, {zoo.EOS}):
             engine.add(request)
-        found = dict[int, list[int]]()
-        while not engine.idle:
-            found |= {one.request.index: one.token_ids for one in getattr(engine.step(), "finished", ())}
+        found, errors = stepped(engine)
+        assert errors == 0
         assert [found[index] for index in range(len(PROMPTS))] == reference(model)
 
 
