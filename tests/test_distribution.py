@@ -121,59 +121,36 @@ def test_typical_acceptance_is_seen_to_be_biased() -> None:
     assert by_rule(Cell("typical", "ragged", 4, "t1"), FEWER) < LEAST**2
 
 
-def tree_cell(rule: str, siblings: str, branch: str) -> tuple[Cell, dict[str, Any]]:
-    """Return a cell of trees, and the options of its pipeline."""
-    options = {"drafter": ModelDrafter(branch=branch), "accept": f"{rule},siblings={siblings}", "draft_length": "auto"}
-    return Cell(f"{rule}-{siblings}-{branch}", "ragged", branch.count("/") + 1, "t1"), options
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("rule", ["rejection", "traversal"])
-def test_each_tree_rule_draws_from_the_target(rule: str) -> None:
-    """With two children for every node, each rule for trees passes."""
-    cell, options = tree_cell(rule, "distinct", "2/2")
-    assert by_rule(cell, FEWER, **options) > LEAST
-
-
-@pytest.mark.parametrize(
-    "drafter", ["window,sink=0,recent=1", pytest.param("window,sink=1,recent=1,branch=2/2", marks=pytest.mark.slow)]
-)
-def test_a_target_with_a_window_drafts_what_it_is_judged_by(drafter: str) -> None:
-    """Tokens drawn on a few keys of the target's cache leave the distribution as it is."""
-    options = {"drafter": drafter, "accept": "rejection", "draft_length": 2, "batch_size": 300}
-    assert by_rule(Cell("rejection-window", "ragged", 2, "t1"), FEWER, **options) > LEAST
-
-
-MIXED = {
-    "block": "first,of=suffix|model,match=2,weigh=off",
-    "traversal": 'first,"of=suffix,tree=dynamic,nodes=4,factor=4|model,branch=2/2",match=2,weigh=off',
+TREES = {"drafter": "model,branch=2/2", "draft_length": "auto", "batch_size": 750}
+PROPOSED: dict[str, tuple[int, dict[str, Any]]] = {
+    **{
+        f"{rule}-distinct-2/2": (2, TREES | {"accept": f"{rule},siblings=distinct"})
+        for rule in ("rejection", "traversal")
+    },
+    "rejection-window": (2, {"drafter": "window,sink=0,recent=1", "batch_size": 300}),
+    "rejection-window-tree": (2, {"drafter": "window,sink=1,recent=1,branch=2/2", "batch_size": 300}),
+    "block-mixed": (4, {"drafter": "first,of=suffix|model,match=2,weigh=off"}),
+    "traversal-mixed": (
+        4,
+        {"drafter": 'first,"of=suffix,tree=dynamic,nodes=4,factor=4|model,branch=2/2",match=2,weigh=off'},
+    ),
+    "block-found": (4, {"drafter": "suffix,factor=3,requests=30"}),
+    "traversal-tree-found": (4, {"drafter": "suffix,tree=dynamic,nodes=6,factor=6,requests=30"}),
 }
-"""Drafters of certain and of drawn tokens, in the rows of one batch, by rule."""
+"""Draft lengths and drafters, by rule: trees, tokens drawn on a few keys of the target's own cache, drafters of certain and of
+drawn tokens in the rows of one batch, and drafters whose tokens are certain, chains and trees with several children of a node."""
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("rule", MIXED)
-def test_some_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> None:
-    """Rows that were found drafts for, and rows whose drafts were drawn, both draw from the target."""
-    options = {"drafter": registry().make("drafter", MIXED[rule]), "accept": rule, "draft_length": 4, "batch_size": 50}
-    assert by_rule(Cell(f"{rule}-mixed", "ragged", 4, "t1"), FEWER, **options) > LEAST
-
-
-FOUND = {"block": "suffix,factor=3,requests=30", "traversal-tree": "suffix,tree=dynamic,nodes=6,factor=6,requests=30"}
-"""Drafters whose tokens are certain, chains and trees with several children of a node, by rule."""
-
-
-def found_cell(name: str) -> tuple[Cell, dict[str, Any]]:
-    """Return a cell of such a drafter, and the options of its pipeline."""
-    options = {"drafter": FOUND[name], "accept": name.partition("-")[0], "draft_length": 4}
-    return Cell(f"{name}-found", "ragged", 4, "t1"), {**options, "batch_size": 50}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", FOUND)
-def test_some_found_drafts_draw_from_the_target(name: str) -> None:
-    """A chain and a tree that were found, under a rule for each."""
-    cell, options = found_cell(name)
+@pytest.mark.wide(but=["rejection-window"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one == "rejection-window-tree")) for one in PROPOSED],
+)
+def test_what_each_drafter_proposes_leaves_the_targets_distribution(name: str) -> None:
+    """Whatever proposes tokens, and however it draws or finds them, a rule for them passes."""
+    length, own = PROPOSED[name]
+    options = {"accept": name.partition("-")[0], "draft_length": length, "batch_size": 50, **own}
+    cell = Cell(name.replace("window-tree", "window"), "ragged", length, "t1")
     assert by_rule(cell, FEWER, **options) > LEAST
 
 

@@ -134,16 +134,6 @@ LATE = {"a depth below the tree's", "more accepted than drafted", "a node after 
 """The faults that are reported on another device, too: on all of them the same check sees the numbers of the transfer."""
 
 
-def told(faults: dict[str, Any]) -> list[Any]:
-    """Return the faults with the devices that they are reported on."""
-    return [
-        pytest.param(case, device, id=f"{case} on {device}")
-        for case in faults
-        for device in ("cpu", "sim")
-        if device == "cpu" or case in LATE
-    ]
-
-
 def decode(device: str, **strategies: Any) -> None:
     """Decode exactly with a tree that has padding."""
     options = {"drafter": Drafter(), "accept": Rule(), "align": Alignment(), **strategies}
@@ -151,31 +141,33 @@ def decode(device: str, **strategies: Any) -> None:
         harness.check(harness.pipeline(TARGET, batch_size=3, **options), ASKED)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(("case", "device"), told(DRAFTS))
-def test_a_drafter_is_named(case: str, device: str) -> None:
-    """Its own numbers are reported as the drafter's, and as nobody else's."""
-    change, said = DRAFTS[case]
-    with pytest.raises(ContractError, match=rf"^drafter \S*Drafter.*: propose\(\) must return {said}"):
-        decode(device, drafter=Drafter(change))
+STRATEGIES: dict[str, tuple[type, str, dict[str, tuple[Change, str]]]] = {
+    "drafter": (Drafter, r"drafter \S*Drafter.*: propose", DRAFTS),
+    "accept": (Rule, r"acceptance rule \S*Rule.*: accept", RULES),
+    "align": (Alignment, r"alignment \S*Alignment.*: commit", VERDICTS),
+}
+"""Of each option the strategy at fault, how it is named, and what may be wrong with what it returns."""
 
 
-@pytest.mark.wide(but=["a path that begins below on cpu", "no path on cpu", "another token than the draft's on cpu"])
-@pytest.mark.parametrize(("case", "device"), told(RULES))
-def test_an_acceptance_rule_is_named(case: str, device: str) -> None:
-    """What the rule returned is reported as its own, before the loop cuts padding away."""
-    change, said = RULES[case]
-    with pytest.raises(ContractError, match=rf"^acceptance rule \S*Rule.*: accept\(\) must return {said}"):
-        decode(device, accept=Rule(change))
+def told() -> list[tuple[str, str, str]]:
+    """Return the options with their faults and the devices that these are reported on."""
+    cases = [(option, case) for option, (_, _, faults) in STRATEGIES.items() for case in faults]
+    return [(*one, device) for one in cases for device in ("cpu", "sim") if device == "cpu" or one[1] in LATE]
 
 
-@pytest.mark.wide(but=["more accepted than drafted on sim"])
-@pytest.mark.parametrize(("case", "device"), told(VERDICTS))
-def test_an_alignment_is_named(case: str, device: str) -> None:
-    """An alignment's own acceptance result is reported as its own, not as the rule's that it replaced."""
-    change, said = VERDICTS[case]
-    with pytest.raises(ContractError, match=rf"^alignment \S*Alignment.*: commit\(\) must return {said}"):
-        decode(device, align=Alignment(change))
+@pytest.mark.wide(
+    but=[
+        *("accept-a path that begins below-cpu", "accept-no path-cpu", "accept-another token than the draft's-cpu"),
+        "align-more accepted than drafted-sim",
+    ]
+)
+@pytest.mark.parametrize(("option", "case", "device"), told())
+def test_a_strategy_is_named(option: str, case: str, device: str) -> None:
+    """What a strategy returned is reported as its own, before the loop cuts padding away or another strategy replaces it."""
+    strategy, name, faults = STRATEGIES[option]
+    change, said = faults[case]
+    with pytest.raises(ContractError, match=rf"^{name}\(\) must return {said}"):
+        decode(device, **{option: strategy(change)})
 
 
 @pytest.mark.wide
