@@ -14,6 +14,7 @@ from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
 from specframe.errors import SpecframeError
 from specframe.pipeline import Pipeline
+from specframe.plugins.compose import Composition
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
     "memory": lambda: torch.OutOfMemoryError("CUDA out of memory"),
@@ -86,6 +87,15 @@ def raising(fault: str) -> Act:
         raise FAULTS[fault]()
 
     return act
+
+
+def plant(pipe: Pipeline, usual: Composition, point: Point, at: int, act: Act) -> Acting:
+    """Put what acts at a point, whose role is named by its field, into a composition of a pipeline, and return it."""
+    field, maker, member = point
+    inner = getattr(usual, field)
+    acting = Making(inner, maker, member, at, act) if maker else Acting(inner, member, at, act)
+    pipe.parts.composition = attrs.evolve(usual, **{field: acting})
+    return acting
 
 
 def turns(count: int) -> list[int]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from planting import Acting, opened, raising, stepped, turns, wanted
+from planting import Acting, opened, plant, raising, stepped, turns, wanted
 from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.graphs import captured_rounds
 from specframe_testing import fakes, harness, suite_device, zoo
@@ -31,12 +32,9 @@ DRAFT = fakes.fake_draft(TARGET)
 
 
 @pytest.fixture(autouse=True)
-def on_sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _soon(on_sim: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pipelines decode on the simulated device, where a round is captured when its kind comes up again."""
     monkeypatch.setattr(captured_rounds, "ROUNDS", 1)
-    with suite_device.running_on("sim"):
-        harness.device()
-        yield
 
 
 @pytest.fixture
@@ -182,21 +180,15 @@ POINTS = [
 def test_errors_while_a_round_is_captured(point: tuple[str, str]) -> None:
     """At whatever call memory runs out, or a strategy fails, no token is lost or comes twice; an error of the capture is none."""
     pipe, requests = piped(batch_size=2), harness.requests(harness.random_prompts((5, 3, 4), 61), 14)
-    usual, expected = pipe.parts.composition, wanted(TARGET, requests)
-    field, member = point
-
-    def planted(at: int, fault: str) -> Acting:
-        acting = Acting(getattr(usual, field), member, at, raising(fault))
-        pipe.parts.composition = attrs.evolve(usual, **{field: acting})
-        return acting
-
-    counted = planted(0, "error")
+    usual, expected, (field, member) = pipe.parts.composition, wanted(TARGET, requests), point
+    planted = functools.partial(plant, pipe, usual, (field, "", member))
+    counted = planted(0, raising("error"))
     harness.check(pipe, requests)
     for at in turns(counted.calls):
-        planted(at, "memory")
+        planted(at, raising("memory"))
         with pytest.warns(SpecframeWarning, match="memory"):
             harness.check(pipe, requests)
-        planted(at, "error")
+        planted(at, raising("error"))
         ended, errors = stepped(opened(pipe, requests))
         assert ended == expected
         assert errors <= 1, "none where only the capture has failed"

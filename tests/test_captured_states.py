@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -45,11 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
 ARCHITECTURES = ("qwen3_5_text", "nemotron_h", "lfm2", "zaya", "jamba", "minimax", "kimi_linear", "falcon_h1")
 
 
-@pytest.fixture(autouse=True)
-def on_sim() -> Iterator[None]:
-    """Have pipelines of the harness use copies of their models on the simulated device, which captures."""
-    with suite_device.running_on("sim"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_sim")
 
 
 def asked_of(target: PreTrainedModel, seed: int = 5) -> list[Request]:

@@ -13,11 +13,7 @@ from specframe.cli import cli
 from specframe.models.aliases import HOME_VARIABLE
 from specframe.plugins.registry import registry
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test has a working folder of its own."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def parsed(name: str, *words: str) -> dict[str, Any]:

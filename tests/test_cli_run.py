@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import command_line
 import pytest
 import torch
 import transformers
@@ -57,11 +58,8 @@ FIGURES = [name for name in attrs.fields_dict(RunReport) if name != "stage_secon
 
 
 def run(*arguments: str, given: str | None = None) -> Result:
-    """Run ``specframe run`` in this process; an exception that is not an exit is raised."""
-    result = CliRunner().invoke(cli, ["run", *arguments], prog_name="specframe", input=given)
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    """Run ``specframe run``."""
+    return command_line.invoke("run", *arguments, given=given)
 
 
 def records(path: str = "out.jsonl") -> list[dict]:

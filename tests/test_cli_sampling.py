@@ -5,26 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import command_line
 import pytest
-from click.testing import CliRunner, Result
-
-from specframe.cli import cli
+from click.testing import Result
 
 TINY = ["--max-new-tokens", "10", "--draft-length", "3"]
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test has a working folder of its own."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def run(*arguments: str) -> Result:
-    """Run ``specframe run`` on the embedded pair; an exception that is not an exit is raised."""
-    result = CliRunner().invoke(cli, ["run", *TINY, *arguments], prog_name="specframe")
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    """Run ``specframe run`` on the embedded pair."""
+    return command_line.invoke("run", *TINY, *arguments)
 
 
 def decoded(*arguments: str) -> list[dict]:

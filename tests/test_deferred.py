@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
-from planting import Acting, Making, collected, opened, raising, stepped, turns, wanted
+from planting import collected, opened, plant, raising, stepped, turns, wanted
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_std.policies.goodput import Goodput
-from specframe_testing import fakes, harness, suite_device, zoo
+from specframe_testing import fakes, harness, zoo
 from specframe_testing.device.counters import COUNTERS, WAIT
 from specframe_testing.device.launches import refuse_waits
 from transformers import PreTrainedModel
@@ -109,6 +109,15 @@ class Grudging(Greedy):
         return attrs.evolve(found, accepted_B=found.accepted_B * (batch.lengths_B % 3 > 0))
 
 
+def assert_right(**options: Any) -> None:
+    """Assert that a target drafts rightly for itself, whatever a rule accepts of that."""
+    rule, limits = Grudging(), [40, 40, *[2, 3, 1, 5] * 6]  # prompts are read between rounds of other rows, too
+    requests = harness.requests(harness.random_prompts([3 + place % 7 for place in range(26)], 61), limits)
+    harness.check(piped(fakes.fake_target(), accept=rule, schedule="continuous,wait=0", **options), requests)
+    assert rule.agreed
+    assert all(rule.agreed)
+
+
 @pytest.mark.wide(but=["(3,)", "(2, 0, 3)"])
 @pytest.mark.parametrize("depths", [(3,), (2, 3, 0, 0, 4), (2, 0, 3), ((0, 3, 1), (2, 0, 4), 0)], ids=str)
 def test_drafts_of_any_length(depths: Any) -> None:
@@ -117,13 +126,7 @@ def test_drafts_of_any_length(depths: Any) -> None:
     deferred, synchronous = (harness.check(pipe, asked()) for pipe in found)
     if depths == (3,):
         assert [one.metrics for one in deferred] == [one.metrics for one in synchronous]
-    rule = Grudging()
-    limits = [40, 40, *[2, 3, 1, 5] * 6]  # prompts are read between rounds of other rows, too
-    requests = harness.requests(harness.random_prompts([3 + place % 7 for place in range(26)], 61), limits)
-    itself = piped(fakes.fake_target(), draft_length=Depths(*depths), accept=rule, schedule="continuous,wait=0")
-    harness.check(itself, requests)
-    assert rule.agreed
-    assert all(rule.agreed)
+    assert_right(draft_length=Depths(*depths))
 
 
 @pytest.mark.wide(but=["branch=2/2/1"])
@@ -136,12 +139,7 @@ def test_trees_of_a_draft_model(tree: str, ahead: list[bool]) -> None:
         found.append([one.metrics.num_accepted_draft_tokens for one in results])
         assert any(ahead)
     assert found[0] == found[1]
-    rule, limits = Grudging(), [40, 40, *[2, 3, 1, 5] * 6]
-    requests = harness.requests(harness.random_prompts([3 + place % 7 for place in range(26)], 61), limits)
-    options: dict[str, Any] = {"accept": rule, "schedule": "continuous,wait=0"}
-    harness.check(piped(fakes.fake_target(), drafter=f"model,{tree}", **options), requests)
-    assert rule.agreed
-    assert all(rule.agreed)
+    assert_right(drafter=f"model,{tree}")
 
 
 @pytest.mark.wide
@@ -303,26 +301,17 @@ def test_errors_of_launches_and_landings(point: Any) -> None:
     """Wherever memory runs out nothing is lost; another error is reported after what has ended, and the others go on."""
     pipe, requests = piped(batch_size=2), asked(5)
     usual, expected = pipe.parts.composition, wanted(TARGET, requests)
-
-    def planted(at: int, fault: str) -> Any:
-        field, maker, member = point
-        inner = getattr(usual, field)
-        acting = (
-            Making(inner, maker, member, at, raising(fault)) if maker else Acting(inner, member, at, raising(fault))
-        )
-        pipe.parts.composition = attrs.evolve(usual, **{field: acting})
-        return acting
-
-    counted = planted(0, "error")
+    planted = functools.partial(plant, pipe, usual, point)
+    counted = planted(0, raising("error"))
     harness.check(pipe, requests)
     for at in turns(counted.calls):
-        planted(at, "memory")
+        planted(at, raising("memory"))
         with pytest.warns(RuntimeWarning, match="memory"):
             harness.check(pipe, requests)
-        planted(at, "error")
+        planted(at, raising("error"))
         ended, errors = stepped(opened(pipe, requests))
         assert (ended, errors) == (expected, 1)
-        planted(at, "error")
+        planted(at, raising("error"))
         results, told = collected(pipe.decode(requests))
         assert told
         assert all(one.token_ids == expected[one.index] for one in results)
@@ -365,14 +354,6 @@ def test_processors_that_look_at_tokens(ahead: list[bool]) -> None:
             found.append([one.token_ids for one in pipe.generate(prompts, 8, sampling=how)])
             assert any(ahead) == (expected and rounds == "deferred")
         assert found[0] == found[1]
-
-
-@pytest.fixture
-def on_sim() -> Iterator[None]:
-    """Have pipelines of the harness use copies of their models on the simulated device."""
-    with suite_device.running_on("sim"):
-        harness.device()
-        yield
 
 
 @pytest.mark.wide(but=["0-3-", "3-3-model,branch=2/1/1"])

@@ -17,11 +17,11 @@ from planting import (
     WRONG,
     Act,
     Acting,
-    Making,
     Point,
     assert_once,
     collected,
     opened,
+    plant,
     raising,
     stepped,
     turns,
@@ -84,11 +84,7 @@ def planted(point: Point, at: int, act: Act) -> Acting:
     """Put what acts at a point into its pipeline, and return it."""
     role, maker, member = point
     pipe = pipe_of(point)
-    usual = USUAL[id(pipe)]
-    inner = getattr(usual, FIELDS[role])
-    acting = Making(inner, maker, member, at, act) if maker else Acting(inner, member, at, act)
-    pipe.parts.composition = attrs.evolve(usual, **{FIELDS[role]: acting})
-    return acting
+    return plant(pipe, USUAL[id(pipe)], (FIELDS[role], maker, member), at, act)
 
 
 @pytest.fixture(autouse=True)

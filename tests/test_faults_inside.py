@@ -9,7 +9,20 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from planting import FAULTS, WRONG, Acting, assert_once, collected, opened, raising, shapes, stepped, turns, wanted
+from planting import (
+    FAULTS,
+    WRONG,
+    Acting,
+    assert_once,
+    collected,
+    opened,
+    plant,
+    raising,
+    shapes,
+    stepped,
+    turns,
+    wanted,
+)
 from specframe_testing import fakes, harness, paged_fake, suite_device, zoo
 
 from specframe.contracts.requests import Result
@@ -202,8 +215,7 @@ def test_a_value_on_another_device_is_told(role: str, member: str, field: str | 
 
     with suite_device.running_on("sim"):
         pipe = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=2)
-        inner = getattr(pipe.composition, FIELDS[role])
-        pipe.parts.composition = attrs.evolve(pipe.composition, **{FIELDS[role]: Acting(inner, member, 1, act)})
+        plant(pipe, pipe.composition, (FIELDS[role], "", member), 1, act)
         results, told = collected(pipe.decode(ASKED))
     assert results == []
     assert told.startswith(role), told

@@ -17,10 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import invoke
 
 from specframe import files
-from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.files import MARK, Output
 from specframe.models import loading as models
@@ -34,18 +33,7 @@ with Output(sys.argv[1]).locked():
 """
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test has a working folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
-def invoke(*arguments: str) -> Result:
-    """Run the command line in this process; an exception that is not an exit is raised."""
-    result = CliRunner().invoke(cli, arguments, prog_name="specframe")
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def everything() -> dict[str, bytes | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from specframe_std.graphs import captured_forward, captured_rounds, graph_cache
 from specframe_std.graphs.kept_graphs import ModelGraphs
-from specframe_testing import fakes, harness, suite_device, zoo
+from specframe_testing import fakes, harness, zoo
 from specframe_testing.device.captured_graphs import SimRecording
 from specframe_testing.device.device_memory import MEMORY
 from transformers import PreTrainedModel
@@ -27,12 +27,9 @@ ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [8, 6, 9, 5],
 
 
 @pytest.fixture(autouse=True)
-def on_sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have pipelines of the harness use copies of their models on the simulated device, which captures: forwards alone."""
-    monkeypatch.setattr(captured_rounds, "ROUNDS", 10**9)  # whole rounds are captured for one run
-    with suite_device.running_on("sim"):
-        harness.device()
-        yield
+def _forwards_alone(on_sim: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have forwards alone captured: whole rounds are captured for one run."""
+    monkeypatch.setattr(captured_rounds, "ROUNDS", 10**9)
 
 
 def piped(target: PreTrainedModel | None = None, draft: Any = None, **options: Any) -> Pipeline:

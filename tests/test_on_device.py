@@ -14,7 +14,7 @@ import os
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -61,12 +61,7 @@ takes_lengths = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def on_sim() -> Iterator[None]:
-    """Have pipelines of the harness use copies of their models on the device."""
-    with suite_device.running_on("sim"):
-        harness.device()  # torch knows the device from here on, whichever test is the first of a process
-        yield
+pytestmark = pytest.mark.usefixtures("on_sim")
 
 
 @functools.cache

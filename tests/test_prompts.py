@@ -26,10 +26,7 @@ ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 ANSWERED = [*ASKED, {"role": "assistant", "content": "Because."}]
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test has a working folder of its own."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def written(content: str | bytes, name: str) -> list[Prompt]:

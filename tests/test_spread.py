@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from products import crossed
 from specframe_std.attention.varlen import Packed
-from specframe_testing import harness, suite_device, zoo
+from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.model.runner import ModelRunner
@@ -28,11 +27,7 @@ SCHEMES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def on_sim() -> Iterator[None]:
-    """Have the harness use the simulated device."""
-    with suite_device.running_on("sim"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_sim")
 
 
 def moved(given: Any, device: torch.device) -> Any:
