@@ -157,7 +157,9 @@ def told() -> list[tuple[str, str, str]]:
 
 @pytest.mark.wide(
     but=[
-        *("accept-a path that begins below-cpu", "accept-no path-cpu", "accept-another token than the draft's-cpu"),
+        "accept-a path that begins below-cpu",
+        "accept-no path-cpu",
+        "accept-another token than the draft's-cpu",
         "align-more accepted than drafted-sim",
     ]
 )
