@@ -112,34 +112,9 @@ class Pipeline:
         memory: str | int | None = DEFAULTS.memory,
         rounds: str = DEFAULTS.rounds,
     ) -> None:
-        self.recipe = Recipe(
-            target=target,
-            drafter=drafter,
-            align=align,
-            schedule=schedule,
-            accept=accept,
-            verify=verify,
-            kv=kv,
-            batch_size=batch_size,
-            draft_length=draft_length,
-            device=device,
-            dtype=dtype,
-            seed=seed,
-            tokenizer=tokenizer,
-            observers=observers,
-            check=check,
-            attention=attention,
-            graphs=graphs,
-            layers=layers,
-            generation_config=generation_config,
-            executor=executor,
-            bitwise=bitwise,
-            load_options=load_options,
-            constraint=constraint,
-            memory=memory,
-            rounds=rounds,
-        )
-        self.recipe = self.recipe.checked().named(registry())
+        options = dict(locals())  # each is a field of the recipe
+        del options["self"]
+        self.recipe = Recipe(**options).checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed
         self.executor = guard("executor", strategy(registry(), "executor", self.recipe.executor))
         self._own = self.executor.home(self.recipe) if "remote" in self.executor.offers else self.recipe
