@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from specframe.devices.cuda import ANY_SHAPE, PRECISE, CudaGraph, DeviceEvent
 from specframe.devices.device_names import EXPECTED, entry_point, is_name
 from specframe.errors import OptionError, sentence
 
@@ -134,8 +133,20 @@ class Cuda(DeviceKind):
     """16 bytes of half precision. Of float32 it is half as many; torch aligns masks to 8 numbers of any precision."""
     vectors = False
     queues = True
-    recording = CudaGraph
-    event = DeviceEvent
+
+    @staticmethod
+    def recording(function: Callable[[], tuple[torch.Tensor, ...]]) -> CapturedGraph:
+        """Record a CUDA graph."""
+        from specframe.devices.cuda import CudaGraph
+
+        return CudaGraph(function)
+
+    @staticmethod
+    def event(device: torch.device) -> Event:
+        """Return a CUDA event in the queue of that device, whichever is the current one."""
+        from specframe.devices.cuda import DeviceEvent
+
+        return DeviceEvent(device)
 
     def count(self) -> int:
         """Return the number of CUDA devices."""
@@ -156,10 +167,14 @@ class Cuda(DeviceKind):
 
     def precise(self) -> AbstractContextManager[None]:
         """Switch off TF32, sums in half precision and split sums, for the process."""
+        from specframe.devices.cuda import PRECISE
+
         return PRECISE
 
     def any_shape(self) -> AbstractContextManager[None]:
         """Keep attention away from cuDNN, for the process."""
+        from specframe.devices.cuda import ANY_SHAPE
+
         return ANY_SHAPE
 
     def pinned(self, values: torch.Tensor) -> torch.Tensor:
@@ -221,7 +236,9 @@ def pick(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not is_name(name):
         raise OptionError(f"device {name!r}: expected {EXPECTED}")
-    of_kind = kind(name.partition(":")[0])  # before torch is asked, which knows a further kind once it is imported
+    of_kind = kind(
+        name.partition(":")[0]
+    )  # before torch is asked, which knows further kinds from when they are imported
     device = torch.device(name)
     count = of_kind.count() if of_kind else 0
     if device.type != "cpu" and (device.index or 0) >= count:
