@@ -117,10 +117,8 @@ def _replace(
             held.append(graph.get_attr(name))
             held[-1].meta["val"] = fake
         whole = graph.call_function(LINEAR, (given, *held))
-        one = nodes[0].meta["val"]
-        whole.meta["val"] = one.new_empty(
-            *one.shape[:-1], sum(sizes)
-        )  # torch 2.11 has no product of tensors without numbers
+        one = nodes[0].meta["val"]  # torch 2.11 has no product of tensors without numbers
+        whole.meta["val"] = one.new_empty(*one.shape[:-1], sum(sizes))
         parts = graph.call_function(torch.ops.aten.split_with_sizes.default, (whole, sizes, -1))
         parts.meta["val"] = torch.ops.aten.split_with_sizes.default(whole.meta["val"], sizes, -1)
         for place, node in enumerate(nodes):
