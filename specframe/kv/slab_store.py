@@ -98,9 +98,7 @@ class SlabStore:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
         """Write (B, H, T, D) keys and values and return views (B, H, S, D) of all slots attended to."""
-        write(*self._keys[layer], keys)
-        write(*self._values[layer], values)
-        return self.view(layer)
+        return DenseView(written(*self._keys[layer], keys), written(*self._values[layer], values))
 
     def view(self, layer: int) -> DenseView:
         """Return views (B, H, S, D) of all slots attended to."""
@@ -141,12 +139,13 @@ class SlabStore:
         return sum(block.whole.nbytes for block in self._blocks)
 
 
-def write(block: SlabBlock, place: int, states: torch.Tensor) -> None:
-    """Write the keys, or the values, of one layer."""
+def written(block: SlabBlock, place: int, states: torch.Tensor) -> torch.Tensor:
+    """Write the keys, or the values, of one layer and return the slots attended to."""
     if block.fresh is not None:
         block.fresh[place].copy_(states)
     else:
         block.flat[place].index_copy_(0, block.places, states.transpose(1, 2).flatten(0, 1))
+    return block.seen[place] if block.chosen_BN is None else attended(block, place)
 
 
 def attended(block: SlabBlock, place: int) -> torch.Tensor:

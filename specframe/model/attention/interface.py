@@ -208,10 +208,9 @@ class StoreCache(Cache):
                 self.paged[layer_idx] = view
                 return key_states, value_states
             view = gather_slots(view, self._extent)
-        return self._shown(view)
-
-    def _shown(self, view: DenseView) -> tuple[torch.Tensor, torch.Tensor]:
-        return (view.keys.contiguous(), view.values.contiguous()) if self._contiguous else (view.keys, view.values)
+        if self._contiguous:
+            return view.keys.contiguous(), view.values.contiguous()
+        return view.keys, view.values
 
     def memory(self, layers: Iterable[int]) -> list[torch.Tensor]:
         """Return the places of the tokens fed in the memory of the store, and the keys and values there of each of these layers.
@@ -224,7 +223,8 @@ class StoreCache(Cache):
 
     def written(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what :meth:`update` does for a layer whose memory was written."""
-        return self._shown(cast(DirectStore, self._store).view(layer))
+        keys, values = cast(DirectStore, self._store).view(layer)
+        return (keys.contiguous(), values.contiguous()) if self._contiguous else (keys, values)
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """Write (B, T, D) keys by which a layer chooses what it attends to; return those of all slots attended to, (B, S, D)."""
