@@ -12,6 +12,7 @@ from specframe_std.layers.merged_weights import packed, refusal
 from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
 
+from specframe.errors import SpecframeWarning
 from specframe.model.runner import ModelRunner
 
 
@@ -112,3 +113,15 @@ def test_a_model_on_a_cpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     pipe = harness.pipeline(zoo.build("opt", num_hidden_layers=1), None, layers="traced")
     harness.check(pipe, harness.requests([[1, 2, 3]], 2))
     assert asked == [False]
+
+
+def test_what_cannot_be_merged_runs_as_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch raises an error while code is written anew, layers run as they are, and one warning says why."""
+
+    def raises(*_: Any) -> TracedForward:
+        raise RuntimeError("no product of these")
+
+    monkeypatch.setattr(traces, "trace", raises)
+    pipe = harness.pipeline(zoo.build("opt", num_hidden_layers=1), None, layers="compiled")
+    with pytest.warns(SpecframeWarning, match="layers are not traced, and run eagerly: no product of these"):
+        harness.check(pipe, harness.requests([[1, 2, 3]], 4))

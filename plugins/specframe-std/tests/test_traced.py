@@ -18,9 +18,10 @@ from specframe_std.layers.compile_ahead import begin
 from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
 
+from specframe.contracts.cache import DenseView
 from specframe.contracts.model import ForwardOptions
 from specframe.contracts.roles import Observer
-from specframe.errors import ModelError, SpecframeWarning
+from specframe.errors import ContractError, ModelError, SpecframeWarning
 from specframe.kv.slab_store import SlabStore
 from specframe.model import padding_free
 from specframe.model.model_checks import SelfTests
@@ -412,6 +413,39 @@ def test_pieces_that_write_are_exact(way: str, name: str, monkeypatch: pytest.Mo
     options = {"batch_size": 3, "draft_length": 3, "layers": "compiled", **ALIGNMENTS[way]}
     pipe = harness.pipeline(target, zoo.good_draft(target), **options)
     harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
+@PIECES
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("drafter", ["none", "early-exit,layers=1", "window,sink=1,recent=3"])
+def test_drafters_on_the_target_s_cache(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A self-drafter's modules write through methods of the store to which pieces write; its methods are its own from then on."""
+    stores, made = list[SlabStore](), SlabStore.__init__
+
+    def noted(self: SlabStore, *given: Any) -> None:
+        made(self, *given)
+        stores.append(self)
+
+    monkeypatch.setattr(SlabStore, "__init__", noted)
+    pipe = harness.pipeline(zoo.build("opt"), None, drafter=drafter, batch_size=3, draft_length=3, layers="compiled")
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+    assert stores
+    assert not [one for one in stores if {"write", "expect", "view"} & {*vars(one)}]
+
+
+@PIECES
+@pytest.mark.usefixtures("compiled")
+def test_a_view_of_other_slots_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store whose memory was written hands out the slots attended to, or the error names it."""
+    usual = SlabStore.view
+    monkeypatch.setattr(
+        SlabStore, "view", lambda self, layer: DenseView(*(one[:, :, 1:] for one in usual(self, layer)))
+    )
+    pipe = harness.pipeline(zoo.build("opt"), None, layers="compiled")
+    with pytest.raises(
+        ContractError, match=r"KV backend 'slab' of .*: store.view\(\) must return a DenseView of \d+ slots"
+    ):
+        harness.check(pipe, harness.requests(PROMPTS[:1], 3))
 
 
 @PIECES

@@ -230,31 +230,66 @@ def attend(self: Guard, query: torch.Tensor, view: KVView, scaling: float | None
 def watch_store(guard: Guard, store: Any, *_: Any) -> Any:
     """Have looked at what a store says of cached tokens, and at the first view of it, where its methods can be replaced."""
     STORES[store] = guard
-    if not hasattr(store, "__dict__"):
-        return store
+    if hasattr(store, "__dict__"):
+        watch_first_view(guard, store)
+        if hasattr(type(store), "reserve"):
+            watch_reserve(guard, store)
+    return store
+
+
+def watch_first_view(guard: Guard, store: Any) -> None:
+    """Have the first view looked at that a store hands out, of what it wrote or code of a forward did."""
     write, expect = store.write, store.expect
     extent = "S"  # the slots attended to, once a forward has announced them
-    held = weakref.ref(store)  # a store that held itself would keep its memory until it is collected
 
-    def expect_once(placement: Placement) -> None:
+    def watch_no_more() -> (
+        None
+    ):  # whoever holds a method may call it again; a store that held itself would keep its memory
+        for name in ("write", "expect", "view"):
+            vars(store).pop(name, None)
+
+    def expect_until(placement: Placement) -> None:
         nonlocal extent
-        vars(store).pop("expect", None)
         attended = placement.attended_BS
         extent = str((placement.key_index_BS if attended is None else attended).shape[1])
         expect(placement)
 
     def write_once(layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
-        vars(store).pop("write", None)  # whoever holds it may call it again
+        watch_no_more()
         view = write(layer, keys, values)
-        if not isinstance(view, DenseView | PagedView):
-            refuse(guard, "store.write", "a DenseView or PagedView of specframe.contracts.cache", view)
-        for name, fed in {"keys": keys, "values": values}.items() if isinstance(view, DenseView) else ():
-            (rows, heads, _, size), given = fed.shape, getattr(view, name)
-            shape = tuple(getattr(given, "shape", ()))
-            if len(shape) != 4 or (*shape[:2], shape[3]) != (rows, heads, size) or extent not in ("S", str(shape[2])):
-                words = f"{name} of shape (B, H, S, D) = ({rows}, {heads}, {extent}, {size})"
-                refuse(guard, "store.write", (words, shape or value_words(given)))
+        if (fault := view_fault(view, extent, keys, values)) is not None:
+            refuse(guard, "store.write", fault, view)
         return view
+
+    def view_once(layer: int) -> Any:
+        watch_no_more()
+        view = store.view(layer)
+        if not isinstance(view, DenseView) or extent not in ("S", str(view.keys.shape[2])):
+            refuse(guard, "store.view", f"a DenseView of {extent} slots", view)
+        return view
+
+    store.write, store.expect = write_once, expect_until
+    if hasattr(type(store), "places"):
+        store.view = view_once
+
+
+def view_fault(view: Any, extent: str, keys: torch.Tensor, values: torch.Tensor) -> Fault | str | None:
+    """Return what is wrong with a store's view of ``extent`` slots, those of these keys and values among them."""
+    if not isinstance(view, DenseView | PagedView):
+        return "a DenseView or PagedView of specframe.contracts.cache"
+    for name, fed in {"keys": keys, "values": values}.items() if isinstance(view, DenseView) else ():
+        (rows, heads, _, size), given = fed.shape, getattr(view, name)
+        shape = tuple(getattr(given, "shape", ()))
+        if len(shape) != 4 or (*shape[:2], shape[3]) != (rows, heads, size) or extent not in ("S", str(shape[2])):
+            return f"{name} of shape (B, H, S, D) = ({rows}, {heads}, {extent}, {size})", str(
+                shape or value_words(given)
+            )
+    return None
+
+
+def watch_reserve(guard: Guard, store: Any) -> None:
+    """Have looked at what a store says of cached tokens, for as long as it lives."""
+    held = weakref.ref(store)
 
     def reserve(sequence: Sequence, tokens: int) -> int | None:
         one: Any = held()
@@ -263,10 +298,7 @@ def watch_store(guard: Guard, store: Any, *_: Any) -> Any:
             refuse(guard, "store.reserve", f"a number of tokens from 0 to {tokens}, or None", cached)
         return cached
 
-    store.write, store.expect = write_once, expect_once
-    if hasattr(type(store), "reserve"):
-        store.reserve = reserve
-    return store
+    store.reserve = reserve
 
 
 def has(what: str, members: Any) -> Look:

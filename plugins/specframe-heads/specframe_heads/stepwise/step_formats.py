@@ -37,7 +37,7 @@ def is_clover2(checkpoint: Checkpoint) -> bool:
 
 
 def is_clover(checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint is Clover in the layout that `specframe heads train` writes: nobody published another."""
+    """Return whether a checkpoint is Clover in a layout of specframe's own: nobody published another."""
     return "Clover" in (checkpoint.config.get("architectures") or ()) and "gate.q.weight" in checkpoint.names
 
 

@@ -97,7 +97,7 @@ class Traces:
             self._made[kind] = None
             try:
                 self._made[kind] = trace(self._runner, kind[0], asked and self._runner.device.type != "cpu", kind[1])
-            except ModelError as error:
+            except Exception as error:  # whatever torch raises while code is written anew
                 self._tell("traced", error, asked)
         return self._made[kind]
 
