@@ -38,6 +38,8 @@ class StraightForward(Protocol):
 
     hidden: tuple[int, ...]
     """The numbers of the hidden states that it gives."""
+    padding_free: bool
+    """Whether it can be fed the tokens of all rows in one, (1, N)."""
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         """Return the logits (B, K, V), and these hidden states.

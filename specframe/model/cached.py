@@ -54,13 +54,11 @@ class CachedModel:
         how: ForwardOptions = PLAIN,
         graphs: ModelGraphs | None = None,
     ) -> None:
-        if runner.state_layers:
-            how = attrs.evolve(how, layers="eager")
-            if how.states is None:
-                raise ModelError(
-                    f"{runner} has layers that keep a state: expected a strategy whose cache run.open_cache() opens without a "
-                    "layout of its own, or a model whose layers all attend"
-                )
+        if runner.state_layers and how.states is None:
+            raise ModelError(
+                f"{runner} has layers that keep a state: expected a strategy whose cache run.open_cache() opens without a "
+                "layout of its own, or a model whose layers all attend"
+            )
         runner.require(how)
         self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
         self._how, self._static, self.states = how, layout.static, how.states

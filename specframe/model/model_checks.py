@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -21,7 +21,7 @@ from specframe.model import current_numerics
 from specframe.model.attention.interface import Watched, in_pages
 from specframe.model.padding_free import PaddingFree
 from specframe.model.state_layers import open_states, state_forwards
-from specframe.model.transformers_model import AS_IS, CallOptions, TransformersModel
+from specframe.model.transformers_model import AS_IS, NOTHING, CallOptions, TransformersModel
 from specframe.model.twin import twin
 from specframe.models.own_cache import OwnCache
 from specframe.models.precision import eps
@@ -283,7 +283,9 @@ class SelfTests:
             one_row, one_token: whether it is checked with one row, and with one token of each, or with several.
         """
         placement = cut(self._uneven, 1 if one_row else None, 1 if one_token else None)
-        store = Scratch(placement, shapes=self.kv_shapes)
+        shapes = self.kv_shapes
+        numbers = self.attending or range(len(shapes))  # a part of a model has the shapes of the whole
+        store = Scratch(placement, shapes=dict(zip(numbers, shapes, strict=False)))
         expected, found = self._fed(placement), self._fed(placement, CallOptions(traced=traced), store=store)
         if not (off := distance(found, expected)) < self._tolerance:
             raise ModelError(f"their logits are off by {off:.2g} standard deviations")
@@ -332,10 +334,10 @@ class Scratch:
     Args:
         placement: of what is fed.
         page: slots of a page, where keys and values are handed out in pages.
-        shapes: of the layers' keys and values, where the code of a forward writes them itself.
+        shapes: of layers' keys and values by their number, where the code of a forward writes them itself.
     """
 
-    def __init__(self, placement: Placement, page: int | None = None, shapes: Sequence[KVShape] = ()) -> None:
+    def __init__(self, placement: Placement, page: int | None = None, shapes: Mapping[int, KVShape] = NOTHING) -> None:
         self._page, self._shapes, self._memory = page, shapes, dict[int, tuple[torch.Tensor, torch.Tensor]]()
         self._slots_BT, self._slots = placement.slots_BT, placement.key_index_BS.shape[1]
         self._rows_B1 = torch.arange(len(self._slots_BT), device=self._slots_BT.device)[:, None]

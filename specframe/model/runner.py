@@ -107,9 +107,11 @@ class ModelRunner(TransformersModel):
         ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
         of_tokens, padding_free = block.extra, self._padding_free(block)
         traced, found = None, dict[int, torch.Tensor]()
-        if how.layers != "eager" and not of_tokens and not forwards:
+        if how.layers != "eager" and not of_tokens:
             rows, width = ids_BT.shape if padding_free is None else (1, padding_free.tokens)
             traced = self.layers.of(how, rows, width, hidden)
+            if padding_free is not None and traced is not None and not traced.padding_free:
+                traced = None
         if hidden and traced is None:
             forwards, found = self.taps.placed(hidden, forwards)
         if padding_free is not None:

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from specframe.model import padding_free
 from specframe.model.model_checks import SelfTests
 from specframe.model.runner import ModelRunner
 from specframe.model.transformers_model import CallOptions
-from specframe.model.twin import settings
+from specframe.model.twin import CURRENT, settings
 
 PIECES = pytest.mark.filterwarnings("error:.*layers are not (traced|compiled)")
 """A test of layers that have to run as pieces: modules have the same tokens."""
@@ -149,25 +148,71 @@ def test_a_target_is_traced_before_its_first_hidden_state() -> None:
         assert runner.layers.of(ForwardOptions(layers="traced"), 2, 2, (0, 1, 2, 3)) is not None
 
 
-@pytest.mark.wide
-def test_layers_that_compute_their_masks_are_not_traced() -> None:
-    """A trace has no numbers of masks; a warning says so, and the tokens are exact."""
-    target = zoo.build("opt")
-    for layer in target.model.decoder.layers:
-        layer.forward = computes_its_mask(layer.forward)
-    pipe = harness.pipeline(target, None, batch_size=3, layers="traced")
-    with pytest.warns(SpecframeWarning, match="are not traced, and run eagerly: its layers compute masks themselves"):
+BETWEEN = {
+    "falcon_h1": "compiled",
+    "diffllama": "traced",
+    "gemma2": "compiled",
+    "hrm_text": "compiled",
+    "inkling_text": "traced",
+    "llama4_text": "traced",
+    "mamba2": "traced",
+    "mixtral": "traced",
+    "phimoe": "traced",
+    "qwen3_5_text": "compiled",
+    "youtu": "traced",
+}
+
+
+@pytest.mark.wide(but=["gemma2", "qwen3_5_text", "youtu"])
+@PIECES
+@pytest.mark.parametrize("name", sorted(BETWEEN))
+def test_what_is_called_between_pieces(compiled: list[Any], name: str) -> None:
+    """Layers with states alone, or beside attention; attention that is part of a piece, or has a bias, or counts positions; one
+    layer as several of the cache; keys and values that are made of those in the cache; experts in float32."""
+    target, layers = architectures.build(name), BETWEEN[name]
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers=layers)
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+    assert bool(compiled) == (layers == "compiled")
+
+
+def test_rows_are_not_laid_in_one_where_pieces_read_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where padding is left out, the modules of a model are called whose keys are expanded after the cache, and the trace of one
+    whose attention reads them as they are."""
+    monkeypatch.setattr(padding_free, "LAYING_OUT", 0)
+    calls, usual = list[bool](), TracedForward.__call__
+
+    def noted(self: TracedForward, *given: torch.Tensor) -> Any:
+        calls.append(CURRENT.get().padding_free is not None)
+        return usual(self, *given)
+
+    monkeypatch.setattr(TracedForward, "__call__", noted)
+    for name, laid in (("youtu", False), ("llama", True)):
+        calls.clear()
+        pipe = harness.pipeline(architectures.build(name), None, batch_size=3, layers="traced")
         harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+        assert calls
+        assert any(calls) == laid
 
 
-def computes_its_mask(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a layer's ``forward`` that makes another mask of the one it is given."""
+def test_pieces_that_read_masks_are_given_them_without_strides() -> None:
+    """A mask whose rows lie apart in memory, as for attention, is copied for pieces that read it, and for no others."""
+    given = list[torch.Tensor]()
+    calls = types.SimpleNamespace(forward=lambda *tensors: given.extend(tensors))
+    mask = torch.zeros(2, 1, 3, 8)[..., :5]
+    for reads in (True, False):
+        found = TracedForward([], [], [], calls, reads_masks=reads)  # type: ignore[arg-type]
+        found(*[torch.zeros(1)] * 4, mask)
+        assert given[-1].is_contiguous() == reads
+    assert trace(runner_of(architectures.build("gemma2"))).reads_masks
+    assert not trace(runner_of(zoo.build("opt"))).reads_masks
 
-    def other(*arguments: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> Any:
-        made = None if attention_mask is None else attention_mask + 0.0
-        return forward(*arguments, attention_mask=made, **options)
 
-    return other
+def test_a_layer_that_is_called_twice_is_refused() -> None:
+    """A layer with states that a forward calls twice would go on from the states of the first call."""
+    model = architectures.build("mamba2")
+    model.backbone.layers[1] = model.backbone.layers[0]
+    with pytest.raises(ModelError, match="Mamba2Mixer, which keeps a state, is called twice"):
+        trace(ModelRunner(model, "target"))
 
 
 class Counting(torch.nn.Linear):
@@ -182,7 +227,7 @@ class Counting(torch.nn.Linear):
 
 
 def test_what_a_trace_would_not_tell_is_refused() -> None:
-    """Modules that change as they are called, which stay as they were, hooks, other attention, and weights of another kind."""
+    """Modules that change as they are called, which stay as they were; hooks; numbers of tokens, slots or indexers that decide."""
     model = zoo.build("llama", num_hidden_layers=1)
     model.lm_head.__class__ = Counting
     runner = runner_of(model)
@@ -194,10 +239,13 @@ def test_what_a_trace_would_not_tell_is_refused() -> None:
     hooked.model.norm.register_forward_hook(lambda *_: None)
     with pytest.raises(ModelError, match="LlamaRMSNorm has hooks"):
         trace(runner_of(hooked))
-    eager = zoo.build("llama")
-    eager.set_attn_implementation("eager")
-    with pytest.raises(ModelError, match="it attends by eager"):
-        trace(runner_of(eager))
+    for name, reason in (
+        ("doge", "what it computes depends on how many tokens are fed or held"),
+        ("bloom", "it adds a bias to scores by the slots of keys"),
+        ("axk2", "it has layers that choose what they attend to"),
+    ):
+        with pytest.raises(ModelError, match=reason):
+            trace(runner_of(architectures.build(name)))
 
 
 @PIECES
@@ -221,17 +269,6 @@ def test_logits_that_are_no_numbers_are_no_agreement(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(SelfTests, "_fed", fed)
     with pytest.raises(ModelError, match="logits are off by nan"):
         tests.require_agreement(object(), False, False)  # type: ignore[arg-type]
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["doge", "falcon", "deepseek_v3"])
-def test_architectures_that_cannot_be_traced_are_exact(name: str) -> None:
-    """They make masks of values, attend by themselves, or have experts whose products have no shape function in float32."""
-    target = architectures.build(name)
-    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="traced")
-    with pytest.warns(SpecframeWarning, match="layers are not traced"):
-        harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
 
 
 def test_compiling_is_no_time_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,16 +64,17 @@ def attend(
     state = CURRENT.get()
     if state.attention is not None:
         return state.attention(module, query, key, value, attention_mask, scaling, **options), None
-    biased = options.get("position_bias") is not None
+    bias = options.get("position_bias")
     if (chosen := options.get("indices")) is not None:
         attention_mask = masked_but(attention_mask, chosen)
     if (padding_free := state.padding_free) is not None:
         query = padding_free.heads(query)
-    elif biased and state.attends is None and attention_mask is not None and attention_mask.is_floating_point():
-        attention_mask = attention_mask + options["position_bias"]
-        attention_mask, biased = attention_mask.clamp_(min=torch.finfo(attention_mask.dtype).min), False
+    elif (
+        bias is not None and state.attends is None and attention_mask is not None and attention_mask.is_floating_point()
+    ):
+        attention_mask, bias = biased(attention_mask, bias), None
     if state.attends is not None:
-        if biased:
+        if bias is not None:
             raise ModelError(
                 "the model adds a bias to its scores, for which there has to be a mask: ask for attention 'masked'"
             )
@@ -83,7 +84,7 @@ def attend(
         if state.chunks:
             window = state.chunks.get(getattr(module, "layer_idx", -1), window)
         output = state.attends.attend(query, view, scaling, window)
-    elif attention_mask is None or biased:
+    elif attention_mask is None or bias is not None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     elif padding_free is not None and padding_free.groups is not None:
         output = padding_free.attended(
@@ -92,6 +93,11 @@ def attend(
     else:
         output = masked_attention(query, key, value, attention_mask, scaling, state.repeated)
     return (output if padding_free is None else padding_free.row(output)), None
+
+
+def biased(mask_BHTS: torch.Tensor, bias_BHTS: torch.Tensor) -> torch.Tensor:
+    """Return an additive mask with a bias of scores; what is hidden has the least number."""
+    return (mask_BHTS + bias_BHTS).clamp_(min=torch.finfo(mask_BHTS.dtype).min)
 
 
 def masked_but(mask_B1TS: torch.Tensor | None, chosen_BTK: torch.Tensor) -> torch.Tensor:
@@ -199,7 +205,7 @@ class StoreCache(Cache):
         """Write (B, H, T, D) keys and values; return those of all slots attended to, or the new ones where they are in pages."""
         if self._padding_free is not None:
             key_states, value_states = self._padding_free.heads(key_states), self._padding_free.heads(value_states)
-        number = layer_idx if self._numbers is None else self._numbers[layer_idx]
+        number = self._number(layer_idx)
         if value_states.dtype != key_states.dtype:  # values are as a linear layer under autocast left them
             value_states = value_states.to(key_states.dtype)
         view = self._store.write(number, key_states, value_states)
@@ -212,6 +218,10 @@ class StoreCache(Cache):
             return view.keys.contiguous(), view.values.contiguous()
         return view.keys, view.values
 
+    def _number(self, layer: int) -> int:
+        """Return the store's number of a layer or an indexer."""
+        return layer if self._numbers is None else self._numbers[layer]
+
     def memory(self, layers: Iterable[int]) -> list[torch.Tensor]:
         """Return the places of the tokens fed in the memory of the store, and the keys and values there of each of these layers.
 
@@ -219,18 +229,17 @@ class StoreCache(Cache):
         """
         store = cast(DirectStore, self._store)
         places_BT = store.places() if self._padding_free is None else self._padding_free.row(store.places())
-        return [places_BT, *(part for layer in layers for part in store.memory(layer))]
+        return [places_BT, *(part for layer in layers for part in store.memory(self._number(layer)))]
 
     def written(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what :meth:`update` does for a layer whose memory was written."""
-        keys, values = cast(DirectStore, self._store).view(layer)
+        keys, values = cast(DirectStore, self._store).view(self._number(layer))
         return (keys.contiguous(), values.contiguous()) if self._contiguous else (keys, values)
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """Write (B, T, D) keys by which a layer chooses what it attends to; return those of all slots attended to, (B, S, D)."""
         keys = indexer_key_states[:, None]
-        number = of_indexer(layer_idx) if self._numbers is None else self._numbers[of_indexer(layer_idx)]
-        view = self._store.write(number, keys, keys[..., :0])
+        view = self._store.write(self._number(of_indexer(layer_idx)), keys, keys[..., :0])
         return gather_slots(view, self._extent).keys[:, 0]
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-from specframe_std.layers.operators import ATTEND
+from specframe_std.layers.operators import update_and_attend
 
 ATEN = torch.ops.aten
 PLACES = 97
@@ -29,6 +29,9 @@ def write_directly(module: torch.fx.GraphModule) -> tuple[int, ...]:
         The layers' numbers, in the order of their memory.
     """
     graph, layers = module.graph, list[int]()
+    attending = [node for node in graph.nodes if node.target is update_and_attend]
+    if not attending:
+        return ()
     given = [node for node in graph.nodes if node.op == "placeholder"]
     ids_BT, last = given[0].meta["val"], given[-1]
 
@@ -40,7 +43,7 @@ def write_directly(module: torch.fx.GraphModule) -> tuple[int, ...]:
         return last
 
     places_BT = argument(torch.empty_like(ids_BT))
-    for node in [one for one in graph.nodes if one.target is ATTEND]:
+    for node in attending:
         query, key, value, *others = node.args
         layers.append(others[1])
         dtype = key.meta["val"].dtype
@@ -61,6 +64,7 @@ def memory_of(states_BHTD: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return what stands in a graph for the memory of keys or values, of as many places as there may be."""
     _rows, heads, _width, size = states_BHTD.shape
     sizes: Any = StatelessSymbolicContext([DimDynamic.DUCK, DimDynamic.STATIC, DimDynamic.STATIC])
-    plain = torch.zeros(PLACES, int(heads), int(size), dtype=dtype, device=states_BHTD.device)
-    made: torch.Tensor = states_BHTD.fake_mode.from_tensor(plain, symbolic_context=sizes)
+    with torch.inference_mode(False):  # whose tensors are not written to where pieces are compiled
+        plain = torch.zeros(PLACES, int(heads), int(size), dtype=dtype, device=states_BHTD.device)
+        made: torch.Tensor = states_BHTD.fake_mode.from_tensor(plain, symbolic_context=sizes)
     return made

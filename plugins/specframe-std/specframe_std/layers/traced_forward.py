@@ -1,4 +1,4 @@
-"""A model's forward traced to straight code: pieces of operators between the calls of attention.
+"""A model's forward traced to straight code: pieces of operators between the calls of attention and of layers with states.
 
 A twin's forward is run once on tensors without numbers, whose sizes are symbols, and what it computes is written down. Cut at
 attention, and with weights as arguments, the code of equal layers is equal, so it is held once: a first piece with the
@@ -24,16 +24,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from transformers import Cache
 
 from specframe.errors import ModelError, sentence
-from specframe.model.attention.interface import attend
 from specframe.model.decoder_layers import Forwards
 from specframe.model.twin import (
     CURRENT,
-    NAME,
     CurrentForward,
-    attention_of,
     hooks_of,
     redirect,
     running,
@@ -41,72 +37,23 @@ from specframe.model.twin import (
 )
 from specframe_std.layers.direct_writes import write_directly
 from specframe_std.layers.merged_weights import Merged, merge, tensor_of
-from specframe_std.layers.operators import ATTEND
+from specframe_std.layers.operators import (
+    CALLS,
+    ExpertsTraced,
+    TracedCache,
+    join,
+    traced_attention,
+    update_and_attend,
+)
+from specframe_std.layers.state_calls import ROWS, STATE, WIDTH, StateCalls
 
 if TYPE_CHECKING:
     from specframe.model.runner import ModelRunner
 
-ROWS, WIDTH, SLOTS, KEPT = 3, 5, 11, 2
-"""The sizes of the tensors that are traced. All differ, since torch takes equal ones for the same size; none is 1, for which
+SLOTS, KEPT = 11, 2
+"""The other sizes of the tensors that are traced. All differ, since torch takes equal ones for the same size; none is 1, for which
 code would be written that holds for 1 alone. What is written serves rows or tokens of one as well, see
 :meth:`specframe.model.model_checks.SelfTests.require_agreement`."""
-
-
-def update_and_attend(
-    query: torch.Tensor,
-    key: torch.Tensor | None,
-    value: torch.Tensor | None,
-    mask: torch.Tensor,
-    layer: int,
-    scaling: float | None,
-    window: int | None,
-) -> torch.Tensor:
-    """Write a layer's keys and values to the cache of the forward under way, unless a piece has, and attend to what it holds."""
-    module = cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
-    cache = CURRENT.get().cache
-    key, value = cache.written(layer) if key is None else cache.update(key, value, layer)
-    return attend(module, query, key, value, mask, scaling, sliding_window=window)[0].contiguous()
-
-
-def as_operator(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None,
-    sliding_window: int | None = None,
-    **options: Any,
-) -> torch.Tensor:
-    """Return the attention of a forward that is traced, as an operator.
-
-    Raises:
-        ModelError: the scores have a bias, slots are chosen, or there is no mask.
-    """
-    if options.get("position_bias") is not None or options.get("indices") is not None or attention_mask is None:
-        raise ModelError("its attention adds a bias to scores, chooses slots, or has no mask")
-    found: torch.Tensor = torch.ops.specframe.attend(
-        query, key, value, attention_mask, module.layer_idx, scaling, sliding_window
-    )
-    return found
-
-
-class Untold(Cache):
-    """Takes a cache's place in a trace: hands a layer its own keys and values back, which attention takes to the store."""
-
-    def __init__(self, slots: Any) -> None:
-        super().__init__(layers=[])
-        self._slots = slots
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the arguments unchanged."""
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> Any:
-        """Return the number of slots attended to, a symbol."""
-        return self._slots
 
 
 @attrs.frozen(eq=False)
@@ -153,6 +100,10 @@ class TracedForward:
     """The weights that it reads together."""
     written: tuple[int, ...] = ()
     """The layers whose keys and values its pieces write, in a :class:`specframe.contracts.cache.DirectStore`."""
+    padding_free: bool = True
+    """Whether it can be fed the tokens of all rows in one: no piece reads the keys that a cache returns, which are by row."""
+    reads_masks: bool = False
+    """Whether pieces read masks, and not attention alone."""
     compiled: bool = False
     """Whether its pieces are compiled."""
     tried: bool = False
@@ -183,9 +134,9 @@ class TracedForward:
                 are asked for (K,), and the mask of each kind of layer.
         """
         weights = [one.held[0][0][one.held[0][1]] for one in self.weights]
-        plain = [one.contiguous() for one in given[:4]]  # the only strides that are compiled for
+        plain = [one.contiguous() for one in given[: None if self.reads_masks else 4]]  # the only strides compiled for
         memory = CURRENT.get().cache.memory(self.written) if self.written else ()
-        found: list[torch.Tensor] = self.calls.forward(*plain, *given[4:], *memory, *weights, *self.constants)
+        found: list[torch.Tensor] = self.calls.forward(*plain, *given[len(plain) :], *memory, *weights, *self.constants)
         return found
 
 
@@ -208,8 +159,9 @@ def trace(
     for module in model.taps.placed(hidden, {})[0] if hidden else ():
         redirect(module, "forward")  # as every forward does that takes hidden states
     before = [(one, dict(vars(one)), dict(one._buffers), dict(one._parameters)) for one in model.twin.modules()]
+    calls = StateCalls(model.state_layers, model.device)
     try:
-        graph = _graph(model, hidden)
+        graph = _graph(model, hidden, calls)
     except ModelError:
         raise
     except Exception as error:  # whatever a model, or a trace of it, raises
@@ -221,9 +173,10 @@ def trace(
     if changed:
         raise ModelError(f"its forward changes {changed[0]} itself")
     simplify(graph)
+    join(graph)
     merged = merge(graph) if merges else []
     written = write_directly(graph) if writes else ()
-    return _Cutter(graph, model.twin, hidden).cut(merged, written)
+    return _Cutter(graph, model.twin, hidden, calls).cut(merged, written)
 
 
 def _as_it_was(module: torch.nn.Module, *held: dict[str, Any]) -> bool:
@@ -240,12 +193,10 @@ def _as_it_was(module: torch.nn.Module, *held: dict[str, Any]) -> bool:
 
 def untraceable(model: ModelRunner) -> str | None:
     """Return why no trace of a model would show what it computes, or None if there is no such reason."""
-    if model.state_layers or model.indexed:
-        return "it has layers that keep a state, or choose what they attend to"
-    if model.counts.in_layers or model.counts.biases or model.counts.relative:
-        return "it counts positions in its layers"
-    if attention_of(model.config) != NAME:
-        return f"it attends by {model.implementation}, and not by transformers' interface for sdpa"
+    if model.indexed:
+        return "it has layers that choose what they attend to"
+    if model.counts.relative:
+        return "it adds a bias to scores by the slots of keys"
     modules = [*model.twin.modules()]
     if changing := [one for one in modules if sets_own_buffers(one)]:
         return f"{type(changing[0]).__name__} computes its factors from the longest position"
@@ -259,9 +210,14 @@ def untraceable(model: ModelRunner) -> str | None:
     return None
 
 
-def _graph(model: ModelRunner, hidden: tuple[int, ...]) -> torch.fx.GraphModule:
-    """Return what a model computes, with attention as one operator."""
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+def _graph(model: ModelRunner, hidden: tuple[int, ...], calls: StateCalls) -> torch.fx.GraphModule:
+    """Return what a model computes, with attention and each layer with states as one operator.
+
+    Raises:
+        ModelError: it computes something else for other sizes.
+    """
+    sizes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
     kinds = [*model.windows]
 
     def sized(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
@@ -273,19 +229,26 @@ def _graph(model: ModelRunner, hidden: tuple[int, ...]) -> torch.fx.GraphModule:
     def forward(ids_BT: Any, positions_BT: Any, key_index_BS: Any, kept_K: Any, *masks: Any) -> list[torch.Tensor]:
         slots, found = key_index_BS.shape[1], dict[int, torch.Tensor]()
         told = model.counts.told(positions_BT, key_index_BS, slots)
-        replaced: Forwards = dict(told.forwards)
+        replaced: Forwards = {**told.forwards, **of_states}
         if hidden:
             replaced, found = model.taps.placed(hidden, replaced)
-        with running(CurrentForward(None, Untold(slots), replaced, told.functions, attention=as_operator)):
+        cache = TracedCache(key_index_BS, told.lengths)
+        with (
+            ExpertsTraced(),
+            running(CurrentForward(None, cache, replaced, told.functions, attention=traced_attention)),
+        ):
             shown = model.per_kind(dict(zip(kinds, masks, strict=True)))
-            logits = model.twin(**model.inputs(ids_BT, positions_BT, shown, Untold(slots), kept_K)).logits
+            logits = model.twin(**model.inputs(ids_BT, positions_BT, shown, cache, kept_K)).logits
         return [logits, *(found[number] for number in hidden)]
 
     masks = [sized(ROWS, 1, WIDTH, SLOTS, dtype=model.dtype) for _ in kinds]
     given = (sized(ROWS, WIDTH), sized(ROWS, WIDTH), sized(ROWS, SLOTS), sized(KEPT), *masks)
     # as pre-dispatch operators, a linear layer is one; outside of inference mode, whose tensors cannot be made fake
-    with torch.inference_mode(False), torch.no_grad(), mode, unlogged():
-        return make_fx(forward, pre_dispatch=True, _allow_non_fake_inputs=True)(*given)
+    with torch.inference_mode(False), torch.no_grad(), calls.tracing() as of_states, mode, unlogged():
+        graph = make_fx(forward, pre_dispatch=True, _allow_non_fake_inputs=True)(*given)
+    if sizes.guards:
+        raise ModelError("what it computes depends on how many tokens are fed or held")
+    return graph
 
 
 @contextlib.contextmanager
@@ -307,6 +270,9 @@ def unlogged() -> Iterator[None]:
 ATEN = torch.ops.aten
 CASTS = frozenset({ATEN.to.dtype, ATEN.to.device, ATEN.to.dtype_layout})
 """Operators that return what they are given where it has the type and the device already."""
+JOINED = frozenset({update_and_attend})
+BREAKS = JOINED | {*CALLS, STATE}
+"""What is called between pieces."""
 EVERYTHING = 2**63 - 1
 """The end of a slice without one."""
 
@@ -355,7 +321,7 @@ def quick(graph: torch.fx.Graph) -> torch.fx.Graph:
     copies = dict[torch.fx.Node, torch.fx.Node]()
     for node in graph.nodes:
         copies[node] = one = made.node_copy(node, copies.__getitem__)
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, torch._ops.OpOverload) and isinstance(node.args[0], torch.fx.Node):
             name, arguments = node.target._schema.name.partition("::")[2], node.target._schema.arguments
             method = isinstance(getattr(torch.Tensor, name, None), types.MethodDescriptorType)
             if method and arguments[0].name == "self":  # not so of torch.where
@@ -378,7 +344,9 @@ def compile_piece(module: torch.fx.GraphModule, path: Path) -> Callable[..., Any
         node.meta["example_value"] = node.meta.get("val")  # that is where Inductor finds the symbols
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     options = {"config_patches": {"emulate_precision_casts": True}}
-    made = torch._inductor.standalone_compile(module, inputs, options=options)
+    # in inference mode Inductor multiplies three open sizes at once, for which its own graph has no operator
+    with torch.inference_mode(False), torch.no_grad():
+        made = torch._inductor.standalone_compile(module, inputs, options=options)
     with contextlib.suppress(Exception):  # whatever a disk or a cache refuses
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
@@ -399,8 +367,10 @@ def function(called: Callable[..., Any]) -> Callable[..., Any]:
 class _Cutter:
     """Cuts a graph at attention into pieces, each distinct one of which is held once."""
 
-    def __init__(self, module: torch.fx.GraphModule, model: torch.nn.Module, hidden: tuple[int, ...]) -> None:
-        self._module, self._hidden, self._pieces = module, hidden, dict[str, int]()
+    def __init__(
+        self, module: torch.fx.GraphModule, model: torch.nn.Module, hidden: tuple[int, ...], calls: StateCalls
+    ) -> None:
+        self._module, self._hidden, self._pieces, self._state_calls = module, hidden, dict[str, int](), calls
         self._made: list[Piece] = []
         self._calls = torch.fx.Graph()
         self._values: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -415,30 +385,27 @@ class _Cutter:
         """Return the pieces of the graph, which write the keys and values of these layers.
 
         Raises:
-            ModelError: the layers compute masks themselves, or do not attend by our function.
+            ModelError: no layer keeps keys, values or a state.
         """
         nodes = list(self._module.graph.nodes)
         given = [node for node in nodes if node.op == "placeholder"]
         held = self._held(nodes)
         operators = [node for node in nodes if node.op == "call_function"]
-        attending = [node for node in operators if node.target is ATTEND]
-        if not attending:
-            raise ModelError("its layers do not attend by transformers' interface for sdpa")
-        masks = set(given[4 : -1 - 2 * len(written)] if written else given[4:])
-        read = {node.args[3] for node in attending}
-        if read - masks or any(user.target is not ATTEND for mask in masks for user in mask.users):
-            raise ModelError("its layers compute masks themselves")
+        if not any(node.target in BREAKS for node in operators):
+            raise ModelError("its layers pass no keys and values to a cache")
+        masks = given[4 : -1 - 2 * len(written)] if written else given[4:]
         weights = [node for number, node in held.items() if number in self._holders]
         constants = [node for number, node in held.items() if number not in self._holders]
         for number, node in enumerate((*given, *weights, *constants)):
             self._values[node] = self._calls.placeholder(f"given{number}")
         piece = list[torch.fx.Node]()
         for node in operators:
-            if node.target is ATTEND:
+            if node.target in BREAKS:
                 self._piece(piece)
                 piece = []
-                arguments = torch.fx.node.map_arg(node.args, self._values.__getitem__)
-                self._values[node] = self._calls.call_function(update_and_attend, arguments)
+                self._call(node, self._called(node))
+            elif node.target is operator.getitem and node.args[0].target in BREAKS:
+                self._call(node, operator.getitem)
             else:
                 piece.append(node)
         self._piece(piece)
@@ -451,6 +418,21 @@ class _Cutter:
             self._hidden,
             merged,
             written,
+            padding_free=all(node.target not in BREAKS - JOINED for node in operators),
+            reads_masks=any(user.target not in BREAKS for mask in masks for user in mask.users),
+        )
+
+    def _called(self, node: Any) -> Callable[..., Any]:
+        """Return what computes an operator between pieces."""
+        if node.target is STATE:
+            return function(self._state_calls.made[node.args[2]])
+        found: Callable[..., Any] = CALLS.get(node.target, node.target)
+        return found
+
+    def _call(self, node: torch.fx.Node, called: Callable[..., Any]) -> None:
+        """Add a call between pieces."""
+        self._values[node] = self._calls.call_function(
+            called, torch.fx.node.map_arg(node.args, self._values.__getitem__)
         )
 
     def _held(self, nodes: list[torch.fx.Node]) -> dict[int, torch.fx.Node]:

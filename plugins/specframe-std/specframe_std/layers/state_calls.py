@@ -1,0 +1,134 @@
+"""Layers with states in a trace of a forward: each is called between pieces as it is, on its rows' states, as attention is.
+
+In the trace a layer's module is one operator, whose outputs have the shapes that the module gave for tokens of zeros.
+
+Tensor names carry their shape: B rows, T tokens fed per row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import attrs
+import torch
+from torch.fx.node import has_side_effect
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from transformers import Cache
+
+from specframe.errors import ModelError
+from specframe.model.decoder_layers import Forwards
+from specframe.model.state_layers import ModuleState, open_states, state_forwards
+from specframe.model.twin import CURRENT
+
+OPERATOR = "specframe::state"
+ROWS, WIDTH = 3, 5
+"""Rows, and tokens fed per row, of a forward that is traced."""
+
+torch.library.define(OPERATOR, "(Tensor hidden, Tensor[] others, int number) -> Tensor[]")
+
+_traced: ContextVar[Mapping[int, StateCall]] = ContextVar("specframe.state.calls")
+
+
+@torch.library.register_fake(OPERATOR)
+def _outputs(hidden: torch.Tensor, _others: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    rows, width = hidden.shape[:2]
+    found = list[torch.Tensor]()
+    for one in _traced.get()[number].outputs:
+        first, *sizes = one.shape
+        shape = [rows if first == ROWS else first, *(width if size == WIDTH else size for size in sizes)]
+        found.append(hidden.new_empty(shape, dtype=one.dtype))
+    return found
+
+
+STATE = torch.ops.specframe.state.default
+has_side_effect(STATE)
+
+
+@attrs.frozen(eq=False)
+class StateCall:
+    """The call of one module with states, as the model's forward has it."""
+
+    module: torch.nn.Module
+    arguments: TreeSpec
+    leaves: list[Any]
+    """The arguments that are no tensors. A tensor's place holds None."""
+    places: list[int]
+    """The places of the tensors, the hidden states first."""
+    outputs: list[torch.Tensor]
+    """What it gave for zeros."""
+
+    def __call__(self, hidden_BTD: torch.Tensor, others: list[torch.Tensor], _number: int) -> list[torch.Tensor]:
+        """Call what stands for the module in the forward under way, and return its outputs."""
+        leaves = [*self.leaves]
+        for place, tensor in zip(self.places, (hidden_BTD, *others), strict=True):
+            leaves[place] = tensor
+        given, named = tree_unflatten(
+            [CURRENT.get().cache if isinstance(one, Cache) else one for one in leaves], self.arguments
+        )
+        return tensors_of(CURRENT.get().forwards[self.module](*given, **named))
+
+
+def tensors_of(outcome: Any) -> list[torch.Tensor]:
+    """Return the tensors in what a module gave."""
+    return [one for one in tree_leaves(outcome) if isinstance(one, torch.Tensor)]
+
+
+class StateCalls:
+    """The calls of a model's modules with states in a forward that is traced.
+
+    Args:
+        layers: the modules.
+        device: of the model.
+    """
+
+    def __init__(self, layers: Mapping[int, ModuleState], device: torch.device) -> None:
+        self._layers, self.made = layers, dict[int, StateCall]()
+        states = open_states(layers, ROWS, device)
+        states.feed(torch.arange(WIDTH, device=device).expand(ROWS, -1))
+        self._own = state_forwards(layers, states)
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[Forwards]:
+        """Yield what is called in place of each module's ``forward`` in the trace, which is made inside the block."""
+        before = _traced.set(self.made)
+        try:
+            yield {layer.module: functools.partial(self._call, number) for number, layer in self._layers.items()}
+        finally:
+            _traced.reset(before)
+
+    def _call(self, number: int, *given: Any, **named: Any) -> Any:
+        """Return a module's outputs, as one operator's.
+
+        Raises:
+            ModelError: it is called twice, or with a number that depends on how many tokens are fed.
+        """
+        module, (leaves, arguments) = self._layers[number].module, tree_flatten((given, named))
+        if number in self.made or any(isinstance(one, torch.SymInt) for one in leaves):
+            raise ModelError(
+                f"{type(module).__name__}, which keeps a state, is called twice, or with a number of tokens"
+            )
+        hidden_BTD = named.get("hidden_states", given[0] if given else None)
+        places = sorted(
+            (place for place, one in enumerate(leaves) if isinstance(one, torch.Tensor)),
+            key=lambda place: leaves[place] is not hidden_BTD,
+        )
+        with _disable_current_modes():
+            zeros = [zeros_like(one) if isinstance(one, torch.Tensor) else one for one in leaves]
+            some, others = tree_unflatten(zeros, arguments)
+            outcome = self._own[module](*some, **others)
+        constant = [None if isinstance(one, torch.Tensor) else one for one in leaves]
+        self.made[number] = StateCall(module, arguments, constant, places, tensors_of(outcome))
+        first, *rest = (leaves[place] for place in places)
+        found, (gave, outputs) = iter(torch.ops.specframe.state(first, rest, number)), tree_flatten(outcome)
+        return tree_unflatten([next(found) if isinstance(one, torch.Tensor) else one for one in gave], outputs)
+
+
+def zeros_like(traced: torch.Tensor) -> torch.Tensor:
+    """Return zeros in place of a tensor that is traced."""
+    sizes = [one.node.hint if isinstance(one, torch.SymInt) else one for one in traced.shape]
+    return torch.zeros(sizes, dtype=traced.dtype, device=traced.device)
