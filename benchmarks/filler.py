@@ -29,13 +29,13 @@ import torch
 from grow import load_pair
 from rich.console import Console
 from rich.table import Table
+from specframe_std.kv.ragged_layout import RaggedLayout
 from specframe_std.kv.slab import Slab
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
 from specframe.engine import budgets
-from specframe.kv.ragged_layout import RaggedLayout
 from specframe.model import padding_free
 from specframe.model.runner import ModelRunner
 from specframe.models.loading import pick_device, pick_dtype

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from specframe_std.kv.slab import Slab
+from specframe_std.kv.slab import Slab, SlabStore
 
 from specframe.contracts.round import Sequence
-from specframe.kv.slab_store import SlabStore
 
 HELD: list[tuple[PairedStore, Sequence]] = []
 """What has room in any store."""

@@ -13,6 +13,7 @@ import torch
 from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.graphs import captured_forward
 from specframe_std.graphs.captured_forward import CapturedForward
+from specframe_std.kv.slab import SlabStore
 from specframe_std.schedulers import continuous
 from specframe_testing import fakes, harness, states, suite_device, zoo
 from specframe_testing.paged_fake import Gathering, Pages
@@ -21,7 +22,6 @@ from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Budget, Scores
 from specframe.contracts.round import Batch
 from specframe.engine.pool import Pool
-from specframe.kv.slab_store import SlabStore
 from specframe.model.attention import choice
 from specframe.model.cached import CachedModel
 from specframe.model.padding_free import MixedBatch

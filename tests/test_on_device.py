@@ -26,6 +26,7 @@ from specframe_std.attention import varlen
 from specframe_std.attention.varlen import Packed
 from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.graphs import captured_forward, graph_cache
+from specframe_std.kv.ragged_layout import RaggedLayout
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.captured_graphs import SimRecording, tape
@@ -45,7 +46,6 @@ from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.devices.held import Held
 from specframe.devices.kinds import on_device
-from specframe.kv.ragged_layout import RaggedLayout
 from specframe.model import padding_free
 from specframe.model.attention import choice, interface
 from specframe.model.run import Run

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from specframe_std.alignments.eqspec import LeftPadded
 from specframe_std.alignments.ragged import Ragged
+from specframe_std.kv.ragged_layout import RaggedLayout
 from specframe_testing import fakes, harness
 
 from specframe.contracts.cache import KVStore
 from specframe.contracts.round import Batch, Kept
-from specframe.kv.ragged_layout import RaggedLayout
 
 TARGET = fakes.fake_target()
 

@@ -84,7 +84,7 @@ def public(path: Path) -> list[str]:
 def test_the_reference_has_every_public_name(site: Path) -> None:
     """Every public class and function of contracts, kv and trees has a place in the reference that can be linked to."""
     std = ROOT / "plugins" / "specframe-std"
-    rooms = [(ROOT, "specframe/contracts"), (ROOT, "specframe/kv"), (std, "specframe_std/trees")]
+    rooms = [(ROOT, "specframe/contracts"), (std, "specframe_std/kv"), (std, "specframe_std/trees")]
     for base, path in [(folder, path) for folder, room in rooms for path in sorted((folder / room).glob("*.py"))]:
         module = ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
         text = (site / f"reference/{module}.html").read_text(encoding="utf-8")

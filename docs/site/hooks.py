@@ -33,7 +33,7 @@ PACKAGES = {
 }
 REFERENCE = {
     "specframe.contracts": "specframe/contracts",
-    "specframe.kv": "specframe/kv",
+    "specframe_std.kv": "plugins/specframe-std/specframe_std/kv",
     "specframe_std.trees": "plugins/specframe-std/specframe_std/trees",
     "specframe_testing": "plugins/specframe-testing/specframe_testing",
 }

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, cast
 import attrs
 import numpy as np
 import torch
+from specframe_std.kv.ragged_layout import RaggedLayout
 from specframe_std.kv.slab import Slab
 from specframe_std.trees.chains import GrowingChain
 from specframe_std.trees.growth import Frontier
@@ -22,7 +23,6 @@ from specframe.contracts.drafts import Block, Budget, Draft, Scores
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Bounded, bounded
 from specframe.errors import ModelError
-from specframe.kv.ragged_layout import RaggedLayout
 from specframe.model.cached import CachedModel
 from specframe.model.run import Run
 from specframe.text.sampling import apply_processors, one_hot_greedy_rows

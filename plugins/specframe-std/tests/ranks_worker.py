@@ -24,7 +24,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.drafters.prompt_lookup import PromptLookup
-from specframe_std.kv.slab import Slab
+from specframe_std.kv.slab import Slab, SlabStore
 from transformers import AutoModelForCausalLM
 
 from specframe import Pipeline, Sampling
@@ -32,7 +32,6 @@ from specframe.cli import cli
 from specframe.contracts.requests import Request
 from specframe.engine.engine_clock import HandClock
 from specframe.errors import SpecframeWarning
-from specframe.kv.slab_store import SlabStore
 
 torch.set_num_threads(1)
 

@@ -12,6 +12,7 @@ from typing import Any
 import architectures
 import pytest
 import torch
+from specframe_std.kv.slab import SlabStore
 from specframe_std.layers import traces
 from specframe_std.layers.compile_ahead import begin
 from specframe_std.layers.traced_forward import TracedForward, trace
@@ -21,7 +22,6 @@ from specframe.contracts.cache import DenseView
 from specframe.contracts.model import ForwardOptions
 from specframe.contracts.roles import Observer
 from specframe.errors import ContractError, ModelError, SpecframeWarning
-from specframe.kv.slab_store import SlabStore
 from specframe.model import padding_free
 from specframe.model.model_checks import SelfTests
 from specframe.model.runner import ModelRunner

@@ -9,6 +9,7 @@ import attrs
 import pytest
 from specframe_heads import head
 from specframe_std.drafters import translated as drafters
+from specframe_std.kv.ragged_layout import RaggedLayout
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.heads import checkpoints as heads
 
@@ -16,7 +17,6 @@ from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
 from specframe.errors import InvariantError
-from specframe.kv.ragged_layout import RaggedLayout
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7], zoo.VOCABULARY)
 

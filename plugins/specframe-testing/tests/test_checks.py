@@ -15,7 +15,8 @@ from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.masking import MaskedColumns, Masking
 from specframe_std.alignments.ragged import Ragged
-from specframe_std.kv.slab import Slab
+from specframe_std.kv.ragged_layout import RaggedLayout
+from specframe_std.kv.slab import Slab, SlabStore
 from specframe_testing import fakes, harness, zoo
 
 from specframe import hookimpl
@@ -25,8 +26,6 @@ from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch, Kept
 from specframe.errors import InvariantError
-from specframe.kv.ragged_layout import RaggedLayout
-from specframe.kv.slab_store import SlabStore
 from specframe.plugins.hookspecs import Register
 from specframe.plugins.registry import offer, registry
 

@@ -12,14 +12,13 @@ import torch
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.drafters.draft_model import ModelDrafter
-from specframe_std.kv.slab import Slab
+from specframe_std.kv.slab import Slab, SlabStore
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import conformance
 
 from specframe.contracts.cache import KVStore
 from specframe.contracts.drafts import Acceptance, Draft, Scores, Transfer
 from specframe.contracts.round import Batch, Kept
-from specframe.kv.slab_store import SlabStore
 
 Suite = type[Any]
 

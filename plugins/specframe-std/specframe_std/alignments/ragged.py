@@ -5,8 +5,8 @@ from __future__ import annotations
 from specframe.contracts.cache import KVStore
 from specframe.contracts.drafts import Draft, Transfer
 from specframe.contracts.round import Batch
-from specframe.kv.ragged_layout import RaggedLayout
 from specframe.model.run import Run
+from specframe_std.kv.ragged_layout import RaggedLayout
 
 
 class Ragged:

@@ -19,10 +19,10 @@ from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Sequence
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError
-from specframe.kv.ragged_layout import RaggedLayout
 from specframe.model.cached import CachedModel
 from specframe.model.run import Run
 from specframe_std.drafters.texts import Transcript, Translation, codecs, common
+from specframe_std.kv.ragged_layout import RaggedLayout
 from specframe_std.kv.slab import Slab
 
 FILLER = [0]
