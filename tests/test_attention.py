@@ -8,7 +8,7 @@ from typing import Any
 import architectures
 import pytest
 import torch
-from specframe_std.attention import flex, varlen
+from specframe_std.attention import flex, kernel_check, varlen
 from specframe_testing import harness, zoo
 
 from specframe.contracts.round import Batch
@@ -140,7 +140,7 @@ def test_models_that_need_their_masks_keep_them(
 )
 def test_packed_attention_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The flash call of this torch equals masked attention for the heads of the published models."""
-    assert choice.error(varlen.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
+    assert kernel_check.error(varlen.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
 
 
 @pytest.mark.wide

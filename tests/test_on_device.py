@@ -22,7 +22,7 @@ import pytest
 import torch
 from products import crossed
 from specframe_std.alignments.ragged import Ragged
-from specframe_std.attention import varlen
+from specframe_std.attention import kernel_check, varlen
 from specframe_std.attention.varlen import Packed
 from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.graphs import captured_forward, graph_cache
@@ -47,7 +47,7 @@ from specframe.devices import kinds
 from specframe.devices.held import Held
 from specframe.devices.kinds import on_device
 from specframe.model import padding_free
-from specframe.model.attention import choice, interface
+from specframe.model.attention import interface
 from specframe.model.run import Run
 from specframe.text.sampling import Sampling
 
@@ -505,7 +505,7 @@ def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytes
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 4, 8), (6, 3, 16), (8, 1, 64)])
 def test_the_packed_kernel(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The kernel equals masks, over windows and rows of any length, as the core's self-test asks of CUDA's."""
-    assert choice.error(Packed(), torch.device("sim"), dtype, heads, key_heads, size) < 3e-2
+    assert kernel_check.error(Packed(), torch.device("sim"), dtype, heads, key_heads, size) < 3e-2
 
 
 def flash_arguments(**changed: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from specframe_std.attention import decode, varlen
 from specframe_std.attention.decode import Decode
+from specframe_std.attention.kernel_check import error
 from specframe_std.attention.tiles import Tiles
 from specframe_std.kv.slab import Slab
 from specframe_testing import harness, suite_device, zoo
@@ -20,7 +21,7 @@ from specframe_testing.device.kind import Simulated
 from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import DenseView, KVShape, KVView, PagedView, Placement, Window
 from specframe.errors import ModelError
-from specframe.model.attention.choice import AttentionChoice, error
+from specframe.model.attention.choice import AttentionChoice
 from specframe.model.attention.interface import gather_slots, masked_attention
 from specframe.model.attention.masks import masks
 from specframe.model.runner import ModelRunner

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_std.attention import flex
+from specframe_std.attention import flex, kernel_check
 from specframe_testing import harness, zoo
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.cache import Placement
-from specframe.model.attention import choice
 from specframe.model.attention.masks import masks
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
@@ -75,7 +74,7 @@ def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None
 @pytest.mark.parametrize("heads", [(6, 3, 8), (2, 2, 24)])
 def test_scores_agree_with_masked_attention(heads: tuple[int, int, int]) -> None:
     """Shared heads, one head for all, odd sizes; with a window and without."""
-    assert choice.error(flex.Flex(), CPU, torch.float32, *heads) < 1e-5
+    assert kernel_check.error(flex.Flex(), CPU, torch.float32, *heads) < 1e-5
 
 
 @pytest.mark.slow
@@ -90,7 +89,7 @@ def test_a_compiled_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
         return compiled(query, key, value, block_mask=made, scale=scaling, enable_gqa=True)
 
     monkeypatch.setattr(flex, "as_written", by_kernel)
-    assert choice.error(flex.Flex(), CPU, torch.float32, 4, 2, 32) < 1e-5
+    assert kernel_check.error(flex.Flex(), CPU, torch.float32, 4, 2, 32) < 1e-5
 
 
 @pytest.mark.wide

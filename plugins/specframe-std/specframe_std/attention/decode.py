@@ -16,10 +16,10 @@ import torch
 from specframe.contracts.attention import Attend, AttentionFacts
 from specframe.contracts.cache import ChunkWindow, DenseView, KVView, Placement, Window
 from specframe.devices import kinds
-from specframe.model.attention.choice import agrees
 from specframe.model.attention.interface import in_pages
 from specframe.model.attention.masks import FEW
 from specframe_std.attention import varlen
+from specframe_std.attention.kernel_check import agrees
 
 LARGEST_HEAD = 256
 """Size of the largest head: a block of larger ones leaves no room for a second."""

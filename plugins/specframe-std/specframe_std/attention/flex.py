@@ -20,7 +20,7 @@ from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import DenseView, KVView, Placement, Window, last_hidden
 from specframe.devices import kinds
 from specframe.errors import SpecframeWarning
-from specframe.model.attention.choice import agrees
+from specframe_std.attention.kernel_check import agrees
 
 BLOCK = 128
 """Queries and slots of a block."""

@@ -17,8 +17,8 @@ import torch
 from specframe.contracts.attention import Attend, AttentionFacts
 from specframe.contracts.cache import ChunkWindow, DenseView, KVView, PagedView, Placement, Window
 from specframe.devices import kinds
-from specframe.model.attention.choice import HALF, agrees
 from specframe.model.attention.interface import gather_slots, in_pages
+from specframe_std.attention.kernel_check import HALF, agrees
 
 LARGEST_HEAD = 256
 """Size of the largest head that flash attention takes; sizes are multiples of 8."""
