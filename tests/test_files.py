@@ -18,16 +18,16 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import invoke
+from specframe_std.locked_file import LockedFile, acquire_lock
 
-from specframe import files
 from specframe.errors import OptionError
 from specframe.files import MARK, Output
 from specframe.models import loading as models
 
 HOLDER = """
 import sys
-from specframe.files import Output
-with Output(sys.argv[1]).locked():
+from specframe_std.locked_file import LockedFile
+with LockedFile(sys.argv[1]).locked():
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -69,7 +69,7 @@ def test_content_is_replaced_whole() -> None:
 
 def test_no_room_leaves_what_was_there() -> None:
     """Where there is no room a file keeps its content, an appended line is there in whole or not at all."""
-    output = Output("out")
+    output = LockedFile("out")
     output.append("one")
     with room(10), pytest.raises(OptionError, match=r"^--output: out cannot be written: File too large$"):
         output.replace("x" * 11)
@@ -105,16 +105,16 @@ def test_a_file_has_one_writer() -> None:
     ) as holder:
         assert holder.stdout.readline() == "locked\n"
         for name in ("out", "./out", os.path.realpath("out")):
-            with pytest.raises(OptionError) as fault, Output(name).locked():
+            with pytest.raises(OptionError) as fault, LockedFile(name).locked():
                 pass
             assert str(fault.value) == (
                 f"--output: {name} is being written by another run (process {holder.pid}): "
                 "wait for its end, or name another"
             )
-        with Output("other").locked():
+        with LockedFile("other").locked():
             holder.send_signal(signal.SIGKILL)
             holder.wait()
-    with Output("out").locked(), pytest.raises(OptionError, match=str(os.getpid())), Output("out").locked():
+    with LockedFile("out").locked(), pytest.raises(OptionError, match=str(os.getpid())), LockedFile("out").locked():
         pass
     assert everything() == {}
 
@@ -137,9 +137,9 @@ def test_two_threads_replace_one_file() -> None:
 
 def test_a_lock_outlives_replacement() -> None:
     """A file that is replaced stays locked, since the lock is not its own."""
-    with Output("out").locked():
+    with LockedFile("out").locked():
         Output("out").replace("new")
-        with pytest.raises(OptionError, match="another run"), Output("out").locked():
+        with pytest.raises(OptionError, match="another run"), LockedFile("out").locked():
             pass
 
 
@@ -153,7 +153,7 @@ def test_a_lock_file_that_was_deleted_meanwhile_is_no_lock(tmp_path: Path, monke
         flock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    descriptor = files.acquire_lock(path)
+    descriptor = acquire_lock(path)
     assert isinstance(descriptor, int)
     assert os.path.samestat(path.stat(), os.fstat(descriptor))
     os.close(descriptor)
@@ -166,8 +166,8 @@ def test_a_file_system_without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("specframe.files.fcntl.flock", refuse)
-    with Output("out").locked():
+    monkeypatch.setattr("specframe_std.locked_file.fcntl.flock", refuse)
+    with LockedFile("out").locked():
         Output("out").replace("new")
     assert everything() == {"out": b"new"}
 

@@ -18,11 +18,11 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
+from specframe_std.locked_file import LockedFile
 from specframe_testing import zoo
 
 from specframe import files
 from specframe.cli import cli
-from specframe.files import Output
 from specframe.models import loading as models
 from specframe.reference import reference_decode
 
@@ -265,9 +265,9 @@ def interrupting(draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
         draw.randint(0, 8),
         draw.choice((KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device"), Killed())),
     )
-    append, replace, share = Output.append, files.replace, draw.random()
+    append, replace, share = LockedFile.append, files.replace, draw.random()
 
-    def write(self: Output, line: str, more: str = "") -> None:
+    def write(self: LockedFile, line: str, more: str = "") -> None:
         nonlocal left
         left -= 1
         if left != 0:
@@ -288,7 +288,7 @@ def interrupting(draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
             raise fault
         replace(path, content)
 
-    monkeypatch.setattr(Output, "append", write)
+    monkeypatch.setattr(LockedFile, "append", write)
     monkeypatch.setattr(files, "replace", put)
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 import pytest
+from specframe_std.locked_file import LockedFile
 
 from specframe.__main__ import main
 from specframe.cli import CommandLine, cli
-from specframe.files import Output
 
 RUN = [sys.executable, "-m", "specframe", "run", "import os", "--samples", "400", "--draft-length", "4"]
 
@@ -143,14 +143,14 @@ def test_what_was_written_is_counted(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A signal that comes between a result's writing and its counting ends the run after both: its sentence is the file's state."""
-    append, file = Output.append, tmp_path / "out.jsonl"
+    append, file = LockedFile.append, tmp_path / "out.jsonl"
 
-    def interrupted(output: Output, line: str, more: str = "") -> None:
+    def interrupted(output: LockedFile, line: str, more: str = "") -> None:
         append(output, line, more)
         if file.read_bytes().count(b"\n") == 2:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(Output, "append", interrupted)
+    monkeypatch.setattr(LockedFile, "append", interrupted)
     asked = ["run", "a", "b", "c", "--drafter", "none", "--max-new-tokens", "1", "--output", str(file)]
     with pytest.raises(SystemExit) as exit_:
         cli.main(asked, standalone_mode=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specframe.errors import OptionError
 from specframe.files import MARK, Output
+from specframe_std.locked_file import LockedFile
 
 
 def write_page(path: Path, content: str | bytes, mark: str = MARK) -> None:
@@ -30,7 +31,7 @@ def claim_folder(folder: str, results: str, pages: Iterable[str]) -> Iterator[No
     there = make_folder(folder)
     for page in pages:
         Output(there / page).refuse_foreign()
-    with Output(there / results).locked():
+    with LockedFile(there / results).locked():
         yield
 
 

@@ -12,6 +12,7 @@ from specframe.cli.results import Key, Record, Results
 from specframe.errors import OptionError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts.prompt import Prompt
+from specframe_std.locked_file import LockedFile
 
 START = b'{"index": '
 """First bytes of a results file."""
@@ -34,7 +35,7 @@ class ResultFile(Results):
     """
 
     def __init__(self, path: str, prompts: Iterable[Prompt], settings: Record, resume: bool = False) -> None:
-        self.output, self._resume = Output(path), resume
+        self.output, self._resume = LockedFile(path), resume
         self._prompts, self._settings = prompts, dict(sorted(settings.items()))
         self._count = self._total = 0
         self._places: dict[Key, int] = {}

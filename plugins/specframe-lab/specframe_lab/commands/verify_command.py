@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from specframe_std.locked_file import LockedFile
 
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File
@@ -206,7 +207,7 @@ def lines(output: str | None) -> Iterator[Callable[[str], None]]:
     if output is None:
         yield lambda line: None
         return
-    file = Output(output)
+    file = LockedFile(output)
     with file.locked():
         if held := file.holds():
             content = "results" if held.startswith(b'{"cell": ') else "something else"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from specframe_std.locked_file import LockedFile
 from specframe_std.output_folders import make_folder
 
 from specframe.errors import OptionError
@@ -70,7 +71,7 @@ class Folder:
         self, path: str | os.PathLike[str], about: dict[str, Any], begin: Callable[[], None] = lambda: None
     ) -> None:
         self.path, self._name = make_folder(path), os.fspath(path)
-        self._about, self._results = Output(self.path / ABOUT), Output(self.path / RESULTS)
+        self._about, self._results = Output(self.path / ABOUT), LockedFile(self.path / RESULTS)
         self.about = json.loads(json.dumps(about))
         self.lines: dict[str, dict[int, Line]] = defaultdict(dict)
         self._open(begin)
