@@ -189,9 +189,3 @@ def byte_count(name: str, given: Any) -> int:
     if not found or unit is None or (count := int(float(found[1]) * unit)) < 1:
         raise OptionError(f"{name}: expected bytes as in 2GB, 512MB or 1.5GiB, got {literal(given)}")
     return count
-
-
-def bytes_told(count: int) -> str:
-    """Return an amount of memory as messages write it: 22,400,000,000 bytes (22.40 GB), 12 bytes."""
-    rounded = next((f" ({count / UNITS[unit]:.2f} {unit})" for unit in ("GB", "MB", "KB") if count >= UNITS[unit]), "")
-    return f"{count:,} bytes{rounded}"

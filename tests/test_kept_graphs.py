@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.graphs import captured_forward, captured_rounds, graph_cache
-from specframe_std.graphs.kept_graphs import ModelGraphs
+from specframe_std.graphs.graph_cache import UNCOLLECTED
+from specframe_std.graphs.kept_graphs import ModelGraphs, settings
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.device.captured_graphs import SimRecording
 from specframe_testing.device.device_memory import MEMORY
@@ -19,9 +20,7 @@ from transformers import PreTrainedModel
 
 from specframe import Pipeline
 from specframe.contracts.model import PLAIN
-from specframe.devices.held import UNCOLLECTED
 from specframe.errors import SpecframeWarning
-from specframe.model.twin import settings
 
 ASKED = harness.requests(harness.random_prompts((5, 1, 9, 3), 61), [8, 6, 9, 5], {7})
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from specframe_testing import fakes, harness, paged_fake, zoo
 from specframe_testing.conformance import AttentionBackendSuite
+from specframe_testing.instrumentation.invariant_error import InvariantError
 from specframe_testing.paged_fake import Gathering, PagedFakeStore, Pages
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
-from specframe.errors import CompositionError, ContractError, InvariantError, ModelError
+from specframe.errors import CompositionError, ContractError, ModelError
 from specframe.model import padding_free
 from specframe.model.runner import ModelRunner
 from specframe.pipeline import Pipeline

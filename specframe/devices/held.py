@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable
 
@@ -30,16 +29,3 @@ class Held:
             self._inside -= 1
             if not self._inside:
                 self._put_back()
-
-
-def without_collection() -> Callable[[], None]:
-    """Have Python leave unreachable objects alone; return the function that puts back what was there before."""
-    if not gc.isenabled():
-        return lambda: None
-    gc.disable()
-    return gc.enable
-
-
-UNCOLLECTED = Held(without_collection)
-"""Python's search for unreachable objects is off: it would give up a graph that it finds while CUDA captures another one, which
-breaks the captured graph."""

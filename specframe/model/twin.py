@@ -303,13 +303,6 @@ def checksum(sums_N: torch.Tensor) -> torch.Tensor:
     return (sums_N * torch.arange(1, 2 * len(sums_N), 2, device=sums_N.device)).sum()
 
 
-def settings(module: torch.nn.Module) -> list[Any]:
-    """Return what a captured graph of a model depends on: where its tensors are, as far as they are of torch's own type, and its
-    settings. A weight that is written to stays where it is."""
-    tensors, plain = (*module.parameters(), *module.buffers()), (torch.Tensor, torch.nn.Parameter)
-    return [(id(one), one.data_ptr() if type(one) in plain else 0) for one in tensors] + plain_settings(module)
-
-
 def plain_settings(module: torch.nn.Module) -> list[Any]:
     """Return the settings of a model's modules, and its hooks.
 

@@ -66,11 +66,3 @@ def require_model_folder(called: str, location: str) -> None:
         raise ModelError(f"{called} is a file: expected the directory of a saved model")
     if os.path.isdir(location) and not holds(Path(location), CONFIG):
         raise ModelError(f"{called} is a directory without config.json: expected the directory of a saved model")
-
-
-def state(location: str) -> str:
-    """Return whether a model is "local" (a directory), "cached" (from the hub) or "not on disk"."""
-    folder = on_disk(location)
-    if not holds(folder, CONFIG) or not holds(folder, WEIGHTS):
-        return "not on disk"
-    return "local" if os.path.isdir(location) else "cached"

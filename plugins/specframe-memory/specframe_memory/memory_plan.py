@@ -17,7 +17,7 @@ from specframe.errors import ModelError, SpecframeError
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
-from specframe.value_checks import bytes_told
+from specframe.value_checks import UNITS
 from specframe_memory.capped_drafts import capped
 from specframe_memory.footprint import Footprint, Workload
 from specframe_memory.memory_profile import DryRun
@@ -202,3 +202,9 @@ def undrafted(use: Composition) -> Composition:
     """Return the strategies of a run without its drafter."""
     name = registry().default("plain decoding")
     return attrs.evolve(use, drafter=strategy(registry(), "drafter", name), names={**use.names, "drafter": name})
+
+
+def bytes_told(count: int) -> str:
+    """Return an amount of memory as messages write it: 22,400,000,000 bytes (22.40 GB), 12 bytes."""
+    rounded = next((f" ({count / UNITS[unit]:.2f} {unit})" for unit in ("GB", "MB", "KB") if count >= UNITS[unit]), "")
+    return f"{count:,} bytes{rounded}"

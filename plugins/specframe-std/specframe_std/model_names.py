@@ -11,7 +11,7 @@ from typing import NamedTuple
 from specframe.errors import ModelError, UnknownNameError, sentence
 from specframe.files import replace
 from specframe.models.aliases import aliases_file, plugin_aliases, user_aliases
-from specframe.models.local import CONFIG, holds, state
+from specframe.models.local import CONFIG, WEIGHTS, holds, on_disk
 from specframe.plugins.entries import the_one
 from specframe.plugins.registry import registry
 
@@ -44,6 +44,14 @@ def known_aliases() -> list[AliasRow]:
         hidden = registry().models.get(alias)
         rows.append(AliasRow(alias, location, hidden[0].target if hidden else None, "you", state(location)))
     return sorted(rows, key=lambda row: (row.alias, row.distribution))
+
+
+def state(location: str) -> str:
+    """Return whether a model is "local" (a directory), "cached" (from the hub) or "not on disk"."""
+    folder = on_disk(location)
+    if not holds(folder, CONFIG) or not holds(folder, WEIGHTS):
+        return "not on disk"
+    return "local" if os.path.isdir(location) else "cached"
 
 
 def add_alias(alias: str, path: str | os.PathLike[str]) -> None:

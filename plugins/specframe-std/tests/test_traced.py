@@ -12,6 +12,7 @@ from typing import Any
 import architectures
 import pytest
 import torch
+from specframe_std.graphs.kept_graphs import settings
 from specframe_std.kv.slab import SlabStore
 from specframe_std.layers import traces
 from specframe_std.layers.compile_ahead import begin
@@ -26,7 +27,7 @@ from specframe.model import padding_free
 from specframe.model.model_checks import SelfTests
 from specframe.model.runner import ModelRunner
 from specframe.model.transformers_model import CallOptions
-from specframe.model.twin import CURRENT, settings
+from specframe.model.twin import CURRENT
 
 PIECES = pytest.mark.filterwarnings("error:.*layers are not (traced|compiled)")
 """A test of layers that have to run as pieces: modules have the same tokens."""

@@ -22,6 +22,7 @@ from specframe_std.executors.workers.messages import Abort, Broken, Ended, Ready
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import ExecutorSuite
 from specframe_testing.constraint_fakes import DigitSum
+from specframe_testing.instrumentation.invariant_error import InvariantError
 from workers_objects import After, Failing, Raising, Tiring, Twigs
 
 from specframe.contracts.requests import Request, SequenceMetrics
@@ -29,7 +30,7 @@ from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
 from specframe.engine.engine_clock import HandClock
-from specframe.errors import ContractError, InvariantError, OptionError, SpecframeWarning, UnknownNameError
+from specframe.errors import ContractError, OptionError, SpecframeWarning, UnknownNameError
 from specframe.observe.watch import Watch
 from specframe.pipeline import Pipeline
 from specframe.reference import reference_decode

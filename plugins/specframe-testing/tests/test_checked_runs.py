@@ -12,11 +12,11 @@ from specframe_std.drafters import translated as drafters
 from specframe_std.kv.ragged_layout import RaggedLayout
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.heads import checkpoints as heads
+from specframe_testing.instrumentation.invariant_error import InvariantError
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
-from specframe.errors import InvariantError
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7], zoo.VOCABULARY)
 

@@ -18,6 +18,7 @@ from specframe_std.alignments.ragged import Ragged
 from specframe_std.kv.ragged_layout import RaggedLayout
 from specframe_std.kv.slab import Slab, SlabStore
 from specframe_testing import fakes, harness, zoo
+from specframe_testing.instrumentation.invariant_error import InvariantError
 
 from specframe import hookimpl
 from specframe.contracts.cache import DenseView, KVStore, Placement
@@ -25,7 +26,6 @@ from specframe.contracts.drafts import Acceptance, Block, Draft, Scores, Transfe
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Batch, Kept
-from specframe.errors import InvariantError
 from specframe.plugins.hookspecs import Register
 from specframe.plugins.registry import offer, registry
 

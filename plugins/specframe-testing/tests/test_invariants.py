@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from specframe_testing.instrumentation.cache_checks import View
+from specframe_testing.instrumentation.invariant_error import InvariantError
 from specframe_testing.instrumentation.invariants import Checks
 
 from specframe.contracts.drafts import Acceptance
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
-from specframe.errors import InvariantError
 
 PROMPTS = ([3, 4, 5], [6, 7])
 STOP, LIMIT, VOCABULARY = 9, 8, 11

@@ -11,11 +11,10 @@ from typing import Any
 
 import attrs
 from specframe_memory.footprint import Workload
-from specframe_memory.memory_plan import Ladder
+from specframe_memory.memory_plan import Ladder, bytes_told
 
 from specframe.cli.run_report import counted
 from specframe.errors import ModelError, OptionError, sentence
-from specframe.value_checks import bytes_told
 
 KNEE = 0.96
 """The share of the greatest speed that the knee keeps: that of SpecMemo (arXiv 2506.01986)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import attrs
 import torch
 
 from specframe.devices import kinds
-from specframe.devices.held import UNCOLLECTED
+from specframe.devices.held import Held
 from specframe.devices.kinds import CapturedGraph
 from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.model.attention.masks import power_of_two
@@ -20,6 +21,19 @@ Outputs = tuple[torch.Tensor, ...]
 MOST = 64
 """Captured graphs of one kind that a cache keeps. Each takes some megabytes, for its outputs and its nodes; a run of one draft
 length uses about ten, one for each bucket of rows and slots that it passes through."""
+
+
+def without_collection() -> Callable[[], None]:
+    """Have Python leave unreachable objects alone; return the function that puts back what was there before."""
+    if not gc.isenabled():
+        return lambda: None
+    gc.disable()
+    return gc.enable
+
+
+UNCOLLECTED = Held(without_collection)
+"""Python's search for unreachable objects is off: it would give up a graph that it finds while CUDA captures another one, which
+breaks the captured graph."""
 
 
 class EagerGraph:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import attrs
+import torch
 
 from specframe.contracts.cache import KVStore
 from specframe.contracts.graphs import Forward
 from specframe.contracts.model import ForwardOptions, Model
 from specframe.model.attention.masks import power_of_two
-from specframe.model.twin import settings
+from specframe.model.twin import plain_settings
 from specframe.value_checks import unwrap_guards
 from specframe_std.graphs.captured_forward import PROMPTS, CapturedForward
 from specframe_std.graphs.captured_states import StatesGraphs
@@ -107,3 +108,10 @@ def asked(how: ForwardOptions) -> tuple[Any, ...]:
     """Return what two ways of running forwards are compared by."""
     backends = how.attention if isinstance(how.attention, tuple) else (how.attention,)
     return (*map(unwrap_guards, backends), how.layers)
+
+
+def settings(module: torch.nn.Module) -> list[Any]:
+    """Return what a captured graph of a model depends on: where its tensors are, as far as they are of torch's own type, and its
+    settings. A weight that is written to stays where it is."""
+    tensors, plain = (*module.parameters(), *module.buffers()), (torch.Tensor, torch.nn.Parameter)
+    return [(id(one), one.data_ptr() if type(one) in plain else 0) for one in tensors] + plain_settings(module)

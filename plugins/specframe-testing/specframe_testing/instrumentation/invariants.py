@@ -32,7 +32,7 @@ from specframe_testing.instrumentation.sequence_records import Accounts
 
 
 class Checks(Accounts, Observer, CallListener):
-    """The invariant checks of one run; a violation raises :class:`specframe.errors.InvariantError`."""
+    """The invariant checks of one run; a violation raises :class:`InvariantError`."""
 
     def around(self, use: Composition) -> Composition:
         """Return the composition with instrumentation of its acceptance rule and alignment."""

@@ -7,7 +7,7 @@ import itertools
 import attrs
 
 from specframe.contracts.round import Batch, Sequence
-from specframe.errors import InvariantError
+from specframe_testing.instrumentation.invariant_error import InvariantError
 
 
 @attrs.define(eq=False)
