@@ -11,10 +11,13 @@ from typing import Any
 import planting
 import pytest
 import torch
+import torch.distributed as distributed
 from specframe_std.kv.slab import Slab
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.paged_fake import Gathering, Pages
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from specframe.contracts.requests import GREEDY, Request
 from specframe.errors import ContractError, OptionError
@@ -276,3 +279,17 @@ def test_a_setting_is_part_of_a_models_state() -> None:
     assert before.equals(ModelState.of(model))
     setting(model)
     assert not before.equals(ModelState.of(model))
+
+
+def test_the_state_of_a_model_whose_weights_ranks_share() -> None:
+    """Of a weight that is split over ranks the state has this rank's part: a write to it is seen."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model, mesh = torch.nn.Linear(4, 4), init_device_mesh("cpu", (1,))
+        model.weight = torch.nn.Parameter(distribute_tensor(model.weight.data, mesh, [Shard(0)]))
+        before = ModelState.of(model)
+        assert before.equals(ModelState.of(model))
+        model.weight.data.mul_(2)
+        assert not before.equals(ModelState.of(model))
+    finally:
+        distributed.destroy_process_group()

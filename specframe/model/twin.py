@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specframe.contracts.attention import Attend
 from specframe.contracts.cache import ChunkWindow
+from specframe.models.precision import plain_parts
 
 NAME = "specframe"
 """The name of our attention function among transformers' attention implementations."""
@@ -280,15 +281,6 @@ def all_equal(pairs: Iterable[tuple[ModelState, ModelState]]) -> bool:
         for mine, others in zip(one.checksums, other.checksums, strict=True):
             differences.setdefault(mine.device, []).append(mine != others)
     return not any(torch.stack(some).any().item() for some in differences.values())
-
-
-def plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensors with the numbers of one: a tensor that is quantised, or split over devices, has others inside."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_parts(getattr(tensor, name))
-    else:
-        yield tensor
 
 
 def row_sums(tensor: torch.Tensor) -> torch.Tensor:

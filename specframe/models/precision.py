@@ -38,18 +38,18 @@ def rounds_activations(model: torch.nn.Module) -> bool:
 def quantised_weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield a model's quantised weights: matrices of integers, of eight bits, or of a type that is made of such."""
     for tensor in chain(model.parameters(), model.buffers()):
-        if tensor.ndim > 1 and any(narrow(part) for part in parts(tensor)):
+        if tensor.ndim > 1 and any(narrow(part) for part in plain_parts(tensor)):
             yield tensor
 
 
-def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors that a tensor is made of."""
+def plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors with the numbers of one: a tensor that is quantised, or split over devices, has others inside."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
     for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
         if isinstance(part, torch.Tensor):  # a tensor that ranks share names its mesh, too
-            yield from parts(part)
+            yield from plain_parts(part)
 
 
 def narrow(tensor: torch.Tensor) -> bool:

@@ -70,6 +70,10 @@ def lookup() -> Any:
     return tokens(pipeline(drafter="prompt-lookup"))
 
 
+def kept() -> Any:
+    return tokens(pipeline(kv="paged,block=4,share=on"))
+
+
 def buffered() -> Any:
     return tokens(pipeline(graphs="on"))
 

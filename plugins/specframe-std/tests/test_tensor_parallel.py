@@ -57,6 +57,7 @@ ALSO_EXACT = [
         "exact:rollback:goodput,maximum=4",
         "pieces",
         "lookup",
+        "kept",
         "buffered",
     )
 ]
@@ -149,7 +150,7 @@ def test_heads_that_borrow_of_the_target_equal_one_process(request: pytest.Fixtu
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALSO_EXACT)
 def test_further_schemes_equal_one_process(also_found: Found, case: str) -> None:
-    """So do prompts read in chunks, drafts from the prompt, and forwards in buffers."""
+    """So do prompts read in chunks, drafts from the prompt, kept prompts, and forwards in buffers."""
     assert also_found(case) == [expected()] * 2
 
 
