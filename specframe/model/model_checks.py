@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -14,14 +13,13 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.attention import AttentionBackend
 from specframe.contracts.cache import ChunkWindow, DenseView, KVShape, KVView, Placement, Window
-from specframe.contracts.model import StraightForward
 from specframe.devices import kinds
 from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.model import current_numerics
 from specframe.model.attention.interface import Watched, in_pages
 from specframe.model.padding_free import PaddingFree
 from specframe.model.state_layers import open_states, state_forwards
-from specframe.model.transformers_model import AS_IS, NOTHING, CallOptions, TransformersModel
+from specframe.model.transformers_model import AS_IS, CallOptions, TransformersModel
 from specframe.model.twin import twin
 from specframe.models.own_cache import OwnCache
 from specframe.models.precision import eps
@@ -101,7 +99,7 @@ class SelfTests:
         )
 
     def _require_equal(self, found: torch.Tensor, wanted: torch.Tensor, when: str, expected: str) -> None:
-        if not (off := distance(found, wanted)) < self._tolerance:
+        if not (off := distance(found, wanted)) < self.tolerance:
             raise ModelError(
                 f"{self._feeder} gives other logits {when}, off by {off:.2g} standard deviations: expected {expected}"
             )
@@ -209,18 +207,18 @@ class SelfTests:
         return known[key]
 
     def _fault(self, backend: AttentionBackend) -> str | None:
-        placement = self._uneven
+        placement = self.uneven
         plan, page = backend.plan(placement), None if "dense" in backend.offers else PROBED_PAGE
         assert plan is not None
         attends, store = Watched(plan), Scratch(placement, page)
-        with_masks = self._fed(placement, CallOptions(offers=backend.offers))
-        without = self._fed(placement, CallOptions(attends, backend.offers), self._feeder.uncached, store)
-        if not (off := distance(without, with_masks)) < self._tolerance:
+        with_masks = self.fed(placement, CallOptions(offers=backend.offers))
+        without = self.fed(placement, CallOptions(attends, backend.offers), self._feeder.uncached, store)
+        if not (off := distance(without, with_masks)) < self.tolerance:
             return f"its logits are off by {off:.2g} standard deviations without masks"
         return self._wrong_window(attends.windows)
 
     @property
-    def _uneven(self) -> Placement:
+    def uneven(self) -> Placement:
         """Rows of unequal length that hold more tokens than the narrowest window."""
         sizes = [size_of(window) for window in self._feeder.windows.values() if window is not None]
         slots = min(self._feeder.context, LARGEST_PROBE)
@@ -229,20 +227,20 @@ class SelfTests:
     @functools.cached_property
     def without_padding(self) -> bool:
         """Whether the model gives the same logits when the real tokens of all rows are put into one row."""
-        placement = self._uneven
+        placement = self.uneven
         real_BT = placement.index_BT >= 0
         known = real_BT.cpu().numpy() if hold_numbers(real_BT) else np.ones(real_BT.shape, dtype=bool)
         padding_free = PaddingFree(known, self._feeder.device)
         try:
-            rectangle, row = (self._fed(placement, CallOptions(padding_free=one)) for one in (None, padding_free))
+            rectangle, row = (self.fed(placement, CallOptions(padding_free=one)) for one in (None, padding_free))
         except torch.OutOfMemoryError:
             raise
         except Exception:  # whatever a model raises that does not attend by our function
             return False
-        return distance(row, rectangle) < self._tolerance
+        return distance(row, rectangle) < self.tolerance
 
     @torch.inference_mode()
-    def _fed(
+    def fed(
         self,
         placement: Placement,
         options: CallOptions = AS_IS,
@@ -272,26 +270,8 @@ class SelfTests:
             return None
         return "its layers do not pass their sliding windows to attention"
 
-    @torch.inference_mode()
-    def require_agreement(self, traced: StraightForward, one_row: bool, one_token: bool) -> None:
-        """Raise :class:`ModelError` if a forward as straight code gives other logits than the model's modules.
-
-        Rows are fed that hold tokens already: a layer that attends by itself, or changes keys after they were written, shows there.
-
-        Args:
-            traced: the forward.
-            one_row, one_token: whether it is checked with one row, and with one token of each, or with several.
-        """
-        placement = cut(self._uneven, 1 if one_row else None, 1 if one_token else None)
-        shapes = self.kv_shapes
-        numbers = self.attending or range(len(shapes))  # a part of a model has the shapes of the whole
-        store = Scratch(placement, shapes=dict(zip(numbers, shapes, strict=False)))
-        expected, found = self._fed(placement), self._fed(placement, CallOptions(traced=traced), store=store)
-        if not (off := distance(found, expected)) < self._tolerance:
-            raise ModelError(f"their logits are off by {off:.2g} standard deviations")
-
     @functools.cached_property
-    def _tolerance(self) -> float:
+    def tolerance(self) -> float:
         """Largest tolerated difference of logits that should be equal, in standard deviations of the logits."""
         return 0.02 if eps(self._feeder.module) <= torch.finfo(torch.float32).eps else 0.5
 
@@ -334,12 +314,10 @@ class Scratch:
     Args:
         placement: of what is fed.
         page: slots of a page, where keys and values are handed out in pages.
-        shapes: of layers' keys and values by their number, where the code of a forward writes them itself.
     """
 
-    def __init__(self, placement: Placement, page: int | None = None, shapes: Mapping[int, KVShape] = NOTHING) -> None:
-        self._page, self._shapes, self._memory = page, shapes, dict[int, tuple[torch.Tensor, torch.Tensor]]()
-        self._slots_BT, self._slots = placement.slots_BT, placement.key_index_BS.shape[1]
+    def __init__(self, placement: Placement, page: int | None = None) -> None:
+        self._page, self._slots_BT, self._slots = page, placement.slots_BT, placement.key_index_BS.shape[1]
         self._rows_B1 = torch.arange(len(self._slots_BT), device=self._slots_BT.device)[:, None]
         self._real_BT = placement.index_BT >= 0
 
@@ -348,25 +326,6 @@ class Scratch:
         generator = torch.Generator().manual_seed(layer)
         view = DenseView(self._written(keys, generator), self._written(values, generator))
         return view if self._page is None else in_pages(view, self._page)
-
-    def places(self) -> torch.Tensor:
-        """Return the places of what is fed in the memory of a layer, (B, T)."""
-        return self._slots_BT + self._rows_B1 * self._slots
-
-    def memory(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the memory of a layer, which is empty."""
-        shape, places = self._shapes[layer], len(self._slots_BT) * self._slots
-        sizes = shape.key_size, shape.value_size
-        keys, values = (
-            torch.zeros(places, shape.heads, size, dtype=shape.dtype, device=self._slots_BT.device) for size in sizes
-        )
-        self._memory[layer] = keys, values
-        return keys, values
-
-    def view(self, layer: int) -> KVView:
-        """Return what :meth:`write` does of the keys and values in the memory of a layer."""
-        keys, values = (part[self.places()].transpose(1, 2) for part in self._memory[layer])
-        return self.write(layer, keys, values)
 
     def _written(self, states: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         rows, heads, _fed, size = states.shape
@@ -377,15 +336,6 @@ class Scratch:
         held = (noise * spread).to(states.device, states.dtype)
         held[self._rows_B1.to(states.device), slots_BT] = states.transpose(1, 2)
         return held.transpose(1, 2)
-
-
-def cut(placement: Placement, rows: int | None, width: int | None) -> Placement:
-    """Return the last rows and tokens of a placement, or all of them for None."""
-    own, last = slice(-(rows or len(placement.index_BT)), None), slice(-(width or placement.index_BT.shape[1]), None)
-    positions_BT, slots_BT, index_BT = (
-        one[own, last] for one in (placement.positions_BT, placement.slots_BT, placement.index_BT)
-    )
-    return Placement(positions_BT, slots_BT, index_BT, placement.key_index_BS, in_order=placement.in_order)
 
 
 def uneven_placement(window: int | None, slots: int, device: torch.device) -> Placement:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from specframe_std.layers import merged_weights, traces
 from specframe_std.layers.merged_weights import packed, refusal
+from specframe_std.layers.trace_check import require_agreement
 from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
 
@@ -42,7 +43,7 @@ def test_fewer_products_give_the_same(name: str) -> None:
     plain, merged = trace(runner), trace(runner, merges=True)
     assert products(merged) < products(plain)
     for one in (True, False):
-        runner.tests.require_agreement(merged, one, one)
+        require_agreement(runner.tests, merged, one, one)
     after = model.state_dict()
     assert [*after] == [*before]
     assert all(torch.equal(after[key], one) for key, one in before.items())
@@ -58,12 +59,12 @@ def test_what_changes_is_seen() -> None:
     first = trace(runner, merges=True)
     weight.data.mul_(3)
     assert first.holds
-    runner.tests.require_agreement(first, False, False)
+    require_agreement(runner.tests, first, False, False)
     weight.data = weight.data * -2
     assert not first.holds
     second = trace(runner, merges=True)
     assert second.holds
-    runner.tests.require_agreement(second, False, False)
+    require_agreement(runner.tests, second, False, False)
 
 
 def test_what_there_is_no_memory_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +81,7 @@ def test_what_there_is_no_memory_for_is_left(monkeypatch: pytest.MonkeyPatch) ->
     found = trace(runner, merges=True)
     assert len(found.merged) == 1
     assert found.holds
-    runner.tests.require_agreement(found, False, False)
+    require_agreement(runner.tests, found, False, False)
 
 
 def weights(change: Callable[[list[Any]], None] = lambda _: None) -> list[Any]:

@@ -16,6 +16,7 @@ from specframe_std.graphs.kept_graphs import settings
 from specframe_std.kv.slab import SlabStore
 from specframe_std.layers import traces
 from specframe_std.layers.compile_ahead import begin
+from specframe_std.layers.trace_check import require_agreement
 from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
 
@@ -97,9 +98,9 @@ def test_equal_layers_share_a_piece_and_have_their_own_weights() -> None:
     assert [node.target for node in found.calls.graph.nodes].count(found.pieces[1].run) == 2
     assert not found.constants
     attention.v_proj.weight.data.mul_(3)
-    runner.tests.require_agreement(found, False, False)
+    require_agreement(runner.tests, found, False, False)
     attention.v_proj.weight = torch.nn.Parameter(attention.v_proj.weight.detach() * 3)
-    runner.tests.require_agreement(found, False, False)
+    require_agreement(runner.tests, found, False, False)
 
 
 def test_pieces_are_given_tensors_without_strides() -> None:
@@ -127,7 +128,7 @@ def test_a_weight_that_is_no_longer_tied_is_seen() -> None:
         second = runner.layers.of(ForwardOptions(layers="traced"), 3, 4, ())
     assert second is not None
     assert second is not first
-    runner.tests.require_agreement(second, False, False)
+    require_agreement(runner.tests, second, False, False)
 
 
 @pytest.mark.wide
@@ -135,8 +136,8 @@ def test_hidden_states_are_those_of_the_modules() -> None:
     """The embedding, a layer's output, and those after the last layer with its norm and without are taken as they are else."""
     runner, wanted, found = runner_of(zoo.build("llama")), (0, 1, 2, 3), dict[int, torch.Tensor]()
     tests, (forwards, expected) = runner.tests, runner.taps.placed(wanted, {})
-    tests._fed(tests._uneven, CallOptions(forwards=forwards))
-    tests._fed(tests._uneven, CallOptions(traced=trace(runner, wanted), hidden=found))
+    tests.fed(tests.uneven, CallOptions(forwards=forwards))
+    tests.fed(tests.uneven, CallOptions(traced=trace(runner, wanted), hidden=found))
     assert [*found] == [*wanted]
     for number in wanted:
         torch.testing.assert_close(found[number], expected[number])
@@ -267,9 +268,9 @@ def test_logits_that_are_no_numbers_are_no_agreement(monkeypatch: pytest.MonkeyP
     def fed(self: SelfTests, _: Any, options: Any = None, store: Any = None) -> torch.Tensor:
         return torch.arange(4.0) * (float("nan") if options else 1.0)
 
-    monkeypatch.setattr(SelfTests, "_fed", fed)
+    monkeypatch.setattr(SelfTests, "fed", fed)
     with pytest.raises(ModelError, match="logits are off by nan"):
-        tests.require_agreement(object(), False, False)  # type: ignore[arg-type]
+        require_agreement(tests, object(), False, False)  # type: ignore[arg-type]
 
 
 def test_compiling_is_no_time_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +316,7 @@ def test_pieces_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_
 @PIECES
 def test_a_trial_without_memory_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward for whose check there is no memory calls the modules; a later one is checked, and runs as pieces."""
-    runner, usual, left = runner_of(zoo.build("opt", num_hidden_layers=1)), SelfTests.require_agreement, [1]
+    runner, usual, left = runner_of(zoo.build("opt", num_hidden_layers=1)), require_agreement, [1]
 
     def runs_out(*given: Any) -> None:
         if left:
@@ -323,7 +324,7 @@ def test_a_trial_without_memory_is_made_again(monkeypatch: pytest.MonkeyPatch) -
             raise torch.OutOfMemoryError("CUDA out of memory")
         usual(*given)
 
-    monkeypatch.setattr(SelfTests, "require_agreement", runs_out)
+    monkeypatch.setattr(traces, "require_agreement", runs_out)
     with torch.inference_mode():
         assert runner.layers.of(ForwardOptions(layers="traced"), 3, 4, ()) is None
         assert runner.layers.of(ForwardOptions(layers="traced"), 3, 4, ()) is not None
@@ -513,7 +514,7 @@ def test_values_of_another_precision() -> None:
     attention = model.model.decoder.layers[0].self_attn
     attention.v_proj.__class__ = HalfLinear
     runner = runner_of(model)
-    runner.tests.require_agreement(trace(runner, writes=True), False, False)
+    require_agreement(runner.tests, trace(runner, writes=True), False, False)
 
 
 @pytest.mark.wide

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 SLOTS, KEPT = 11, 2
 """The other sizes of the tensors that are traced. All differ, since torch takes equal ones for the same size; none is 1, for which
 code would be written that holds for 1 alone. What is written serves rows or tokens of one as well, see
-:meth:`specframe.model.model_checks.SelfTests.require_agreement`."""
+:func:`specframe_std.layers.trace_check.require_agreement`."""
 
 
 @attrs.frozen(eq=False)

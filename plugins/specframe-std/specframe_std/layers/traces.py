@@ -23,6 +23,7 @@ from specframe.devices.out_of_memory import out_of_memory
 from specframe.errors import ModelError, SpecframeWarning, sentence
 from specframe.model import current_numerics
 from specframe_std.layers.compile_ahead import begin
+from specframe_std.layers.trace_check import require_agreement
 from specframe_std.layers.traced_forward import Piece, TracedForward, compile_piece, trace
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Traces:
         if key not in self._agreeing:
             self._agreeing[key] = True
             try:
-                self._runner.tests.require_agreement(found, one_row, one_token)
+                require_agreement(self._runner.tests, found, one_row, one_token)
             except Exception as error:  # whatever what was compiled raises
                 if isinstance(error, RuntimeError) and out_of_memory(error):
                     del self._agreeing[key]  # this forward calls the modules, and a later one tries again
