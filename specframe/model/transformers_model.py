@@ -56,6 +56,7 @@ class CallOptions:
 
 
 AS_IS = CallOptions()
+"""By the masks, as a rectangle, with layers as they are."""
 
 
 class TransformersModel:
@@ -149,7 +150,7 @@ class TransformersModel:
         store: Any,
         key_index_BS: torch.Tensor,
         keep: int,
-        options: CallOptions | None = None,
+        how: CallOptions,
     ) -> torch.Tensor:
         """Return the logits (B, keep, V) of the last ``keep`` tokens that are fed.
 
@@ -158,9 +159,8 @@ class TransformersModel:
             store: takes keys and values, and hands out those to attend to.
             key_index_BS: the index of the token in each slot that is attended to.
             keep: tokens whose logits are asked for.
-            options: how the forward is run, or None for by the masks, as a rectangle, with layers as they are.
+            how: options of the forward.
         """
-        how = options or AS_IS
         padding_free, plan = how.padding_free, how.plan
         if padding_free is not None:
             ids_BT, positions_BT = padding_free.row(ids_BT), padding_free.row(positions_BT)

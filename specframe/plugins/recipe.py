@@ -84,7 +84,7 @@ class Recipe:
                 f"tokenizer: expected a loaded tokenizer, which can be called and can decode, got {literal(given)}"
             )
         settings = "none" if self.generation_config is None else self.generation_config
-        return attrs.evolve(
+        checked = attrs.evolve(
             self,
             batch_size=whole("batch_size", self.batch_size, 1),
             seed=whole("seed", self.seed, 0, LARGEST_SEED),
@@ -96,15 +96,10 @@ class Recipe:
             generation_config=one_of("generation_config", settings, GENERATION_CONFIG),
             bitwise=flag("bitwise", self.bitwise),
             memory=None if self.memory is None else byte_count("memory", self.memory),
-        )._unshaped()
-
-    def _unshaped(self) -> Recipe:
-        """Return the recipe, with bitwise for layers as they are; raise :class:`OptionError` where compiled ones are asked for."""
-        if not self.bitwise:
-            return self
-        if self.layers == "compiled":
+        )
+        if checked.bitwise and checked.layers == "compiled":
             raise OptionError("bitwise: expected no layers 'compiled', whose kernels depend on the shape of a batch")
-        return attrs.evolve(self, layers="eager")
+        return attrs.evolve(checked, layers="eager") if checked.bitwise else checked
 
     def named(self, known: Registry) -> Recipe:
         """Return the recipe with the alignment, verifier and executor that "auto" chooses."""
