@@ -168,7 +168,7 @@ def test_a_plugin_that_takes_the_name_of_an_own_command(site: Path) -> None:
     install(site, "greeter", PLUGIN.replace('"greet", greet', '"run", greet'))
     refused = invoke("run")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "command 'run' is offered by both specframe and greeter" in refused.stderr
+    assert "command 'run' is offered by both greeter and specframe-std" in refused.stderr
     assert invoke("plugins", "list").exit_code == 0
 
 

@@ -22,12 +22,13 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
+from specframe_std.run_command import run_report
+from specframe_std.run_command.display import Display
 from specframe_testing import zoo
 
 import specframe
 from specframe import files
-from specframe.cli import cli, run_report
-from specframe.cli.display import Display
+from specframe.cli import cli
 from specframe.observe.counts import RunReport
 from specframe.plugins.registry import registry
 

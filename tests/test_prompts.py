@@ -385,7 +385,8 @@ def test_a_run_of_chats(pipe: Any) -> None:
 
 def test_an_entrys_id_comes_back_with_its_result() -> None:
     """The record of a result has the id of its entry, of one that cannot be decoded, too; null and no id give none."""
-    from specframe.cli.results import record
+    from specframe_std.run_command.results import record
+
     from specframe.contracts.requests import Result, SequenceMetrics
 
     entries = [{"id": 7}, {"id": "q-7"}, {"id": [1, {"a": 2}]}, {"id": None}, {}]
@@ -417,7 +418,7 @@ def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRec
 @pytest.mark.parametrize("second", [7, "7"])
 def test_an_id_that_is_given_twice_is_told_of(second: int | str, recwarn: pytest.WarningsRecorder) -> None:
     """A warning names the first line whose id an earlier line has; a number is no text of the same digits."""
-    from specframe.cli.sampling import SamplingFlags
+    from specframe_std.run_command.sampling import SamplingFlags
 
     entries = [{"prompt": "a", "id": 7}, {"prompt": "b"}, {"prompt": "c", "id": second}, {"prompt": "d", "id": 7}]
     found = written("\n".join(map(json.dumps, entries)), "p.jsonl")

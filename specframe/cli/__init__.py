@@ -40,9 +40,8 @@ class CommandLine(click.Group):
     """The ``specframe`` command. All its commands, built-in ones too, come through the commands hook."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return specframe's own commands, those of plugins, and those of distributions that are not installed."""
-        known = [name for name in registry().entries.get("command", {}) if " " not in name]
-        return list(dict.fromkeys([*known, *(name for name in DISTRIBUTIONS if " " not in name)]))
+        """Return the commands of specframe's distributions, those that are not installed among them, and those of plugins."""
+        return [name for name in {**DISTRIBUTIONS, **registry().entries.get("command", {})} if " " not in name]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; an unknown name is answered with the known ones."""
@@ -73,7 +72,7 @@ class CommandLine(click.Group):
             if ctx.invoked_subcommand is None:
                 raise
             entry = registry().entry("command", ctx.invoked_subcommand)
-            if entry.distribution == OWN:
+            if entry.distribution in (OWN, DISTRIBUTIONS["run"]):
                 raise
             where = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {sentence(error)}, at {where.filename}:{where.lineno}"

@@ -19,8 +19,7 @@ def specframe_register_defaults(register: RegisterDefaults) -> None:
 
 @hookimpl
 def specframe_register_commands(register: Register) -> None:
-    """Register the commands that need no further distribution."""
-    register("run", "specframe.cli.run:run")
+    """Register the command that lists what is installed."""
     register("plugins", "specframe.cli.plugins:plugins")
 
 

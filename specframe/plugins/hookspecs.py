@@ -175,9 +175,8 @@ def specframe_register_options(register: Register) -> None:
     return keyword arguments of ``from_pretrained``, and prompts; "layers" is given a model's runner and makes its
     :class:`specframe.contracts.model.Layers`; "graphs" makes a :class:`specframe.contracts.graphs.StoreGraphs`, "rounds"
     :class:`specframe.contracts.graphs.CapturedRounds`; "states" opens a :class:`specframe.contracts.states.RowStore` for layers,
-    rows and a device; "output" makes a :class:`specframe.cli.results.Results`, "ranks" a :class:`specframe.cli.ranks.RankOutput`
-    of an executor. "assisted" and "accelerate" are called as the functions of :mod:`specframe.drop_in` are; "processors" warns of
-    a user's own that cannot be called for one row alone, "watchdog" watches calls while a command runs.
+    rows and a device. "assisted" and "accelerate" are called as the functions of :mod:`specframe.drop_in` are; "processors" warns
+    of a user's own that cannot be called for one row alone, "watchdog" watches calls while a command runs.
     Must: refuse a model for which it does not work before anything is decoded with it.
     Must not: change a model, or the tokens that a greedy run gives.
     """

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "command": {
+        "run": "specframe-std",
+        **dict.fromkeys(("heads", "models check"), "specframe-heads"),
         **dict.fromkeys(
             ("compare", "verify", "reproduce", "trace", "predict", "plan", "laws", "plugins matrix", "models show"),
             "specframe-lab",
         ),
         "serve": "specframe-serve",
-        **dict.fromkeys(("heads", "models check"), "specframe-heads"),
         "plugins new": "specframe-testing",
         "models": "specframe-std",
     },
@@ -32,10 +33,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
                 "graphs",
                 "layers",
                 "load_options",
-                "output",
                 "processors",
                 "prompts",
-                "ranks",
                 "rounds",
                 "states",
                 "watchdog",

@@ -11,10 +11,10 @@ from typing import Any, Self
 import attrs
 import click
 from rich.console import Console
+from specframe_std.run_command.display import show_figures
+from specframe_std.run_command.run_report import summary
+from specframe_std.run_command.sampling import take_options
 
-from specframe.cli.display import show_figures
-from specframe.cli.run_report import summary
-from specframe.cli.sampling import take_options
 from specframe.errors import OptionError
 from specframe.files import MARK
 from specframe.observe.counts import RunReport
@@ -88,7 +88,7 @@ class Rows:
     """
 
     def __init__(self, quiet: bool, console: Console | None = None) -> None:
-        from specframe.cli.display import progress_bar  # it imports torch
+        from specframe_std.run_command.display import progress_bar  # it imports torch
 
         self._bar = progress_bar(console or Console(stderr=True, highlight=False), quiet)
         self._first, self._begun = 0, 0.0

@@ -1,4 +1,4 @@
-"""The standard strategies, one module each, and what single options of a run ask for, registered through hooks."""
+"""The standard strategies, one module each, the command that decodes with them, and what single options of a run ask for."""
 
 from __future__ import annotations
 
@@ -99,6 +99,7 @@ def specframe_register_executors(register: Register) -> None:
 
 @hookimpl
 def specframe_register_commands(register: Register) -> None:
+    register("run", "specframe_std.run_command.run:run")
     register("models", "specframe_std.models_command:models")
 
 
@@ -109,10 +110,8 @@ def specframe_register_options(register: Register) -> None:
     register("graphs", "specframe_std.graphs.kept_graphs:StoreGraphs")
     register("layers", "specframe_std.layers.traces:Traces")
     register("load_options", "specframe_std.load_options:keywords")
-    register("output", "specframe_std.result_file:ResultFile")
     register("processors", "specframe_std.processor_check:warn_of_unfit")
     register("prompts", "specframe_std.benchmark_sets:open_prompts")
-    register("ranks", "specframe_std.executors.command_ranks:SeveralRanks")
     register("rounds", "specframe_std.graphs.captured_rounds:rounds_of")
     register("states", "specframe_std.states.row_states:RowStates")
     register("watchdog", "specframe_std.watchdog:watch_calls")

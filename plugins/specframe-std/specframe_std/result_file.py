@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-from specframe.cli.results import Key, Record, Results
 from specframe.errors import OptionError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts.prompt import Prompt
 from specframe_std.locked_file import LockedFile
+from specframe_std.run_command.results import Key, Record, Results
 
 START = b'{"index": '
 """First bytes of a results file."""

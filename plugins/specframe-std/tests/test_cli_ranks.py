@@ -13,10 +13,9 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from specframe_std.executors.command_ranks import SeveralRanks, status_of
+from specframe_std.executors.command_ranks import SeveralRanks, ranks_of, status_of
 
 from specframe.cli import cli
-from specframe.cli.ranks import ranks_of
 from specframe.cli.signals import Signals, Terminated
 from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ModelError

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
+from specframe_std.run_command.run import gather
 
 from specframe.cli.option_types import File, Number
 from specframe.cli.options import names, pipeline_options
-from specframe.cli.run import gather
 from specframe.errors import OptionError, SpecframeWarning
 from specframe.text.prompts.prompt import Given, Prompt
 from specframe_lab.commands.lab_option_types import ListOf
@@ -138,8 +138,8 @@ def prepare(quiet: bool, verbose: bool, devices: Iterable[str]) -> None:
     if quiet:
         warnings.simplefilter("ignore")
     if verbose:
-        from specframe.cli.display import show_conditions
-        from specframe.cli.environment import environment
+        from specframe_std.run_command.display import show_conditions
+        from specframe_std.run_command.environment import environment
 
         show_conditions("environment", environment(set(devices)))
 

@@ -185,7 +185,8 @@ def page_file(output: str | None) -> Output | None:
 
 def write_page(page: Output, outcomes: list[Verification], grid: Grid, command: str, settings: dict[str, Any]) -> None:
     """Write the page: all outcomes, and how they were come by."""
-    from specframe.cli.environment import environment
+    from specframe_std.run_command.environment import environment
+
     from specframe.models.pairs import choose, chosen_name
     from specframe_lab.grid import varying
     from specframe_lab.report.verification import html

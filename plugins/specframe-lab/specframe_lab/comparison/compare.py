@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, cast
 
 import attrs
+from specframe_std.run_command.environment import environment
 
-from specframe.cli.environment import environment
 from specframe.contracts.engine import Clock
 from specframe.contracts.roles import BudgetPolicy, CalibratedPolicy
 from specframe.devices import kinds

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from specframe.cli.run_report import HALF
+from specframe_std.run_command.run_report import HALF
+
 from specframe_lab.comparison import comparison_figures as f
 from specframe_lab.comparison.comparison_figures import CONFIDENCE, ENOUGH_FOR_P99, SPENT, Table
 from specframe_lab.comparison.comparison_results import Comparison

@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 from specframe_memory.footprint import Workload
 from specframe_memory.memory_plan import Ladder, bytes_told
+from specframe_std.run_command.run_report import counted
 
-from specframe.cli.run_report import counted
 from specframe.errors import ModelError, OptionError, sentence
 
 KNEE = 0.96

@@ -1,4 +1,4 @@
-"""Commands of several processes that decode the same prompts: rank 0 reads and writes, and all end as it does."""
+"""Ranks of a command: of several processes that decode the same prompts rank 0 reads and writes, and all end as it does."""
 
 from __future__ import annotations
 
@@ -7,14 +7,38 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from specframe.cli.ranks import RankOutput, Value
 from specframe.cli.signals import UNREAD, Terminated
 from specframe.errors import SpecframeError, sentence
+from specframe.plugins.compose import strategy
+from specframe.plugins.recipe import is_auto
+from specframe.plugins.registry import registry
 from specframe.text.prompts.lazy import Prompts
+
+Value = TypeVar("Value")
+
+RANK = "RANK"
+"""The environment variable with a process's rank, as torchrun and others set it."""
+
+
+class RankOutput:
+    """The ranks of a command, seen from one of them. Those of this class are one process."""
+
+    several = False
+    """Whether an executor with ranks decodes."""
+    writes = True
+    """Whether this process reads prompts, and writes results."""
+
+    def shared(self, make: Callable[[], Value]) -> Value:
+        """Return what rank 0 makes, on every rank; of prompts, a list where there are several ranks."""
+        return make()
+
+    def one_end(self) -> contextlib.AbstractContextManager[None]:
+        """End the command with rank 0's exit status on every rank; the others print nothing."""
+        return contextlib.nullcontext()
 
 
 class SeveralRanks(RankOutput):
@@ -49,6 +73,14 @@ class SeveralRanks(RankOutput):
             status = self._executor.end(0, "")
         if status and not self.writes:
             sys.exit(status)
+
+
+def ranks_of(executor: str) -> RankOutput:
+    """Return the ranks that an executor of that name decodes on."""
+    if RANK not in os.environ or is_auto(executor):
+        return RankOutput()
+    made = strategy(registry(), "executor", executor)
+    return SeveralRanks(made) if "ranks" in made.offers else RankOutput()
 
 
 @contextlib.contextmanager

@@ -22,15 +22,15 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from specframe.cli.results import Record
 from specframe.cli.tables import per_second, show_table
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk
 from specframe.contracts.roles import Observer
 from specframe.text.prompts.prompt import Prompt
+from specframe_std.run_command.results import Record
 
 if TYPE_CHECKING:
-    from specframe.cli.run_report import DisplaySettings
+    from specframe_std.run_command.run_report import DisplaySettings
 
 
 def progress_bar(console: Console, hidden: bool) -> Progress:

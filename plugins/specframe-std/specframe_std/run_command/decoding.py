@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from specframe.cli.results import Key, Record, record
-from specframe.cli.sampling import SamplingFlags
 from specframe.errors import OptionError
 from specframe.text.chat import as_chat, require_template
 from specframe.text.prompts.prompt import Prompt
+from specframe_std.run_command.results import Key, Record, record
+from specframe_std.run_command.sampling import SamplingFlags
 
 if TYPE_CHECKING:
-    from specframe.cli.display import Display
     from specframe.cli.signals import Screen
     from specframe.contracts.requests import Request, Result
     from specframe.pipeline import Pipeline
     from specframe.text.generation import GenerationSettings
     from specframe.text.sampling import Sampling
+    from specframe_std.run_command.display import Display
 
 
 @attrs.frozen(eq=False)

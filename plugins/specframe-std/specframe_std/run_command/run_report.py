@@ -151,7 +151,7 @@ def acceptance(combined: Facts) -> str:
 
 def as_json(outcome: RunOutcome, settings: Facts) -> str:
     """Return a run's figures, settings, combination and environment as JSON."""
-    from specframe.cli.environment import environment
+    from specframe_std.run_command.environment import environment
 
     found: Facts = {"generator": f"{MARK} run", "settings": settings, "failed": outcome.failed, "figures": None}
     if outcome.report:

@@ -1,4 +1,4 @@
-"""Results of a run: a record of each, and where records are kept. A file of them is that of the plugin of the option ``output``."""
+"""Results of a run: a record of each, and where records are kept."""
 
 from __future__ import annotations
 

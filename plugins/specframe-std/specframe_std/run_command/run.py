@@ -13,22 +13,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from specframe.cli.decoding import Decoding, Work
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf, StrategyType, WholeNumber
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
-from specframe.cli.ranks import ranks_of
-from specframe.cli.results import Record, Results, ResultStream
-from specframe.cli.run_report import (
-    DisplaySettings,
-    RunOutcome,
-    acceptance,
-    as_json,
-    combination,
-    summary,
-    workers_offer,
-)
-from specframe.cli.sampling import SamplingFlags, sampling_options, take_options
 from specframe.cli.signals import Screen, uninterrupted
 from specframe.errors import OptionError, SpecframeWarning
 from specframe.files import Output
@@ -38,10 +25,24 @@ from specframe.text.prompts.builtin import BUILT_IN
 from specframe.text.prompts.files import from_arguments, open_prompts
 from specframe.text.prompts.lazy import Prompts
 from specframe.text.prompts.prompt import Prompt
+from specframe_std.executors.command_ranks import ranks_of
+from specframe_std.result_file import ResultFile
+from specframe_std.run_command.decoding import Decoding, Work
+from specframe_std.run_command.results import Record, Results, ResultStream
+from specframe_std.run_command.run_report import (
+    DisplaySettings,
+    RunOutcome,
+    acceptance,
+    as_json,
+    combination,
+    summary,
+    workers_offer,
+)
+from specframe_std.run_command.sampling import SamplingFlags, sampling_options, take_options
 
 if TYPE_CHECKING:
-    from specframe.cli.display import Display
     from specframe.pipeline import Pipeline
+    from specframe_std.run_command.display import Display
 
 NO_SETTINGS = ("check", "executor")
 """Options that change no result: a file of results is completed with others of these, too."""
@@ -187,7 +188,7 @@ def destination(output: str | None, resume: bool, asked: Iterable[Prompt], setti
         return Results()
     if output == "-":
         return ResultStream(settings)
-    return registry().entry("option", "output").factory(output, asked, settings, resume)
+    return ResultFile(output, asked, settings, resume)
 
 
 def write_report(report: str | None, text: str, held: str = "") -> None:
@@ -214,7 +215,7 @@ def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = Non
 
 def decode_all(work: Work, results: Results, options: Record, manner: DisplaySettings, screen: Screen) -> RunOutcome:
     """Decode the missing continuations, show and store them, and return the outcome."""
-    from specframe.cli.display import Display
+    from specframe_std.run_command.display import Display
 
     left = work.total - len(work.done)
     finished: Counter[str] = Counter()
@@ -243,12 +244,12 @@ def decode_all(work: Work, results: Results, options: Record, manner: DisplaySet
 
 def show(outcome: RunOutcome, manner: DisplaySettings, executor: str) -> None:
     """Print the outcome of a run that an executor of this name has decoded."""
-    from specframe.cli.display import show_conditions, show_figures
+    from specframe_std.run_command.display import show_conditions, show_figures
 
     if manner.quiet or outcome.report is None:
         return
     if manner.verbose:
-        from specframe.cli.environment import environment
+        from specframe_std.run_command.environment import environment
 
         show_conditions("environment", environment({outcome.combination["device"]}), manner.err)
         show_figures(outcome.report.figures(), manner.err)

@@ -1,0 +1,1 @@
+"""``specframe run``: what it decodes, shows and writes."""
