@@ -22,12 +22,12 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
+from specframe_std import output_file
 from specframe_std.run_command import run_report
 from specframe_std.run_command.display import Display
 from specframe_testing import zoo
 
 import specframe
-from specframe import files
 from specframe.cli import cli
 from specframe.observe.counts import RunReport
 from specframe.plugins.registry import registry
@@ -345,14 +345,14 @@ def test_a_full_disk_loses_nothing(pair: list[str]) -> None:
 @pytest.mark.wide
 def test_figures_that_cannot_be_written_lose_no_results(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the disk is full for the file of --report, the sentence says that all results are there."""
-    place, replace = Path("report.json").resolve(), files.replace
+    place, replace = Path("report.json").resolve(), output_file.replace
 
     def full(path: Path, content: Any) -> None:
         if path == place:
             raise OSError(errno.ENOSPC, "No space left on device")
         replace(path, content)
 
-    monkeypatch.setattr(files, "replace", full)
+    monkeypatch.setattr(output_file, "replace", full)
     result = run(*pair, *MANY[:2], "--quiet", "--output", "out.jsonl", "--report", "report.json")
     assert (result.exit_code, result.stderr) == (
         2,

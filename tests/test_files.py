@@ -18,15 +18,14 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import invoke
-from specframe_std.locked_file import LockedFile, acquire_lock
+from specframe_std.output_file import MARK, LockedFile, Output, acquire_lock
 
 from specframe.errors import OptionError
-from specframe.files import MARK, Output
 from specframe.models import loading as models
 
 HOLDER = """
 import sys
-from specframe_std.locked_file import LockedFile
+from specframe_std.output_file import LockedFile
 with LockedFile(sys.argv[1]).locked():
     print("locked", flush=True)
     sys.stdin.read()
@@ -166,7 +165,7 @@ def test_a_file_system_without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("specframe_std.locked_file.fcntl.flock", refuse)
+    monkeypatch.setattr("specframe_std.output_file.fcntl.flock", refuse)
     with LockedFile("out").locked():
         Output("out").replace("new")
     assert everything() == {"out": b"new"}

@@ -18,10 +18,10 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
-from specframe_std.locked_file import LockedFile
+from specframe_std import output_file
+from specframe_std.output_file import LockedFile
 from specframe_testing import zoo
 
-from specframe import files
 from specframe.cli import cli
 from specframe.models import loading as models
 from specframe.reference import reference_decode
@@ -265,7 +265,7 @@ def interrupting(draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
         draw.randint(0, 8),
         draw.choice((KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device"), Killed())),
     )
-    append, replace, share = LockedFile.append, files.replace, draw.random()
+    append, replace, share = LockedFile.append, output_file.replace, draw.random()
 
     def write(self: LockedFile, line: str, more: str = "") -> None:
         nonlocal left
@@ -275,7 +275,7 @@ def interrupting(draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
             return
         if isinstance(fault, Killed):
             with self.path.open("ab") as file:
-                file.write(files.encode_text(line)[: int(share * len(line))])
+                file.write(output_file.encode_text(line)[: int(share * len(line))])
             raise fault
         with self.faults(more):
             raise fault
@@ -284,12 +284,14 @@ def interrupting(draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal left
         content = content if isinstance(content, str | bytes) else b"".join(content)
         if left <= 0 and path.name == "out.jsonl" and isinstance(fault, Killed):
-            path.with_name(f".{path.name}.0.part").write_bytes(files.encode_text(content)[: int(share * len(content))])
+            path.with_name(f".{path.name}.0.part").write_bytes(
+                output_file.encode_text(content)[: int(share * len(content))]
+            )
             raise fault
         replace(path, content)
 
     monkeypatch.setattr(LockedFile, "append", write)
-    monkeypatch.setattr(files, "replace", put)
+    monkeypatch.setattr(output_file, "replace", put)
 
 
 @pytest.mark.wide

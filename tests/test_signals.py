@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 import pytest
-from specframe_std.locked_file import LockedFile
+from specframe_std.output_file import LockedFile
 
 from specframe.__main__ import main
 from specframe.cli import CommandLine, cli

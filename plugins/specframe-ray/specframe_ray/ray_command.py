@@ -11,12 +11,12 @@ from typing import Any, Self
 import attrs
 import click
 from rich.console import Console
+from specframe_std.output_file import MARK
 from specframe_std.run_command.display import show_figures
 from specframe_std.run_command.run_report import summary
 from specframe_std.run_command.sampling import take_options
 
 from specframe.errors import OptionError
-from specframe.files import MARK
 from specframe.observe.counts import RunReport
 from specframe.plugins.recipe import Recipe
 from specframe.text.sampling import Sampling

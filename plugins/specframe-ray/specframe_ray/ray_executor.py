@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from specframe_std.output_file import Output
 from specframe_std.output_folders import claim_folder
 
 from specframe.contracts.engine import Value
 from specframe.errors import OptionError, SpecframeError, literal
-from specframe.files import Output
 from specframe.value_checks import number, whole
 
 if TYPE_CHECKING:

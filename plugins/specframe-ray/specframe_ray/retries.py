@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from specframe_std.output_file import Output
 
-from specframe.files import Output
 from specframe_ray.rows import ID
 
 PENDING = ".pending.parquet"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specframe.errors import ModelError, UnknownNameError, sentence
-from specframe.files import replace
 from specframe.models.aliases import aliases_file, plugin_aliases, user_aliases
 from specframe.models.local import CONFIG, WEIGHTS, holds, on_disk
 from specframe.plugins.entries import the_one
 from specframe.plugins.registry import registry
+from specframe_std.output_file import replace
 
 
 class AliasRow(NamedTuple):

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from specframe.errors import OptionError
-from specframe.files import MARK, Output
-from specframe_std.locked_file import LockedFile
+from specframe_std.output_file import MARK, LockedFile, Output
 
 
 def write_page(path: Path, content: str | bytes, mark: str = MARK) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from specframe.errors import OptionError, SpecframeError
-from specframe.files import Output
 from specframe.text.prompts.prompt import Prompt
-from specframe_std.locked_file import LockedFile
+from specframe_std.output_file import LockedFile, Output
 from specframe_std.run_command.results import Key, Record, Results
 
 START = b'{"index": '

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specframe_std import output_file
 from specframe_std.result_file import ResultFile
 
-from specframe import files
 from specframe.errors import OptionError
 from specframe.text.prompts.prompt import Prompt
 
@@ -52,7 +52,7 @@ def test_a_full_disk_after_the_last_result(monkeypatch: pytest.MonkeyPatch) -> N
         for index in (1, 0, 2):
             file.write(kept(index))
         with monkeypatch.context() as patch:
-            patch.setattr(files, "replace", lambda *_: full())
+            patch.setattr(output_file, "replace", lambda *_: full())
             with pytest.raises(
                 OptionError, match=r"No space left on device; \S+ holds all 3 results, not in .*--resume"
             ):

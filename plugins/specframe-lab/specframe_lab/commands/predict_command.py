@@ -66,8 +66,8 @@ def predict(
 def write_measured(file: str, device: str, dtype: str) -> None:
     """Write the profile of a device."""
     import torch
+    from specframe_std.output_file import Output
 
-    from specframe.files import Output
     from specframe.models.loading import pick_device
     from specframe_lab.prediction.pair import precision_of
     from specframe_lab.prediction.profiles import measured, write_profile

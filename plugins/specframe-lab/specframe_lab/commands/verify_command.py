@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
-from specframe_std.locked_file import LockedFile
+from specframe_std.output_file import LockedFile, Output
 
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File
 from specframe.cli.options import names, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import CompositionError, OptionError, SpecframeError
-from specframe.files import Output
 from specframe_lab.commands.dry_run_command import DRY_RUN
 from specframe_lab.commands.grids import (
     SHOWN,

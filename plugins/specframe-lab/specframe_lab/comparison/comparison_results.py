@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from specframe_std.locked_file import LockedFile
+from specframe_std.output_file import LockedFile, Output
 from specframe_std.output_folders import make_folder
 
 from specframe.errors import OptionError
-from specframe.files import Output
 from specframe_lab.comparison.schemes import Case
 
 ABOUT, RESULTS = "comparison.json", "results.jsonl"

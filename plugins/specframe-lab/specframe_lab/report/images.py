@@ -8,9 +8,9 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
+from specframe_std.output_file import MARK
 from specframe_std.output_folders import write_page
 
-from specframe.files import MARK
 from specframe_lab.report.canvas import GRID, INK, STYLE
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
+from specframe_std.output_file import MARK
 from specframe_std.output_folders import write_page
 
-from specframe.files import MARK
 from specframe_lab.comparison.comparison_figures import Table
 from specframe_lab.comparison.comparison_results import Comparison
 from specframe_lab.comparison.summary import categories, columns, filled, findings, summary

@@ -7,9 +7,9 @@ import string
 from html import escape
 from pathlib import Path
 
+from specframe_std.output_file import MARK, ends
 from specframe_std.output_folders import make_folder, write_page
 
-from specframe.files import MARK, ends
 from specframe_lab.comparison.comparison_figures import Table
 from specframe_lab.comparison.comparison_results import Comparison
 from specframe_lab.comparison.digits import texts

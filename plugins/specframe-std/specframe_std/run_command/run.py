@@ -18,7 +18,6 @@ from specframe.cli.option_types import File, OneOf, StrategyType, WholeNumber
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe.cli.signals import Screen, uninterrupted
 from specframe.errors import OptionError, SpecframeWarning
-from specframe.files import Output
 from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
 from specframe.plugins.registry import parse_specification, registry
 from specframe.text.prompts.builtin import BUILT_IN
@@ -26,6 +25,7 @@ from specframe.text.prompts.files import from_arguments, open_prompts
 from specframe.text.prompts.lazy import Prompts
 from specframe.text.prompts.prompt import Prompt
 from specframe_std.executors.command_ranks import ranks_of
+from specframe_std.output_file import Output
 from specframe_std.result_file import ResultFile
 from specframe_std.run_command.decoding import Decoding, Work
 from specframe_std.run_command.results import Record, Results, ResultStream

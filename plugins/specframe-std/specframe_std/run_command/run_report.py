@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.cli.tables import per_second
-from specframe.files import MARK
 from specframe.plugins.recipe import PLAIN
+from specframe_std.output_file import MARK
 
 if TYPE_CHECKING:
     from specframe.observe.counts import RunReport

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterable
 
 from specframe.errors import OptionError, literal
-from specframe.files import MARK, Output, contents
+from specframe.files import contents
+from specframe_std.output_file import MARK, Output
 
 HEAD = json.dumps({"suffixes of responses": MARK})
 """The first line. A file that has another is not read, and not replaced."""
