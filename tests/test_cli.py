@@ -15,10 +15,10 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from specframe_std.command_options.options import pipeline_options
 
 import specframe
 from specframe.cli import CommandLine, cli
-from specframe.cli.options import pipeline_options
 from specframe.cli.quiet_libraries import NO_BARS
 from specframe.plugins.registry import registry
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from specframe_lab.commands.lab_option_types import ListOf
 from specframe_lab.grid import Cell, checked, expand, split_list
+from specframe_std.command_options.options import WholeNumber
 
-from specframe.cli.options import WholeNumber
 from specframe.errors import CompositionError, OptionError, SpecframeError, UnknownNameError
 from specframe.models import loading as models
 

@@ -28,10 +28,10 @@ from specframe_ray.ray_figures import merged
 from specframe_ray.ray_hub import kept_rows
 from specframe_ray.retries import forget_failures
 from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
+from specframe_std.command_options.name_checks import check_names
 from specframe_std.output_folders import claim_folder
 
 from specframe.cli import cli
-from specframe.cli.name_checks import check_names
 from specframe.errors import OptionError, PluginError
 from specframe.observe.counts import RunReport
 from specframe.text.prompts.entries import from_entry

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from specframe_std.command_options.name_checks import check_names
+from specframe_std.command_options.options import pipeline_options, whole
 from specframe_std.executors.command_ranks import ranks_of
 
-from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import Number, TextType, WholeNumber
-from specframe.cli.options import pipeline_options, whole
 from specframe.errors import OptionError, SpecframeWarning
 
 LARGEST_PORT = 65535

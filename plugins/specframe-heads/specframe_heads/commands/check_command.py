@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import click
+from specframe_std.command_options.options import DTYPES, whole
 
 from specframe.cli.option_types import ModelType
-from specframe.cli.options import DTYPES, whole
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
 from specframe.models.pairs import paired_target

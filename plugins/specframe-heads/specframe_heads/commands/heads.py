@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from specframe_std.command_options.options import whole
 
 from specframe.cli.option_types import Device, File, ModelType, Number, OneOf, TextType
-from specframe.cli.options import whole
 
 if TYPE_CHECKING:
     from rich.progress import Progress

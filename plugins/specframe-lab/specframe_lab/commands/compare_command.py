@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from specframe_std.command_options.name_checks import check_names
+from specframe_std.command_options.options import choice_option, refuse_idle, whole, with_options
 from specframe_std.output_folders import claim_folder
 from specframe_std.run_command.run import gather
 
-from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import OneOf
-from specframe.cli.options import choice_option, refuse_idle, whole, with_options
 from specframe.cli.tables import per_second
 from specframe.errors import OptionError
 from specframe.value_checks import LARGEST_SEED

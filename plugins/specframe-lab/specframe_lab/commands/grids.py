@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
+from specframe_std.command_options.options import names, pipeline_options
 from specframe_std.run_command.run import gather
 
 from specframe.cli.option_types import File, Number
-from specframe.cli.options import names, pipeline_options
 from specframe.errors import OptionError, SpecframeWarning
 from specframe.text.prompts.prompt import Given, Prompt
 from specframe_lab.commands.lab_option_types import ListOf

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+from specframe_std.command_options.options import LIMIT, PROMPTS_FILE, whole
 
 from specframe.cli.option_types import File, TextType, ValueType, source_of
-from specframe.cli.options import LIMIT, PROMPTS_FILE, whole
 from specframe.errors import OptionError, SpecframeError
 from specframe_lab.grid import split_list
 

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import click
+from specframe_std.command_options.options import DTYPES, MODELS, choice_option, refuse_idle, whole, with_options
 
 from specframe.cli.option_types import File, OneOf, TextType
-from specframe.cli.options import DTYPES, MODELS, choice_option, refuse_idle, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
 from specframe.value_checks import LARGEST_SEED

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from specframe_std.command_options.options import DTYPES, MODELS, choice_option
 
 from specframe.cli.option_types import OneOf, TextType, WholeNumber
-from specframe.cli.options import DTYPES, MODELS, choice_option
 from specframe_lab.commands.lab_option_types import ListOf
 
 NUMBERS = ListOf(WholeNumber(1))

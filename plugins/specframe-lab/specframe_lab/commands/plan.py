@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+from specframe_std.command_options.options import PROMPTS_FILE, choice_option, whole, with_options
 
 from specframe.cli.option_types import Bytes, File, StrategyType
-from specframe.cli.options import PROMPTS_FILE, choice_option, whole, with_options
 from specframe.cli.tables import per_second, show_table
 from specframe.errors import OptionError
 from specframe_lab.commands.modelled_options import modelled

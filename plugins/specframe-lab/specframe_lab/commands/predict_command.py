@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 import click
+from specframe_std.command_options.options import choice_option, names, whole, with_options
 
 from specframe.cli.option_types import Device, File
-from specframe.cli.options import choice_option, names, whole, with_options
 from specframe.cli.tables import per_second, show_table
 from specframe_lab.commands.modelled_options import modelled
 

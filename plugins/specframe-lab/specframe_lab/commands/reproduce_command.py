@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+from specframe_std.command_options.name_checks import check_names
+from specframe_std.command_options.options import LIMIT, MODELS, PLACE, choice_option, draft_length, whole, with_options
 from specframe_std.output_folders import claim_folder
 
-from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf
-from specframe.cli.options import LIMIT, MODELS, PLACE, choice_option, draft_length, whole, with_options
 from specframe.errors import OptionError
 from specframe.text.prompts.builtin import BUILT_IN
 from specframe_lab.commands.compare_command import telling

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from specframe_std.command_options.name_checks import check_names
+from specframe_std.command_options.options import LIMIT, names, whole, with_options
 from specframe_std.output_file import Output
 from specframe_testing.instrumentation.invariant_error import InvariantError
 
-from specframe.cli.name_checks import check_names
-from specframe.cli.options import LIMIT, names, whole, with_options
 from specframe.errors import OptionError, PluginError, SpecframeError
 from specframe.text.prompts.prompt import Given
 from specframe_lab.commands.grids import SHOWN, Remembered, grid_options, prepare, readable, tell_left_out

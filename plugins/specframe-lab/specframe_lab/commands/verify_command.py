@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from specframe_std.command_options.name_checks import check_names
+from specframe_std.command_options.options import names, whole, with_options
 from specframe_std.output_file import LockedFile, Output
 
-from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File
-from specframe.cli.options import names, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import CompositionError, OptionError, SpecframeError
 from specframe_lab.commands.dry_run_command import DRY_RUN

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf, StrategyType, WholeNumber
-from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe.cli.signals import Screen, uninterrupted
 from specframe.errors import OptionError, SpecframeWarning
 from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
@@ -24,6 +22,8 @@ from specframe.text.prompts.builtin import BUILT_IN
 from specframe.text.prompts.files import from_arguments, open_prompts
 from specframe.text.prompts.lazy import Prompts
 from specframe.text.prompts.prompt import Prompt
+from specframe_std.command_options.name_checks import check_names
+from specframe_std.command_options.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe_std.executors.command_ranks import ranks_of
 from specframe_std.output_file import Output
 from specframe_std.result_file import ResultFile

@@ -11,10 +11,10 @@ import attrs
 import click
 
 from specframe.cli.option_types import Number, TextType
-from specframe.cli.options import refuse_idle, whole, with_options
 from specframe.errors import SpecframeError, SpecframeWarning, literal
 from specframe.text.prompts.prompt import Prompt
 from specframe.value_checks import MOST_SAMPLES
+from specframe_std.command_options.options import refuse_idle, whole, with_options
 
 if TYPE_CHECKING:
     from specframe.text.sampling import Sampling

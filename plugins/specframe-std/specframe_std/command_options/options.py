@@ -10,7 +10,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from specframe.cli.config import read_config
 from specframe.cli.option_types import (
     Bytes,
     Device,
@@ -27,6 +26,7 @@ from specframe.errors import OptionError, PluginError
 from specframe.plugins.recipe import DEFAULTS, FIXED_LENGTH, GRAPHS, LAYERS, PLAIN, ROUNDS
 from specframe.plugins.registry import registry
 from specframe.value_checks import LARGEST_SEED
+from specframe_std.command_options.config import read_config
 
 SHORT = {"--output": "-o", "--limit": "-n", "--batch-size": "-b", "--quiet": "-q", "--verbose": "-v"}
 """Options that have a short form, the same in every command."""

@@ -1,0 +1,1 @@
+"""Options that commands share: those of a pipeline, files of options, and an early check of names."""
