@@ -33,9 +33,9 @@ from measure import Cell, Plan, healthy, measure, summary
 from rich.console import Console
 from rich.table import Table
 from roofline import copy_bandwidth
+from specframe_std.prompts.files import from_file
 
 from specframe.models import loading
-from specframe.text.prompts.files import from_file
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = {

@@ -31,11 +31,11 @@ from grow import load_pair
 from rich.console import Console
 from rich.table import Table
 from specframe_std.drafters.draft_model import ModelDrafter
+from specframe_std.prompts.files import from_file
 from specframe_testing.logits import KeptLogits, Logits, parted
 
 from specframe.models import loading
 from specframe.pipeline import Pipeline
-from specframe.text.prompts.files import from_file
 
 
 @attrs.frozen

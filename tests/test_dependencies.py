@@ -24,7 +24,7 @@ NAMES = {"attr": "attrs", "markdown_it": "markdown-it-py"}
 """Distributions that are called otherwise than the package that is imported."""
 
 EXTRAS = {
-    "specframe-std": {"prompt_tables.py": "data", "lm_eval.py": "lm-eval", "attention/decode_kernel.py": "triton"},
+    "specframe-std": {"prompts/tables.py": "data", "lm_eval.py": "lm-eval", "attention/decode_kernel.py": "triton"},
     "specframe-testing": {"heads": "heads"},
 }
 """The parts of a distribution that need one of its extras."""

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from specframe_std import result_file
+from specframe_std.prompts.files import open_prompts
 from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli
@@ -25,7 +26,6 @@ from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
 from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline
-from specframe.text.prompts.files import open_prompts
 from specframe.text.prompts.prompt import Prompt
 from specframe.text.sampling import Sampling
 

@@ -15,11 +15,11 @@ from specframe_tiny import FOLDER
 
 from specframe import assisted
 from specframe.cli import cli
+from specframe.cli.run import gather
 from specframe.errors import PluginError
 from specframe.pipeline import Pipeline
 from specframe.plugins import missing_packages
 from specframe.plugins.registry import LIMIT_VARIABLE, Registry, offer, registry
-from specframe.text.prompts.files import open_prompts
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 
@@ -87,20 +87,16 @@ def test_an_option_says_what_to_install(option: str, part: str, monkeypatch: pyt
         Pipeline(FOLDER / "target", "none", **{option: True})
 
 
-def test_what_the_standard_strategies_bring_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The drop-in, tables of prompts and names of models are parts of specframe-std, which the sentence says."""
+def test_what_the_standard_strategies_bring_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drop-in, files of prompts and names of models are parts of specframe-std, which the sentence says."""
     monkeypatch.setenv(LIMIT_VARIABLE, "tiny")
     monkeypatch.setattr(missing_packages, "is_installed", lambda distribution: False)
     registry.cache_clear()
     told = "'{}' is part of specframe-std, which is not installed: pip install specframe-std$"
     with pytest.raises(PluginError, match="^option " + told.format("assisted")):
         assisted("tiny-draft")
-    table = tmp_path / "prompts.csv"
-    table.write_text("prompt\nimport os\n")
     with pytest.raises(PluginError, match="^option " + told.format("prompts")):
-        open_prompts(str(table))
+        gather((), "prompts.txt")
     assert "command " + told.format("models")[:-1] in CliRunner().invoke(cli, ["models", "list"]).stderr
 
 

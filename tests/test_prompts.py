@@ -15,11 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from specframe_std.prompts.entries import KEYS, load
+from specframe_std.prompts.files import from_file, open_prompts
 
 from specframe.engine.encoding import LONGEST, encode_prompt
 from specframe.errors import OptionError, PromptError, SpecframeWarning
-from specframe.text.prompts.entries import KEYS, load
-from specframe.text.prompts.files import from_file, open_prompts
 from specframe.text.prompts.prompt import Prompt
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
@@ -433,7 +433,8 @@ def test_an_id_that_is_given_twice_is_told_of(second: int | str, recwarn: pytest
 @pytest.mark.wide
 def test_every_ending_is_documented() -> None:
     """The page of formats names each ending that is read in a way of its own, and each key."""
-    from specframe.text.prompts.files import READERS, TABLES
+    from specframe_std.prompts.tables import TABLES
+    from specframe_std.prompts.text_files import READERS
 
     page = (Path(__file__).parents[1] / "docs/prompts.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in [*READERS, *TABLES, *KEYS])

@@ -24,7 +24,7 @@ SOURCES = [*ROOT.glob("specframe/**/*.py"), *ROOT.glob("plugins/*/specframe_*/**
 RUNNING = {"eval", "exec", "compile", "os.system", "os.popen", "marshal.loads"}
 """Calls that run a text as code."""
 PICKLES = {
-    "specframe/text/prompts/lazy.py",  # a temporary file of this process
+    "plugins/specframe-std/specframe_std/prompts/lazy_text.py",  # a temporary file of this process
     "plugins/specframe-std/specframe_std/processor_check.py",  # a copy of a caller's object
     "plugins/specframe-std/specframe_std/executors/workers/messages.py",
     "plugins/specframe-std/specframe_std/executors/workers/processes.py",

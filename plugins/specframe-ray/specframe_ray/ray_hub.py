@@ -7,11 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from specframe_std.output_file import Output
-from specframe_std.prompt_tables import dataset_name, faults, load, one_split, require_column
+from specframe_std.prompts.entries import KEYS
+from specframe_std.prompts.tables import HUB, dataset_name, faults, load, one_split, require_column
 
 from specframe.errors import OptionError
-from specframe.text.prompts.entries import KEYS
-from specframe.text.prompts.files import HUB
 from specframe_ray.rows import Input, found
 
 KEPT = "_prompts.parquet"

@@ -8,11 +8,11 @@ from typing import Any
 
 import attrs
 import pyarrow as pa
+from specframe_std.prompts.entries import from_entry
 
 from specframe.contracts.requests import Request, Result, SequenceMetrics
 from specframe.errors import sentence
 from specframe.text.chat import as_chat
-from specframe.text.prompts.entries import from_entry
 from specframe.text.sampling import Sampling
 from specframe_ray.rows import ENTRY, NUMBER, kept
 

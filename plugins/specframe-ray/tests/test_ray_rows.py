@@ -30,12 +30,12 @@ from specframe_ray.retries import forget_failures
 from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
 from specframe_std.command_options.name_checks import check_names
 from specframe_std.output_folders import claim_folder
+from specframe_std.prompts.entries import from_entry
+from specframe_std.prompts.files import open_prompts
 
 from specframe.cli import cli
 from specframe.errors import OptionError, PluginError
 from specframe.observe.counts import RunReport
-from specframe.text.prompts.entries import from_entry
-from specframe.text.prompts.files import open_prompts
 
 
 def rows(given: Any) -> list[dict[str, Any]]:

@@ -12,14 +12,14 @@ from typing import Any
 import attrs
 import pytest
 from click.testing import CliRunner
-from specframe_std import benchmark_sets
-from specframe_std.benchmark_sets import SETS, digest_of, entry_of, open_prompts
+from specframe_std.prompts import benchmark_sets
+from specframe_std.prompts.benchmark_sets import SETS, digest_of, entry_of, open_prompts
+from specframe_std.prompts.files import from_file
+from specframe_std.prompts.files import open_prompts as open_any
 
 from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.pipeline import Pipeline
-from specframe.text.prompts.files import from_file
-from specframe.text.prompts.files import open_prompts as open_any
 
 MT_BENCH = [
     {"question_id": 81, "category": "writing", "turns": ["x = [", "and"], "reference": []},

@@ -1,7 +1,8 @@
-"""The class of one prompt, from any source."""
+"""A prompt, from any source, and several that are read when they are needed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -34,6 +35,23 @@ class Prompt:
         if self.fault:
             return ""
         return self.token_ids or self.messages or self.text
+
+
+@attrs.frozen(eq=False)
+class Prompts:
+    """Prompts, read anew by each loop over them. One loop at a time: all read the same open file.
+
+    Args:
+        read: returns an iterator of the prompts from the first on.
+        about: what reports say of a set with a name, or "" if it has none.
+    """
+
+    _read: Callable[[], Iterator[Prompt]]
+    about: str = ""
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """Read the prompts from the first on."""
+        return self._read()
 
 
 def checked_prompt(text: str, place: str) -> Prompt:

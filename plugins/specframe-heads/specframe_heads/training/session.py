@@ -10,12 +10,12 @@ from typing import Any
 import attrs
 import torch
 from rich.progress import Progress
+from specframe_std.prompts.files import from_file
 
 from specframe import Pipeline
 from specframe.contracts.requests import Result
 from specframe.errors import OptionError, sentence
 from specframe.models import pairs
-from specframe.text.prompts.files import from_file
 from specframe_heads.target import Target
 from specframe_heads.training.continuations import ContinuationText, texts
 from specframe_heads.training.head_kinds import learner_class, require

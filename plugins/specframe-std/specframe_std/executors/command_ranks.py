@@ -16,7 +16,7 @@ from specframe.errors import SpecframeError, sentence
 from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import is_auto
 from specframe.plugins.registry import registry
-from specframe.text.prompts.lazy import Prompts
+from specframe.text.prompts.prompt import Prompts
 
 Value = TypeVar("Value")
 

@@ -19,9 +19,7 @@ from specframe.errors import OptionError, SpecframeWarning
 from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
 from specframe.plugins.registry import parse_specification, registry
 from specframe.text.prompts.builtin import BUILT_IN
-from specframe.text.prompts.files import from_arguments, open_prompts
-from specframe.text.prompts.lazy import Prompts
-from specframe.text.prompts.prompt import Prompt
+from specframe.text.prompts.prompt import Prompt, Prompts, checked_prompt
 from specframe_std.command_options.name_checks import check_names
 from specframe_std.command_options.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe_std.executors.command_ranks import ranks_of
@@ -207,9 +205,11 @@ def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = Non
     No more of the file is read than that asks for.
     """
     texts = arguments if arguments or path is not None else BUILT_IN
-    asked = from_arguments(texts[:limit])
+    asked = [checked_prompt(text, f"argument {number}") for number, text in enumerate(texts[:limit], start=1)]
     left = None if limit is None else limit - len(asked)
-    read: Iterable[Prompt] = () if path is None or left == 0 else open_prompts(path, left)
+    read: Iterable[Prompt] = ()
+    if path is not None and left != 0:
+        read = registry().entry("option", "prompts").factory(path, left)
     return Prompts(lambda: itertools.chain(asked, read), read.about if isinstance(read, Prompts) else "")
 
 

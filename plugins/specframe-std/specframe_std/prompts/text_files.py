@@ -1,9 +1,8 @@
-"""Prompts from arguments, text files, JSON, token ids and standard input."""
+"""Prompts from text files, JSON, token ids and standard input."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,50 +11,20 @@ from typing import Any
 import attrs
 
 from specframe.errors import OptionError, PromptError
-from specframe.plugins.registry import registry
-from specframe.text.prompts.entries import KEYS, from_entry, load
-from specframe.text.prompts.lazy import GZIP, LazyText, Prompts, some
-from specframe.text.prompts.prompt import Prompt, checked_prompt
+from specframe.text.prompts.prompt import Prompt, Prompts, checked_prompt
+from specframe_std.prompts.entries import KEYS, from_entry, load
+from specframe_std.prompts.lazy_text import GZIP, LazyText
 
 Reader = Callable[[LazyText, str, int | None], Prompts]
 """Returns the first prompts, up to a number, of a text, of the source of that name."""
-HUB = "hf:"
-"""Prefix that distinguishes a data set's name from a file's."""
-TABLES = frozenset({".csv", ".tsv", ".parquet"})
-"""Endings of files that hold a table."""
 
 
-def from_arguments(texts: tuple[str, ...]) -> list[Prompt]:
-    """Return the prompts given as arguments of a command."""
-    return [checked_prompt(text, f"argument {number}") for number, text in enumerate(texts, start=1)]
-
-
-def from_file(path: str, limit: int | None = None) -> list[Prompt]:
-    """Return the prompts of :func:`open_prompts` as a list, without later turns of chats, which follow answers."""
-    return [prompt for prompt in open_prompts(path, limit) if prompt.turn == 1]
-
-
-def open_prompts(path: str, limit: int | None = None) -> Prompts:
-    """Return the prompts of a file, of ``-`` (standard input), of a saved data set, of ``hf:NAME[:SPLIT[:COLUMN]]`` or of a
-    benchmark set.
-
-    No more of them than the first ``limit`` are read. They are read while they are looped over; of the forms only a JSON array
-    is held as a whole.
-
-    A text file has one prompt per line; blank lines are skipped. JSON lines and JSON arrays are recognised by the endings
-    ``.jsonl``, ``.ndjson`` and ``.json`` or by their content, ``.ids`` (token ids, one prompt per line) by its ending; all may be
-    compressed with gzip, as ``.jsonl.gz``. Tables, data sets and sets with names are read by the plugin of the option ``prompts``.
-
-    Raises:
-        OptionError: the file cannot be read or holds no prompt.
-    """
-    suffix = kind(path)
-    if re.match(r"[a-z][a-z0-9+.-]+://", path):
-        raise OptionError(f"--prompts: {path} is an address: expected a file, or {HUB}NAME for a data set of the hub")
-    if path.startswith(HUB) or suffix in TABLES or os.path.isdir(path) or not (path == "-" or os.path.exists(path)):
-        return registry().entry("option", "prompts").factory(path, limit)
-    name = "standard input" if path == "-" else path
-    return READERS.get(suffix, from_text)(text_of(path, name), name, limit)
+def some(name: str, prompts: Prompts) -> Prompts:
+    """Return the prompts; raise :class:`OptionError` with the first fault if all prompts have one: the file has another format."""
+    first = next((prompt.fault for prompt in prompts), None)
+    if first and all(prompt.fault for prompt in prompts):
+        raise OptionError(f"--prompts: {name} holds no prompts: {first}")
+    return prompts
 
 
 def text_of(path: str, name: str) -> LazyText:

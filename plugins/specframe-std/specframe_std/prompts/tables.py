@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from specframe.errors import OptionError, sentence
-from specframe.text.prompts.entries import KEYS, from_entry
-from specframe.text.prompts.files import HUB, kind, parse_json, text_of
-from specframe.text.prompts.lazy import LazyText, Prompts, some
-from specframe.text.prompts.prompt import Prompt
+from specframe.text.prompts.prompt import Prompt, Prompts
 from specframe.value_checks import parse_value
+from specframe_std.prompts.entries import KEYS, from_entry
+from specframe_std.prompts.lazy_text import LazyText
+from specframe_std.prompts.text_files import kind, parse_json, some, text_of
 
+HUB = "hf:"
+"""Prefix that distinguishes a data set's name from a file's."""
+TABLES = frozenset({".csv", ".tsv", ".parquet"})
+"""Endings of files that hold a table."""
 COLON = re.compile(r":(?![^\[]*\])")
 """A colon outside of brackets: a split may be named with a range, as in ``train[:100]``."""
 BUILDERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}

@@ -1,4 +1,4 @@
-"""Prompts that are read when they are needed, and as often as they are: nothing here holds more than one of them."""
+"""Text that is read when it is needed, and as often as it is: nothing here holds more than a line of it."""
 
 from __future__ import annotations
 
@@ -12,42 +12,14 @@ import sys
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO, TextIO, cast
-
-import attrs
 
 from specframe.errors import OptionError, sentence
 from specframe.files import decode_text, open_file
-from specframe.text.prompts.prompt import Prompt
 
 GZIP = ".gz"
 """The ending of files that gzip has compressed. What they hold is copied to a temporary file, as that of a pipe."""
-
-
-@attrs.frozen(eq=False)
-class Prompts:
-    """Prompts, read anew by each loop over them. One loop at a time: all read the same open file.
-
-    Args:
-        read: returns an iterator of the prompts from the first on.
-        about: what reports say of a set with a name, or "" if it has none.
-    """
-
-    _read: Callable[[], Iterator[Prompt]]
-    about: str = ""
-
-    def __iter__(self) -> Iterator[Prompt]:
-        """Read the prompts from the first on."""
-        return self._read()
-
-
-def some(name: str, prompts: Prompts) -> Prompts:
-    """Return the prompts; raise :class:`OptionError` with the first fault if all prompts have one: the file has another format."""
-    first = next((prompt.fault for prompt in prompts), None)
-    if first and all(prompt.fault for prompt in prompts):
-        raise OptionError(f"--prompts: {name} holds no prompts: {first}")
-    return prompts
 
 
 class LazyText:

@@ -19,12 +19,12 @@ import attrs
 
 from specframe.errors import OptionError, PromptError
 from specframe.files import decode_text
-from specframe.text.prompts.entries import json_beginning
-from specframe.text.prompts.entries import load as load_json
-from specframe.text.prompts.files import kind
-from specframe.text.prompts.lazy import LazyText, Prompts
-from specframe.text.prompts.prompt import Prompt, checked_prompt
-from specframe_std.prompt_tables import faults, load, one_split, open_table
+from specframe.text.prompts.prompt import Prompt, Prompts, checked_prompt
+from specframe_std.prompts.entries import json_beginning
+from specframe_std.prompts.entries import load as load_json
+from specframe_std.prompts.lazy_text import LazyText
+from specframe_std.prompts.tables import faults, load, one_split, open_table
+from specframe_std.prompts.text_files import kind
 
 Row = Mapping[str, Any]
 LINES = frozenset({".jsonl", ".ndjson"})
