@@ -18,8 +18,7 @@ from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.guards.guard_table import guard
-from specframe.engine.local_engine import LocalEngine
-from specframe.engine.local_executor import Local
+from specframe.engine.local_engine import Local, LocalEngine
 from specframe.engine.parts import parts_of
 from specframe.errors import ContractError, PromptError
 from specframe.plugins.recipe import Recipe

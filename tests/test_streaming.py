@@ -11,10 +11,10 @@ from specframe_testing import fakes, harness
 from transformers import PreTrainedTokenizerFast
 
 from specframe import Sampling
+from specframe.engine.stream_chunks import TextStream
 from specframe.errors import OptionError
 from specframe.models.loading import load_tokenizer
 from specframe.text.stopping import UNFINISHED, StopStrings
-from specframe.text.streaming import TextStream
 
 TOKENIZER = load_tokenizer("tiny")
 TARGET = fakes.fake_target(len(TOKENIZER))

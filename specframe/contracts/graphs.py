@@ -11,7 +11,7 @@ from specframe.contracts.model import ForwardOptions, Model
 from specframe.contracts.round import Batch
 
 if TYPE_CHECKING:
-    from specframe.engine.flight import Flight
+    from specframe.engine.open_run import Flight
 
 
 class Forward(Protocol):

@@ -1,4 +1,4 @@
-"""The engine: requests come and go, and every step decodes one round."""
+"""The engine of this process, in which requests come and go and every step decodes one round, and the executor that opens it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from specframe.contracts.engine import Broadcasts, Clock, MemoryBound, RankedExecutor
+from specframe.contracts.engine import Broadcasts, Clock, MemoryBound, RankedExecutor, Value
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import InvariantChecks, Observer
@@ -23,12 +23,11 @@ from specframe.engine import loop
 from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
 from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.engine_clock import BroadcastClock
-from specframe.engine.flight import Flight
 from specframe.engine.guards.guard import named_error
 from specframe.engine.guards.guard_table import guard, guard_all, numbers_check
 from specframe.engine.guards.observers import installed_observers
 from specframe.engine.memory_limits import RowLimits, too_small
-from specframe.engine.open_run import Opened, captured_rounds, defers, leaves_nan, share_memory
+from specframe.engine.open_run import Flight, Opened, captured_rounds, defers, leaves_nan, share_memory
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.errors import PromptError, SpecframeWarning
@@ -407,3 +406,17 @@ class LocalEngine:
         gc.collect()
         kinds.free()
         warnings.warn(f"the device's memory ran out: {how}", SpecframeWarning, stacklevel=4)
+
+
+class Local:
+    """The executor of this process."""
+
+    offers = frozenset[str]()
+
+    def open(self, recipe: Recipe, parts: Parts, observers: Rows[Observer], clock: Clock) -> LocalEngine:
+        """Return an engine of this process."""
+        return LocalEngine(recipe, parts, observers, clock, self)
+
+    def broadcast(self, value: Value) -> Value:
+        """Return the value itself: every row is decoded by one process."""
+        return value

@@ -19,8 +19,7 @@ from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, CapturedDraf
 from specframe.contracts.round import Batch, Sequence
 from specframe.devices.out_of_memory import out_of_memory
 from specframe.engine.budgets import NOTHING, cut, usable
-from specframe.engine.flight import Flight
-from specframe.engine.open_run import Opened
+from specframe.engine.open_run import Flight, Opened
 from specframe.engine.pool import Pool
 from specframe.errors import SpecframeWarning
 from specframe.model.cached import CachedModel

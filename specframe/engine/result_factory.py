@@ -17,8 +17,7 @@ from specframe.errors import PromptError, SpecframeWarning
 from specframe.observe.counts import Counts, RunReport, run_report
 from specframe.observe.logprobs import Logprobs
 from specframe.observe.stopwatch import Stopwatch
-from specframe.text.stopping import stop_strings
-from specframe.text.streaming import text_before
+from specframe.text.stopping import stop_strings, text_before
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from specframe.plugins.hookspecs import Register, RegisterDefaults, hookimpl
 @hookimpl
 def specframe_register_executors(register: Register) -> None:
     """Offer the executor of this process."""
-    register("local", "specframe.engine.local_executor:Local")
+    register("local", "specframe.engine.local_engine:Local")
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Stop checks beyond stop ids and length: stop strings and criteria, evaluated for each token of a block."""
+"""The text of generated tokens, and stop checks beyond stop ids and length: stop strings and criteria, evaluated for each token."""
 
 from __future__ import annotations
 
@@ -101,3 +101,8 @@ def first_complete(text: str, strings: Rows[str], start: int = 0) -> int | None:
 def text_of(tokenizer: PreTrainedTokenizerBase | None, token_ids: Rows[int]) -> str:
     """Return the text of generated tokens without special tokens; empty without a tokenizer."""
     return "" if tokenizer is None else str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def text_before(tokenizer: PreTrainedTokenizerBase | None, token_ids: Rows[int], stop: StopStrings | None) -> str:
+    """Return the text of generated tokens, cut before its stop string."""
+    return text_of(tokenizer, token_ids)[: stop.place(token_ids) if stop else None]

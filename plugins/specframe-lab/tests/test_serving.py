@@ -16,7 +16,7 @@ from specframe_lab.serving.serving_figures import metrics, most_at_once, rates, 
 from specframe_testing import harness
 from specframe_testing.fakes import fake_target
 
-from specframe.engine.local_executor import Local
+from specframe.engine.local_engine import Local
 from specframe.errors import OptionError
 
 PAIR = [[1, 2], [3, 4]]

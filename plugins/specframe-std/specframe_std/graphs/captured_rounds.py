@@ -16,7 +16,7 @@ from specframe.contracts.drafts import Acceptance, Budget, Check, Draft, Scores,
 from specframe.contracts.roles import CapturedDrafter, Drafter
 from specframe.contracts.round import Batch, Bounded, Sequence
 from specframe.devices.kinds import Forms
-from specframe.engine.flight import Flight
+from specframe.engine.open_run import Flight
 from specframe.model.run import Run
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
