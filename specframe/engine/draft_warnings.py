@@ -10,24 +10,18 @@ from specframe.engine.error_words import strategy_name
 from specframe.errors import SpecframeWarning
 
 
-class UndrawnWarning:
-    """Names the drafter, once, if it has drawn tokens from logits that are no distribution."""
-
-    def __init__(self) -> None:
-        self._told = False
-
-    def look(self, report: RoundReport, drafter: Drafter) -> None:
-        """Look at a round's draft."""
-        undrawn = report.detail.host.undrawn
-        if self._told or undrawn is None or not undrawn.any():
-            return
-        self._told = True
-        warnings.warn(
-            f"{strategy_name('drafter', drafter)}: expected logits with a highest one, got nan or infinity; rows go on "
-            "as if nothing had been drafted there, so the tokens are drawn from the target's distribution all the same",
-            SpecframeWarning,
-            stacklevel=4,
-        )
+def warn_of_undrawn(report: RoundReport, drafter: Drafter) -> bool:
+    """Name the drafter where it has drawn tokens of a round from logits that are no distribution; return whether it has."""
+    undrawn = report.detail.host.undrawn
+    if undrawn is None or not undrawn.any():
+        return False
+    warnings.warn(
+        f"{strategy_name('drafter', drafter)}: expected logits with a highest one, got nan or infinity; rows go on "
+        "as if nothing had been drafted there, so the tokens are drawn from the target's distribution all the same",
+        SpecframeWarning,
+        stacklevel=4,
+    )
+    return True
 
 
 def warn_of_short_draft(context: int | None, longest: int) -> None:

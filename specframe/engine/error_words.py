@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import TracebackType
+import traceback
 from typing import Any
 
 import torch
@@ -51,16 +50,8 @@ IDS_ON_CUDA = (
 def error_text(error: BaseException, strategy: Any) -> str:
     """Return an error in words, with the innermost place in the strategy's package that it passed through."""
     package, at = package_of(type(unwrap_guards(strategy)).__module__), ""
-    for step in steps(error):
-        if package_of(step.tb_frame.f_globals.get("__name__", "")) == package:
-            at = f", at {step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if package_of(frame.f_globals.get("__name__", "")) == package:
+            at = f", at {frame.f_code.co_filename}:{line}"
     hint = IDS_ON_CUDA if "device-side assert" in str(error) else ""
     return f"{type(error).__name__}: {sentence(error)}{at}{hint}"
-
-
-def steps(error: BaseException) -> Iterator[TracebackType]:
-    """Yield an error's traceback, outermost call first."""
-    step = error.__traceback__
-    while step is not None:
-        yield step
-        step = step.tb_next

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from typing import cast
 
+import attrs
 import torch
 
 from specframe.contracts.engine import Broadcasts, Clock, MemoryBound, RankedExecutor, Value
@@ -20,7 +21,7 @@ from specframe.contracts.round import Sequence
 from specframe.devices import kinds
 from specframe.devices.out_of_memory import out_of_memory
 from specframe.engine import loop
-from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
+from specframe.engine.draft_warnings import warn_of_short_draft, warn_of_undrawn
 from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.engine_clock import BroadcastClock
 from specframe.engine.guards.guard import named_error
@@ -104,7 +105,8 @@ class LocalEngine:
         a round that is not committed by then is discarded."""
         self._late: BaseException | None = None
         """The error of an observer or policy that received the latest round, which the next step raises."""
-        self._undrawn = UndrawnWarning()
+        self._undrawn = False
+        """Whether a warning has said that drafts are drawn from logits that are no distribution."""
 
     def _new_pool(self) -> Pool:
         runner = self._parts.runner
@@ -138,15 +140,18 @@ class LocalEngine:
             raise PromptError(duplicate_key(request))
         joined = self._joined or self._opened is not None
         counted = self._bound is None or self._bound.take(request, self._pool, joined)
-        past = self.idle and self._opened is not None and self._is_past(self._opened, request)
+        opened, idle = self._opened, self.idle
         self._pool.add(request)
         self._joined = joined
-        if self._opened and (past or not counted or not self._fits(self._opened, request)):
+        if opened is None:
+            return
+        past = idle and (not opened.run.current or self._too_few_rows(opened, request))
+        if past or not counted or not self._fits(opened, request):
             self._shut(keep=True)
 
     def make_room(self, tokens: int) -> None:
         """Open caches with room for the whole batch and for sequences of ``tokens`` tokens, whatever the first requests need."""
-        self._room, self._joined = tokens, True
+        self._room, self._joined = min(tokens, self._pool.context), True
 
     def abort(self, key: tuple[int, int]) -> Sequence | None:
         """End a request that has not finished: it may wait, be read or decode.
@@ -278,7 +283,7 @@ class LocalEngine:
 
     def _conclude(self, report: RoundReport, opened: Opened) -> None:
         """Clear up after a committed round."""
-        self._undrawn.look(report, opened.use.drafter)
+        self._undrawn = self._undrawn or warn_of_undrawn(report, opened.use.drafter)
         if report.finished or report.starts:  # a parent that has ended is done with when its samples have started
             self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)  # before memory is given back
             opened.run.forget_finished()
@@ -301,35 +306,27 @@ class LocalEngine:
 
     def _fits(self, opened: Opened, request: Request) -> bool:
         """Return whether a request that was just added can be decoded as things are open."""
-        pool = self._pool
+        pool, prompt = self._pool, opened.prompt
         ruled = request.plan.greedy or not opened.greedy or not is_auto(self._recipe.accept)
-        longest = pool.capacity - opened.use.policy.maximum.nodes - 1
-        short = pool.limit(request) <= longest and (opened.prompt is None or len(request.prompt_ids) <= opened.prompt)
+        short = pool.limit(request) <= opened.longest and (prompt is None or len(request.prompt_ids) <= prompt)
         return ruled and short and pool.rows >= min(pool.unfinished, opened.most)
-
-    def _is_past(self, opened: Opened, request: Request) -> bool:
-        """Return whether a run that nobody decodes in is not to go on with a request."""
-        return not opened.run.current or self._too_few_rows(opened, request)
 
     def _too_few_rows(self, opened: Opened, request: Request) -> bool:
         """Return whether a bound of memory has left few rows, for the sake of sequences longer than those that there are now."""
         if self._bound is None or opened.most >= self._limits.of(opened.use.scheduler.rows(self._limits.batch_size)):
             return False
-        pool = self._pool
-        longest = pool.capacity - opened.use.policy.maximum.nodes - 1
-        return longest > max(min(self._room, pool.context), pool.limit(request))
+        return opened.longest > max(self._room, self._pool.limit(request))
 
     def _open(self, pool: Pool) -> Opened:
         """Open a run with room for what is in the pool, and start its strategies."""
         greedy = all(request.plan.greedy for request in pool.requests)
-        longest = max(min(self._room, pool.context), *map(pool.limit, pool.requests))
+        longest = max(self._room, *map(pool.limit, pool.requests))
         use, size, prompt = self._parts.strategies(self._recipe, greedy), self._limits.batch_size, None
         if self._bound is not None:
             rows = size if self._joined else min(size, pool.unfinished)
-            room = min(self._room, pool.context)
             with self._numerics.outside() if self._numerics else contextlib.nullcontext():
                 # the engine of memory profiling has numerics of its own
-                step, prompt, longest = self._bound.step(pool, greedy, rows, room, self._joined)
+                step, prompt, longest = self._bound.step(pool, greedy, rows, self._room, self._joined)
             use, size = step.strategies(use), step.rows
         use = guard_all(use, self._recipe.check)
         kind = kinds.of(self._parts.runner.device)
@@ -348,10 +345,11 @@ class LocalEngine:
             role.start(run)
         self._parts.stores.clear()  # what no role has taken
         pool.late_forks, pool.captures = not run.forgetful, self._bound is None and run.target.mixes
+        opened = Opened(run, use, greedy, most, longest, prompt, check)
         if self._recipe.bitwise or self._recipe.memory is not None or self._barrier is not single_rank:
-            return Opened(run, use, greedy, most, prompt, check)
+            return opened
         captured = captured_rounds(use, run, check)
-        return Opened(run, use, greedy, most, prompt, check, self._defers(use, run), captured)
+        return attrs.evolve(opened, deferred=self._defers(use, run), captured=captured)
 
     def _defers(self, use: Composition, run: Run) -> bool:
         """Return whether rounds are launched before the ones before them are landed."""

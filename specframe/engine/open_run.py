@@ -47,6 +47,8 @@ class Opened:
     """Whether its rule was chosen for requests without a temperature."""
     most: int
     """Rows that it could have."""
+    longest: int
+    """Tokens of a sequence at most, as the rows have room for."""
     prompt: int | None
     """Tokens of a prompt at most, where memory is bounded, or None if it is not."""
     check: Check | None

@@ -310,13 +310,8 @@ class Pool:
         self._held.coming = dict(zip(map(id, batch.sequences), most_B.tolist(), strict=True))
 
     def append(self, batch: Batch, acceptance: Acceptance, once_more: bool = False) -> None:
-        """Append the acceptance result's tokens to each row on the device; :meth:`advance` has the host follow.
-
-        Args:
-            batch: the rows.
-            acceptance: its tokens are appended.
-            once_more: whether the next round may begin before the host has read this one.
-        """
+        """Append the acceptance result's tokens to each row on the device, as :meth:`TokenRows.append` does; :meth:`advance` has
+        the host follow."""
         self._held.append(batch, acceptance, once_more)
 
     def advance(

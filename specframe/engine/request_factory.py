@@ -142,8 +142,13 @@ class RequestFactory:
 
     def setting(self, sampling: Sampling, max_new_tokens: int) -> GenerationSettings | OptionError:
         """Return how a prompt with these parameters is decoded, or why it cannot be."""
-        checkpoint = of_checkpoint(self._generation_config, draws=self._draws)
-        return self._checked(GenerationSettings(sampling, checkpoint), max_new_tokens)
+        settings = GenerationSettings(sampling, of_checkpoint(self._generation_config, draws=self._draws))
+        try:
+            if settings.temperature:
+                self.require_sampling(f"temperature {literal(settings.temperature)}")
+            return settings.check(max_new_tokens, self._parts.runner.vocabulary)
+        except OptionError as fault:
+            return fault
 
     def require_sampling(self, asked: str) -> None:
         """Raise :class:`OptionError` when the acceptance rule always takes the most likely token, whatever ``asked`` says."""
@@ -164,14 +169,6 @@ class RequestFactory:
     def _draws(self) -> bool:
         """Whether temperatures have an effect: the acceptance rule is open, or is one that depends on a distribution."""
         return is_auto(self._recipe.accept) or "samples" in self._parts.composition.rule.offers
-
-    def _checked(self, settings: GenerationSettings, max_new_tokens: int) -> GenerationSettings | OptionError:
-        try:
-            if settings.temperature:
-                self.require_sampling(f"temperature {literal(settings.temperature)}")
-            return settings.check(max_new_tokens, self._parts.runner.vocabulary)
-        except OptionError as fault:
-            return fault
 
     def _samples(
         self, index: int, ids: list[int], new: int, arrival: float, settings: GenerationSettings

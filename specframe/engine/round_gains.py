@@ -54,7 +54,7 @@ def gains(
         count = min(accepted + 1, room)
         reason: FinishReason | None = None
         stops = sequence.request.stop_token_ids
-        stopped = None if stops.isdisjoint(ids[:count]) else first_in(stops, ids)
+        stopped = None if stops.isdisjoint(ids[:count]) else next(n for n, one in enumerate(ids, 1) if one in stops)
         count = stopped or count
         if count == room or (now is not None and timed_out(sequence, now)):
             reason = "length"
@@ -74,11 +74,6 @@ def gains(
         if reason is not None:
             found.reasons[row] = reason
     return found
-
-
-def first_in(stops: frozenset[int], ids: list[int]) -> int:
-    """Return the number of ids up to the first that is among ``stops``, itself included."""
-    return next(count for count, one in enumerate(ids, 1) if one in stops)
 
 
 def timed_out(sequence: Sequence, now: float) -> bool:

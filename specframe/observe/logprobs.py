@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 
-import attrs
 import torch
 
 from specframe.contracts.reports import RoundReport
@@ -18,14 +17,8 @@ from specframe.contracts.round import Sequence
 from specframe.devices.kinds import constant
 from specframe.devices.out_of_memory import with_room
 
-
-@attrs.frozen(eq=False)
-class _Part:
-    """Values of one row in one round, on the device: of its T tokens, and of the N most likely tokens at each."""
-
-    chosen_T: torch.Tensor
-    top_TN: torch.Tensor
-    top_ids_TN: torch.Tensor
+Part = tuple[torch.Tensor, ...]
+"""Values of one row in one round, on the device: (T,) of its tokens, (T, N) of the most likely tokens at each, and their ids."""
 
 
 class Logprobs(Observer):
@@ -36,7 +29,7 @@ class Logprobs(Observer):
     """
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[_Part]] = {}
+        self._parts: dict[int, list[Part]] = {}
         """By the identity of the request, which several sequences may have, one after the other."""
 
     def round(self, report: RoundReport) -> None:
@@ -52,13 +45,12 @@ class Logprobs(Observer):
             chosen_AT = logprobs_ATV.gather(2, tokens_BT[asking_A][..., None])[..., 0]
             return chosen_AT, *logprobs_ATV.topk(min(most, logprobs_ATV.shape[-1]), dim=-1)
 
-        chosen_AT, top_ATN, top_ids_ATN = with_room(values, report.logits_BTV, report.acceptance.tokens_BT)
+        found = with_room(values, report.logits_BTV, report.acceptance.tokens_BT)
         for place, row in enumerate(asking):
             gained = int(report.gained[row])
-            part = _Part(chosen_AT[place, :gained], top_ATN[place, :gained], top_ids_ATN[place, :gained])
-            self._of(report.sequences[row].request).append(part)
+            self._of(report.sequences[row].request).append(tuple(one[place, :gained] for one in found))
 
-    def _of(self, request: Request) -> list[_Part]:
+    def _of(self, request: Request) -> list[Part]:
         """Return the values of a request, which go with it."""
         if (key := id(request)) not in self._parts:
             self._parts[key] = []
@@ -72,11 +64,12 @@ class Logprobs(Observer):
             return sequence.logprobs
         if count is None or not parts:
             return None, None
-        chosen = concatenate([part.chosen_T for part in parts]).tolist()
+        chosen_T, top_TN, top_ids_TN = (list(several) for several in zip(*parts, strict=True))
+        chosen = concatenate(chosen_T).tolist()
         if not count:
             return chosen, None
-        values = concatenate([part.top_TN[:, :count] for part in parts]).tolist()
-        ids = concatenate([part.top_ids_TN[:, :count] for part in parts]).tolist()
+        values = concatenate([one[:, :count] for one in top_TN]).tolist()
+        ids = concatenate([one[:, :count] for one in top_ids_TN]).tolist()
         return chosen, [dict(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
 
 

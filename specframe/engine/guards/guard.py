@@ -6,6 +6,7 @@ import operator
 import re
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Container
 from typing import Any, ClassVar, Never
@@ -14,7 +15,7 @@ import attrs
 import torch
 
 from specframe.devices.out_of_memory import out_of_memory
-from specframe.engine.error_words import error_text, steps, strategy_name, value_words
+from specframe.engine.error_words import error_text, strategy_name, value_words
 from specframe.engine.guards.numbers import Fault
 from specframe.errors import ContractError, SpecframeError
 from specframe.observe.watch import Stage, Watch
@@ -224,8 +225,8 @@ def named_error(error: BaseException, guard: Guard | None = None, member: str = 
     lacking = isinstance(error, RuntimeError) and out_of_memory(error)
     if lacking or isinstance(error, PASSING) or not isinstance(error, Exception | SystemExit):
         return error
-    for step in steps(error):
-        code, values = step.tb_frame.f_code, step.tb_frame.f_locals
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code, values = frame.f_code, frame.f_locals
         called = values.get(code.co_varnames[0]) if code.co_argcount else None
         if isinstance(called, Stage | Watch):
             return error
