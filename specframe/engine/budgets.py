@@ -107,18 +107,15 @@ def cut(draft: Draft, budget: Budget) -> Draft:
     counts_B = on_device(most_B, draft.tokens_BN.device)
     if draft.counts_B is not None:
         counts_B = counts_B.minimum(draft.counts_B)
-    if draft.parents_BN is not None and too_deep(draft, budget):
-        counts_B = counts_B.minimum(shallow(draft, budget.depths_B))
+    depths_B = budget.depths_B
+    if draft.parents_BN is not None and depths_B is not None and ((depths_B < draft.depth) & (depths_B > 0)).any():
+        counts_B = counts_B.minimum(
+            shallow(draft, depths_B)
+        )  # some rows, but not all, may have nodes that are too deep
     return attrs.evolve(draft, counts=most_B, counts_B=counts_B)
 
 
-def too_deep(draft: Draft, budget: Budget) -> bool:
-    """Return whether a tree may have nodes that are too deep for some rows, but not for all."""
-    depths_B = budget.depths_B
-    return depths_B is not None and bool(((depths_B < draft.depth) & (depths_B > 0)).any())
-
-
-def shallow(draft: Draft, depths_B: np.ndarray | None) -> torch.Tensor:
+def shallow(draft: Draft, depths_B: np.ndarray) -> torch.Tensor:
     """Return the number of nodes of each row before the first that lies deeper than this, (B,)."""
     depth_BN = Block(draft.tokens_BN, parents_BT=draft.parents_BN).depth_BT() + 1
     within_BN = depth_BN <= on_device(depths_B, depth_BN.device)[:, None]

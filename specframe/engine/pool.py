@@ -151,7 +151,9 @@ class Pool:
         Its row is free, except as long as other samples of its prompt still start from there. Samples that wait for it to read the
         prompt read the prompt themselves.
         """
-        sequence = self._found_waiting(key) or next((one for one in self.live if one.request.key == key), None)
+        request = self._queue.drop(key)
+        waiting = self._returned.pop(key, None) if request is None else Sequence(request, self.limit(request))
+        sequence = waiting or next((one for one in self.live if one.request.key == key), None)
         if sequence in self.live:
             orphans = [] if sequence.ready else [one for one in self.live if one.parent is sequence]
             self._requeue(orphans)
@@ -164,12 +166,6 @@ class Pool:
         """End all requests that have not finished."""
         for request in [*self.requests]:
             self.abort(request.key)
-
-    def _found_waiting(self, key: Key) -> Sequence | None:
-        """Take a request that waits for a row out of its queue, and return its sequence."""
-        if (request := self._queue.drop(key)) is not None:
-            return Sequence(request, self.limit(request))
-        return self._returned.pop(key, None)
 
     @property
     def requests(self) -> Iterator[Request]:
