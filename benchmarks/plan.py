@@ -35,8 +35,7 @@ from specframe_memory.meta_models import hollow_of
 from specframe_memory.meta_parts import hollow_parts
 
 from specframe import Pipeline
-from specframe.engine.known_constraints import Constraints
-from specframe.engine.parts import Parts, compose_recipe
+from specframe.engine.parts import Constraints, Parts, compose_recipe
 from specframe.model.runner import ModelRunner
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry

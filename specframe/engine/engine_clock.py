@@ -23,14 +23,7 @@ class HandClock:
 
 
 class BroadcastClock:
-    """Another clock, read on rank 0.
-
-    Whether a request has arrived, and whether its time is up, is then the same on every rank.
-
-    Args:
-        clock: this rank's own.
-        broadcast: returns rank 0's value, see :meth:`specframe.contracts.engine.Executor.broadcast`.
-    """
+    """This rank's clock, read on rank 0: whether a request has arrived, and whether its time is up, is the same on every rank."""
 
     def __init__(self, clock: Clock, broadcast: Callable[[float], float]) -> None:
         self._clock, self._broadcast = clock, broadcast

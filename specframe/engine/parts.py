@@ -1,4 +1,4 @@
-"""The models, tokenizers and strategies that a recipe names."""
+"""The models, tokenizers and strategies that a recipe names, and the constraints that its requests do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 from transformers import PreTrainedModel
 
+from specframe.contracts.constraints import Constraint
 from specframe.contracts.engine import Executor, LoadingExecutor
 from specframe.contracts.model import Model
-from specframe.engine.known_constraints import Constraints
-from specframe.errors import OptionError, SpecframeWarning
+from specframe.contracts.requests import Request
+from specframe.engine.guards.guard_table import guard
+from specframe.errors import OptionError, PromptError, SpecframeError, SpecframeWarning
 from specframe.model.open_stores import Stores
 from specframe.model.positions import context_length
 from specframe.model.runner import ModelRunner
@@ -19,12 +21,58 @@ from specframe.models import loading, vocabulary
 from specframe.models.pairs import check_location, choose, is_model
 from specframe.plugins.compose import Composition, compose, strategy
 from specframe.plugins.registry import parse_specification, registry
+from specframe.text.constrained_logits import Guide
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
     from specframe.plugins.recipe import Recipe
+
+KEPT = 256
+"""Constraints that are kept for later requests, at most."""
+
+
+class Constraints:
+    """Makes the constraints that requests ask for, and the guide of each request.
+
+    Args:
+        usual: the constraint of requests that name none: a name, an object, or None.
+        vocabulary, tokenizer: the target's; None if it has no tokenizer.
+    """
+
+    def __init__(self, usual: Any, vocabulary: int, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self._usual, self._vocabulary, self._tokenizer = usual, vocabulary, tokenizer
+        self._made: dict[Any, tuple[Any, Constraint]] = {}
+
+    def of(self, request: Request) -> Constraint | None:
+        """Return the constraint of a request, or None if it has none.
+
+        Raises:
+            SpecframeError: nothing provides the name or an option, or the object is no constraint.
+        """
+        given = self._usual if request.constraint is None else request.constraint
+        if given is None:
+            return None
+        key = given if isinstance(given, str) else id(given)
+        if key not in self._made:
+            made = guard("constraint", strategy(registry(), "constraint", given))
+            if len(self._made) >= KEPT:
+                del self._made[next(iter(self._made))]
+            self._made[key] = given, made  # the object is held, so that no other one has its identity
+        return self._made[key][1]
+
+    def require(self, request: Request) -> None:
+        """Raise :class:`PromptError` where the constraint of a request cannot be had."""
+        try:
+            self.of(request)
+        except SpecframeError as error:
+            raise PromptError(str(error)) from error
+
+    def guide(self, request: Request) -> Guide | None:
+        """Return the guide of a request that is given a row, or None if it has no constraint."""
+        constraint = self.of(request)
+        return None if constraint is None else Guide(constraint, request, self._vocabulary, self._tokenizer)
 
 
 @attrs.define(eq=False)

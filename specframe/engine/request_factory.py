@@ -40,12 +40,7 @@ class RequestOptions(SamplingParameters, total=False):
 
 
 class RequestFactory:
-    """Turns prompts, and what is asked of them, into requests.
-
-    Args:
-        recipe: the options of the run.
-        parts: the models, tokenizers and strategies that it names.
-    """
+    """Turns prompts, and what is asked of them, into requests, by the options of a run and the parts that they name."""
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         self._recipe, self._parts = recipe, parts
@@ -108,8 +103,7 @@ class RequestFactory:
 
         Args:
             index: the prompt's number; its random numbers follow from it.
-            prompt: a text, token ids or messages.
-            max_new_tokens: tokens generated unless it stops before.
+            prompt, max_new_tokens: as :meth:`specframe.Pipeline.generate` has them.
             how: what :meth:`setting` returns of its sampling parameters.
             arrival: seconds after the start at which it may first be seen.
         """

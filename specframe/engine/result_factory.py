@@ -32,12 +32,8 @@ NO_LOGITS = (
 
 
 class ResultFactory:
-    """Watches one run, and makes results of the sequences that have finished.
-
-    Args:
-        tokenizer: the target's, or None if results have no texts.
-        device: the target's.
-    """
+    """Watches one run on the target's device, and makes results of the sequences that have finished, with texts if the target has a
+    tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, device: torch.device) -> None:
         self.tokenizer, self.clock, self.errors = tokenizer, Stopwatch(device), 0

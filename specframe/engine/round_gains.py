@@ -83,13 +83,8 @@ def timed_out(sequence: Sequence, now: float) -> bool:
 
 
 def stop_place(sequence: Sequence, ids: np.ndarray, count: int) -> int | None:
-    """Return the index of the fresh token at which a row's stop checks end it, or None if it goes on.
-
-    Args:
-        sequence: the row.
-        ids: all its tokens.
-        count: how many of these are fresh, the last ones.
-    """
+    """Return the index of the fresh token at which a row's stop checks end it, or None if it goes on. Of all its tokens, (L,), the
+    last ``count`` are fresh."""
     found = None
     for check in sequence.request.stop_checks:
         place = check.first(ids, len(sequence.request.prompt_ids), count)

@@ -15,13 +15,7 @@ from specframe.row_map import RowMap
 
 
 class TokenRows:
-    """Tokens, lengths, limits and random streams of the rows; what is on the device has a copy on the host.
-
-    Args:
-        rows: how many there are.
-        capacity: places per row.
-        device: of the target.
-    """
+    """Tokens, lengths, limits and random streams of rows of ``capacity`` places; what is on the device has a copy on the host."""
 
     @torch.inference_mode(False)  # an inference tensor would not count who writes to it
     def __init__(self, rows: int, capacity: int, device: torch.device | str) -> None:
@@ -150,11 +144,8 @@ class TokenRows:
     def append(self, batch: Batch, acceptance: Acceptance, once_more: bool) -> None:
         """Append a round's tokens on the device, beyond a row's end too: each row is longer by those accepted and one more.
 
-        Args:
-            batch: the rows.
-            acceptance: its tokens are appended.
-            once_more: whether the next round may begin before the host has read this one: rows that reach their limit then stay
-                below it, for they take part once more. Else they may be longer.
+        Where the next round may begin before the host has read this one, ``once_more``, rows that reach their limit stay below it,
+        for they take part once more. Else they may be longer.
         """
         write(batch, acceptance.tokens_BT)
         batch.lengths_B.add_(acceptance.accepted_B + 1)  # from here on nothing takes memory, and so nothing fails

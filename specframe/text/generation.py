@@ -138,12 +138,7 @@ def idle(name: str, value: Any) -> bool:
 
 
 def of_checkpoint(config: GenerationConfig | None, draws: bool) -> dict[str, Any]:
-    """Return the supported settings of a generation config, by name.
-
-    Args:
-        config: the target's generation config, or None for no settings.
-        draws: whether tokens may be sampled; if not, ``do_sample`` is ignored.
-    """
+    """Return the supported settings of a generation config, by name; ``do_sample`` is ignored if no token is drawn."""
     if config is None:
         return {}
     named = {name: getattr(config, name, None) for name in (*MAKERS, *ENDS)}
@@ -171,15 +166,11 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 @attrs.frozen(eq=False, slots=False)
 class GenerationSettings:
-    """Decoding settings of the requests that share a :class:`Sampling`.
-
-    Args:
-        sampling: the user's parameters.
-        checkpoint: the generation config's settings, for parameters the user left open, see :func:`of_checkpoint`.
-    """
+    """Decoding settings of the requests that share a :class:`Sampling`."""
 
     sampling: Sampling
     checkpoint: Mapping[str, Any] = attrs.Factory(dict)
+    """The generation config's settings, for parameters the user left open, see :func:`of_checkpoint`."""
 
     @functools.cached_property
     def given(self) -> dict[str, Any]:
@@ -215,9 +206,7 @@ class GenerationSettings:
     def check(self, max_new_tokens: int, vocabulary: int) -> GenerationSettings:
         """Return these settings; raise :class:`OptionError` if a value from the user has no effect or no meaning.
 
-        Args:
-            max_new_tokens: tokens to generate if the sampling parameters leave the number open.
-            vocabulary: number of token ids.
+        ``max_new_tokens`` holds if the sampling parameters leave the number open.
         """
         asked = [name for name in NEEDS_TEMPERATURE if not idle(name, self.given.get(name))]
         if asked and self.greedy:
@@ -246,11 +235,7 @@ class GenerationSettings:
     ) -> SamplingPlan:
         """Return the logits processors of one request, in the order in which transformers applies them.
 
-        Args:
-            prompt_length: tokens of the prompt.
-            limit: length at which the sequence ends, prompt included.
-            stop_token_ids: ids that end the sequence.
-            device: device of the logits.
+        The arguments are those of :class:`SettingPlace`.
 
         Raises:
             OptionError: transformers refuses a value.

@@ -23,13 +23,7 @@ MOST_SHOWN = 2**22
 
 
 def process(plans: Rows[SamplingPlan], prefixes: Prefixes, scores_BTV: torch.Tensor) -> torch.Tensor:
-    """Return scores put through each row's processors; ``scores_BTV`` is written to.
-
-    Args:
-        plans: one for each row.
-        prefixes: the tokens before each place.
-        scores_BTV: float32, contiguous.
-    """
+    """Return scores put through each row's processors; ``scores_BTV``, float32 and contiguous, is written to."""
     if scores_BTV.shape[:2] == (1, 1):  # of plain decoding, and of a drafter's steps, of one row
         ids_1L, scores_1V = prefixes.exact(0), scores_BTV[0]
         for processor, kind in zip(plans[0].processors, plans[0].kinds, strict=True):
@@ -51,12 +45,9 @@ def process(plans: Rows[SamplingPlan], prefixes: Prefixes, scores_BTV: torch.Ten
 
 
 class ProcessorPart:
-    """The scores of all places, of which those of the latest call are taken out until other ones are wanted.
+    """The scores of all places, which are written to; those of the latest call are taken out until other ones are wanted.
 
     Calls that follow one another mostly have the same places.
-
-    Args:
-        scores_RV: the scores of all places, which are written to.
     """
 
     def __init__(self, scores_RV: torch.Tensor) -> None:

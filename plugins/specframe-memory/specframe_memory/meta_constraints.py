@@ -9,7 +9,7 @@ import torch
 
 from specframe.contracts.constraints import Constraint, Drafted
 from specframe.contracts.requests import Request
-from specframe.engine.known_constraints import Constraints
+from specframe.engine.parts import Constraints
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

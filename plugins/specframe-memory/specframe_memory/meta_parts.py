@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 from specframe.contracts.engine import Value
 from specframe.contracts.roles import Observer
 from specframe.engine.engine_clock import HandClock
-from specframe.engine.known_constraints import Constraints
 from specframe.engine.local_engine import LocalEngine
-from specframe.engine.parts import Parts, compose_recipe, of_transformers
+from specframe.engine.parts import Constraints, Parts, compose_recipe, of_transformers
 from specframe.errors import OptionError
 from specframe.model.runner import ModelRunner
 from specframe.models.loading import read_config
