@@ -295,7 +295,7 @@ class Pipeline:
                     yield from chunks.of(one)
 
     def _feed(self, engine: Engine, asked: Iterable[Rows[Request | Result]]) -> RequestStream:
-        rows = self.composition.scheduler.rows(self.batch_size)
+        rows = guard("scheduler", self.composition.scheduler).rows(self.batch_size)
         return RequestStream(engine, asked, self._results, rows, self.parts.runner.context)
 
     def _stream(self, requests: Rows[Request], failed: Rows[Result]) -> Iterator[Chunk]:

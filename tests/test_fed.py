@@ -25,6 +25,7 @@ from specframe.contracts.requests import Request, Result
 from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
 from specframe.engine.local_engine import LocalEngine
+from specframe.errors import ContractError
 from specframe.pipeline import Pipeline
 from specframe.text.prompts.prompt import Prompt
 from specframe.text.sampling import Sampling
@@ -97,6 +98,14 @@ def test_tokens_do_not_depend_on_what_is_ahead(
     for chunk in pipe.stream_fed(asked(pipe, prompts, NEW, how)):
         pieces.setdefault((chunk.index, chunk.sample), []).extend(chunk.token_ids)
     assert [*sorted(pieces.items())] == [((index, sample), ids) for index, sample, ids, *_ in facts(found)]
+
+
+def test_a_scheduler_that_fails_is_named() -> None:
+    """Where the scheduler cannot say how many rows there are, the error names it."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
+    pipe.composition.scheduler.rows = lambda size: size / 0  # type: ignore[method-assign]
+    with pytest.raises(ContractError, match=r"^scheduler .*rows\(\) raised ZeroDivisionError"):
+        [*pipe.decode_fed(asked(pipe, [[5]], NEW, Sampling()))]
 
 
 class Line(str):
