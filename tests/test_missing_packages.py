@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from specframe_std.run_command.run import gather
 from specframe_tiny import FOLDER
 
 from specframe import assisted
 from specframe.cli import cli
-from specframe.cli.run import gather
 from specframe.errors import PluginError
 from specframe.pipeline import Pipeline
 from specframe.plugins import missing_packages
