@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from specframe_std.run_command.run import gather
 from specframe_tiny import FOLDER
 
 from specframe import assisted
@@ -88,15 +87,13 @@ def test_an_option_says_what_to_install(option: str, part: str, monkeypatch: pyt
 
 
 def test_what_the_standard_strategies_bring_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drop-in, files of prompts and names of models are parts of specframe-std, which the sentence says."""
+    """The drop-in and names of models are parts of specframe-std, which the sentence says."""
     monkeypatch.setenv(LIMIT_VARIABLE, "tiny")
     monkeypatch.setattr(missing_packages, "is_installed", lambda distribution: False)
     registry.cache_clear()
     told = "'{}' is part of specframe-std, which is not installed: pip install specframe-std$"
     with pytest.raises(PluginError, match="^option " + told.format("assisted")):
         assisted("tiny-draft")
-    with pytest.raises(PluginError, match="^option " + told.format("prompts")):
-        gather((), "prompts.txt")
     assert "command " + told.format("models")[:-1] in CliRunner().invoke(cli, ["models", "list"]).stderr
 
 

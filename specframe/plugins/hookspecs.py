@@ -171,8 +171,8 @@ def specframe_register_options(register: Register) -> None:
     Argument: ``register(name, factory)``, with the name of the option. For "bitwise" the factory makes a
     :class:`specframe.contracts.numerics.Numerics`, for "check" a :class:`specframe.contracts.roles.InvariantChecks`, which is
     made anew for every engine. That of "memory" is given the options and the parts of a run, and makes a
-    :class:`specframe.contracts.engine.MemoryBound`. "load_options" and "prompts" are functions of the option's value, which
-    return keyword arguments of ``from_pretrained``, and prompts; "layers" is given a model's runner and makes its
+    :class:`specframe.contracts.engine.MemoryBound`. "load_options" is a function of the option's value, which
+    returns keyword arguments of ``from_pretrained``; "layers" is given a model's runner and makes its
     :class:`specframe.contracts.model.Layers`; "graphs" makes a :class:`specframe.contracts.graphs.StoreGraphs`, "rounds"
     :class:`specframe.contracts.graphs.CapturedRounds`; "states" opens a :class:`specframe.contracts.states.RowStore` for layers,
     rows and a device. "assisted" and "accelerate" are called as the functions of :mod:`specframe.drop_in` are; "processors" warns

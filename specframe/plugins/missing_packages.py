@@ -34,7 +34,6 @@ NAMES: Mapping[str, Mapping[str, str]] = {
                 "layers",
                 "load_options",
                 "processors",
-                "prompts",
                 "rounds",
                 "states",
                 "watchdog",

@@ -111,7 +111,6 @@ def specframe_register_options(register: Register) -> None:
     register("layers", "specframe_std.layers.traces:Traces")
     register("load_options", "specframe_std.load_options:keywords")
     register("processors", "specframe_std.processor_check:warn_of_unfit")
-    register("prompts", "specframe_std.prompts.files:open_prompts")
     register("rounds", "specframe_std.graphs.captured_rounds:rounds_of")
     register("states", "specframe_std.states.row_states:RowStates")
     register("watchdog", "specframe_std.watchdog:watch_calls")

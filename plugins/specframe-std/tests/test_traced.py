@@ -143,8 +143,9 @@ def test_hidden_states_are_those_of_the_modules() -> None:
         torch.testing.assert_close(found[number], expected[number])
 
 
-def test_a_target_is_traced_before_its_first_hidden_state() -> None:
-    """That hidden states are taken in modules' place is no change of the model: its first forward may be a trace."""
+def test_a_target_is_traced_before_its_first_forward() -> None:
+    """That hidden states are taken, or states kept, in modules' place is no change of a model: its first forward may be a trace."""
+    assert trace(ModelRunner(architectures.build("mamba2"), "target")).pieces
     runner = runner_of(zoo.build("llama"))
     with torch.inference_mode():
         assert runner.layers.of(ForwardOptions(layers="traced"), 2, 2, (0, 1, 2, 3)) is not None

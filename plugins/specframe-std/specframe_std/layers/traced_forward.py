@@ -156,8 +156,12 @@ def trace(
     """
     if why := untraceable(model):
         raise ModelError(why)
-    for module in model.taps.placed(hidden, {})[0] if hidden else ():
-        redirect(module, "forward")  # as every forward does that takes hidden states
+    replaced = {
+        *(model.taps.placed(hidden, {})[0] if hidden else ()),
+        *(one.module for one in model.state_layers.values()),
+    }
+    for module in replaced:
+        redirect(module, "forward")  # as every forward does that takes hidden states, or has states
     before = [(one, dict(vars(one)), dict(one._buffers), dict(one._parameters)) for one in model.twin.modules()]
     calls = StateCalls(model.state_layers, model.device)
     try:

@@ -24,6 +24,7 @@ from specframe_std.command_options.name_checks import check_names
 from specframe_std.command_options.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe_std.executors.command_ranks import ranks_of
 from specframe_std.output_file import Output
+from specframe_std.prompts.files import open_prompts
 from specframe_std.result_file import ResultFile
 from specframe_std.run_command.decoding import Decoding, Work
 from specframe_std.run_command.results import Record, Results, ResultStream
@@ -207,9 +208,7 @@ def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = Non
     texts = arguments if arguments or path is not None else BUILT_IN
     asked = [checked_prompt(text, f"argument {number}") for number, text in enumerate(texts[:limit], start=1)]
     left = None if limit is None else limit - len(asked)
-    read: Iterable[Prompt] = ()
-    if path is not None and left != 0:
-        read = registry().entry("option", "prompts").factory(path, left)
+    read: Iterable[Prompt] = () if path is None or left == 0 else open_prompts(path, left)
     return Prompts(lambda: itertools.chain(asked, read), read.about if isinstance(read, Prompts) else "")
 
 
