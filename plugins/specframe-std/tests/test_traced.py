@@ -197,17 +197,21 @@ def test_rows_are_not_laid_in_one_where_pieces_read_their_keys(monkeypatch: pyte
         assert any(calls) == laid
 
 
-def test_pieces_that_read_masks_are_given_them_without_strides() -> None:
-    """A mask whose rows lie apart in memory, as for attention, is copied for pieces that read it, and for no others."""
+def test_pieces_are_given_the_masks_of_all_rows_without_strides() -> None:
+    """A mask whose rows lie apart in memory, or that is one row for all, as for attention, is copied for pieces that read it, and
+    for no others; the number of slots is a number, and no tensor."""
     given = list[torch.Tensor]()
     calls = types.SimpleNamespace(forward=lambda *tensors: given.extend(tensors))
-    mask = torch.zeros(2, 1, 3, 8)[..., :5]
-    for reads in (True, False):
-        found = TracedForward([], [], [], calls, reads_masks=reads)  # type: ignore[arg-type]
-        found(*[torch.zeros(1)] * 4, mask)
-        assert given[-1].is_contiguous() == reads
-    assert trace(runner_of(architectures.build("gpt_oss"))).reads_masks
-    assert not trace(runner_of(zoo.build("opt"))).reads_masks
+    for mask in (torch.zeros(2, 1, 3, 8)[..., :5], torch.zeros(1, 1, 3, 5)):
+        for reads in ({4}, ()):
+            found = TracedForward([], [], [], calls, reads=frozenset(reads))  # type: ignore[arg-type]
+            found(*[torch.zeros(2, 3)] * 4, mask)
+            assert (given[-1].is_contiguous() and len(given[-1]) == 2) == bool(reads)
+    for name, read in (("gpt_oss", {4, 5}), ("youtu", set()), ("opt", set())):
+        made = trace(runner_of(architectures.build(name)))
+        key_index = [node for node in made.calls.graph.nodes if node.op == "placeholder"][2]
+        assert made.reads == read
+        assert not {user.target for user in key_index.users} & {piece.run for piece in made.pieces}
 
 
 def test_a_layer_that_is_called_twice_is_refused() -> None:

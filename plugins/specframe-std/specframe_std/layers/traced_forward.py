@@ -102,8 +102,8 @@ class TracedForward:
     """The layers whose keys and values its pieces write, in a :class:`specframe.contracts.cache.DirectStore`."""
     padding_free: bool = True
     """Whether it can be fed the tokens of all rows in one: no piece reads the keys that a cache returns, which are by row."""
-    reads_masks: bool = False
-    """Whether pieces read masks, and not attention alone."""
+    reads: frozenset[int] = frozenset()
+    """The places of what pieces read themselves among the indices of tokens in slots and the masks: else attention alone does."""
     compiled: bool = False
     """Whether its pieces are compiled."""
     tried: bool = False
@@ -134,9 +134,13 @@ class TracedForward:
                 are asked for (K,), and the mask of each kind of layer.
         """
         weights = [one.held[0][0][one.held[0][1]] for one in self.weights]
-        plain = [one.contiguous() for one in given[: None if self.reads_masks else 4]]  # the only strides compiled for
+        plain = [*given]
+        for place in (0, 1, 3):  # the only strides that are compiled for
+            plain[place] = given[place].contiguous()
+        for place in self.reads:  # one row may stand for all
+            plain[place] = given[place].expand(len(given[0]), *given[place].shape[1:]).contiguous()
         memory = CURRENT.get().cache.memory(self.written) if self.written else ()
-        found: list[torch.Tensor] = self.calls.forward(*plain, *given[len(plain) :], *memory, *weights, *self.constants)
+        found: list[torch.Tensor] = self.calls.forward(*plain, *memory, *weights, *self.constants)
         return found
 
 
@@ -305,6 +309,11 @@ def passes_on(node: torch.fx.Node) -> bool:
     return node.target in {ATEN.detach.default, ATEN.alias.default, ATEN.dropout.default} and not trains
 
 
+def is_size(node: torch.fx.Node) -> bool:
+    """Return whether a node is a size of what a forward is given."""
+    return node.target is ATEN.sym_size.int and cast("torch.fx.Node", node.args[0]).op == "placeholder"
+
+
 def spelled(graph: torch.fx.Graph) -> str:
     """Return a graph as text, the same one for graphs that compute the same of inputs of the same shapes."""
     numbers = {node: f"%{number}" for number, node in enumerate(graph.nodes)}
@@ -397,7 +406,12 @@ class _Cutter:
         operators = [node for node in nodes if node.op == "call_function"]
         if not any(node.target in BREAKS for node in operators):
             raise ModelError("its layers pass no keys and values to a cache")
-        masks = given[4 : -1 - 2 * len(written)] if written else given[4:]
+        own = given[: -1 - 2 * len(written)] if written else given
+        reads = frozenset(
+            place
+            for place, node in enumerate(own)
+            if place not in (0, 1, 3) and not all(user.target in BREAKS or is_size(user) for user in node.users)
+        )
         weights = [node for number, node in held.items() if number in self._holders]
         constants = [node for number, node in held.items() if number not in self._holders]
         for number, node in enumerate((*given, *weights, *constants)):
@@ -410,6 +424,8 @@ class _Cutter:
                 self._call(node, self._called(node))
             elif node.target is operator.getitem and node.args[0].target in BREAKS:
                 self._call(node, operator.getitem)
+            elif is_size(node):
+                self._call(node, torch.Tensor.size)
             else:
                 piece.append(node)
         self._piece(piece)
@@ -422,8 +438,8 @@ class _Cutter:
             self._hidden,
             merged,
             written,
-            padding_free=all(node.target not in BREAKS - JOINED for node in operators),
-            reads_masks=any(user.target not in BREAKS for mask in masks for user in mask.users),
+            padding_free=not reads and all(node.target not in BREAKS - JOINED for node in operators),
+            reads=reads,
         )
 
     def _called(self, node: Any) -> Callable[..., Any]:
