@@ -19,6 +19,7 @@ import torch._inductor.config as config
 import torch._inductor.fx_passes.fuse_attention as fuse_attention
 import torch._inductor.fx_passes.misc_patterns as misc_patterns
 import torch._inductor.fx_passes.pad_mm as pad_mm
+import torch._inductor.fx_passes.reinplace as reinplace
 import torch._inductor.graph as graph
 import torch._subclasses.fake_tensor as fake_tensor
 import triton
@@ -134,6 +135,7 @@ def install() -> None:
     fake_tensor.init_gpu_context = answering(None)
     # patterns that are made by tracing on the device
     fuse_attention._sfdp_init = pad_mm._pad_mm_init = misc_patterns._misc_patterns_init = answering(None)
+    reinplace._inplace_generalized_scatter = lambda made, *_: made  # it copies on the device, to find a shape
     triton.runtime.driver.set_active(driver())
     config.compile_threads, config.fx_graph_cache, config.triton.autotune_at_compile_time = 1, False, False
     config.combo_kernels, functorch_config.enable_autograd_cache = True, False

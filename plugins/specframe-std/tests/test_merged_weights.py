@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import architectures
 import pytest
 import torch
 from specframe_std.layers import merged_weights, traces
@@ -49,6 +50,14 @@ def test_fewer_products_give_the_same(name: str) -> None:
     assert all(torch.equal(after[key], one) for key, one in before.items())
     stored = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()}
     assert sum(stored.values()) == sum(one.nbytes for one in {id(one): one for one in model.parameters()}.values())
+
+
+def test_products_with_operators_between_them_are_merged() -> None:
+    """OLMo bounds each of queries, keys and values before the next are computed: the merged product comes before all of these."""
+    runner = runner_of(architectures.build("olmo"))
+    merged = trace(runner, merges=True)
+    assert products(merged) < products(trace(runner))
+    require_agreement(runner.tests, merged, False, False)
 
 
 @pytest.mark.wide

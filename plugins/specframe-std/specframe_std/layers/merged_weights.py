@@ -121,9 +121,10 @@ def _replace(
         whole.meta["val"] = one.new_empty(*one.shape[:-1], sum(sizes))
         parts = graph.call_function(torch.ops.aten.split_with_sizes.default, (whole, sizes, -1))
         parts.meta["val"] = torch.ops.aten.split_with_sizes.default(whole.meta["val"], sizes, -1)
-        for place, node in enumerate(nodes):
-            part = graph.call_function(operator.getitem, (parts, place))
-            part.meta["val"] = parts.meta["val"][place]
-            node.replace_all_uses_with(part)
-            graph.erase_node(node)
+        found = [graph.call_function(operator.getitem, (parts, place)) for place in range(len(nodes))]
+    # the first goes after all was put before it
+    for node, part, value in zip(nodes, found, parts.meta["val"], strict=True):
+        part.meta["val"] = value
+        node.replace_all_uses_with(part)
+        graph.erase_node(node)
     graph.eliminate_dead_code()
