@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import architectures
 import pytest
 from click.testing import CliRunner, Result
-from specframe_testing import zoo
 
 from specframe.cli import cli
 from specframe.plugins.registry import registry
@@ -69,9 +69,14 @@ def test_models_show_of_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("name", "told"), [("gemma3", "yes, as 3 pieces"), ("qwen3.5", "no: it has layers that keep a state")]
+    ("name", "told"),
+    [
+        ("gemma3", "yes, as 3 pieces"),
+        ("qwen3_5_text", "yes, as 4 pieces"),
+        ("bloom", "no: it adds a bias to scores by the slots of keys"),
+    ],
 )
 def test_a_model_is_told_to_be_traced_or_why_not(tmp_path: Path, name: str, told: str) -> None:
     """The configuration is enough."""
-    zoo.build(name).config.save_pretrained(tmp_path)
+    architectures.build(name).config.save_pretrained(tmp_path)
     assert told in " ".join(invoke("models", "show", str(tmp_path), "--trace").stdout.split())

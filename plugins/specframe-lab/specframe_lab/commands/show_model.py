@@ -94,5 +94,5 @@ def layer_kinds(config: dict[str, Any]) -> dict[str, str]:
         return {}
     told = {"layer types": ", ".join(f"{count} {kind}" for kind, count in counts.items())}
     if {*counts} - ATTENDING:
-        told["not offered"] = "trees of a draft model, layer-skip of layers that only keep a state, recorded forwards"
+        told["not offered"] = "trees of a draft model, layer-skip of layers that only keep a state"
     return told
