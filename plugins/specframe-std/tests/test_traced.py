@@ -16,6 +16,7 @@ from specframe_std.graphs.kept_graphs import settings
 from specframe_std.kv.slab import SlabStore
 from specframe_std.layers import traces
 from specframe_std.layers.compile_ahead import begin
+from specframe_std.layers.state_calls import StateCalls
 from specframe_std.layers.trace_check import require_agreement
 from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
@@ -212,6 +213,15 @@ def test_pieces_are_given_the_masks_of_all_rows_without_strides() -> None:
         key_index = [node for node in made.calls.graph.nodes if node.op == "placeholder"][2]
         assert made.reads == read
         assert not {user.target for user in key_index.users} & {piece.run for piece in made.pieces}
+
+
+def test_a_trace_keeps_no_states() -> None:
+    """What layers note of the tokens of zeros is let go of when the trace is made."""
+    runner = ModelRunner(architectures.build("mamba2"), "target")
+    calls = StateCalls(runner.state_layers, runner.device)
+    with calls.tracing():
+        assert calls._states._fed
+    assert not calls._states._fed
 
 
 def test_a_layer_that_is_called_twice_is_refused() -> None:

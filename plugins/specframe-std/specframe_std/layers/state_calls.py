@@ -60,7 +60,7 @@ class StateCall:
     places: list[int]
     """The places of the tensors, the hidden states first."""
     outputs: list[torch.Tensor]
-    """What it gave for zeros."""
+    """What it gave for zeros, without numbers."""
 
     def __call__(self, hidden_BTD: torch.Tensor, others: list[torch.Tensor], _number: int) -> list[torch.Tensor]:
         """Call what stands for the module in the forward under way, and return its outputs."""
@@ -88,9 +88,9 @@ class StateCalls:
 
     def __init__(self, layers: Mapping[int, ModuleState], device: torch.device) -> None:
         self._layers, self.made = layers, dict[int, StateCall]()
-        states = open_states(layers, ROWS, device)
-        states.feed(torch.arange(WIDTH, device=device).expand(ROWS, -1))
-        self._own = state_forwards(layers, states)
+        self._states = open_states(layers, ROWS, device)
+        self._states.feed(torch.arange(WIDTH, device=device).expand(ROWS, -1))
+        self._own = state_forwards(layers, self._states)
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[Forwards]:
@@ -100,6 +100,7 @@ class StateCalls:
             yield {layer.module: functools.partial(self._call, number) for number, layer in self._layers.items()}
         finally:
             _traced.reset(before)
+            self._states.forget()  # what is noted knows its forward, and would stay until garbage is collected
 
     def _call(self, number: int, *given: Any, **named: Any) -> Any:
         """Return a module's outputs, as one operator's.
@@ -121,11 +122,12 @@ class StateCalls:
             zeros = [zeros_like(one) if isinstance(one, torch.Tensor) else one for one in leaves]
             some, others = tree_unflatten(zeros, arguments)
             outcome = self._own[module](*some, **others)
+            found = [one.to("meta") for one in tensors_of(outcome)]
         constant = [None if isinstance(one, torch.Tensor) else one for one in leaves]
-        self.made[number] = StateCall(module, arguments, constant, places, tensors_of(outcome))
+        self.made[number] = StateCall(module, arguments, constant, places, found)
         first, *rest = (leaves[place] for place in places)
-        found, (gave, outputs) = iter(torch.ops.specframe.state(first, rest, number)), tree_flatten(outcome)
-        return tree_unflatten([next(found) if isinstance(one, torch.Tensor) else one for one in gave], outputs)
+        made, (gave, outputs) = iter(torch.ops.specframe.state(first, rest, number)), tree_flatten(outcome)
+        return tree_unflatten([next(made) if isinstance(one, torch.Tensor) else one for one in gave], outputs)
 
 
 def zeros_like(traced: torch.Tensor) -> torch.Tensor:
