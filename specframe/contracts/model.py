@@ -38,8 +38,9 @@ class StraightForward(Protocol):
 
     hidden: tuple[int, ...]
     """The numbers of the hidden states that it gives."""
-    padding_free: bool
-    """Whether it can be fed the tokens of all rows in one, (1, N)."""
+
+    def serves(self, padding_free: bool, masks: bool) -> bool:
+        """Return whether it can be fed the tokens of all rows in one, (1, N), or attention that takes no masks."""
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         """Return the logits (B, K, V), and these hidden states.

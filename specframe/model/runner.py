@@ -110,7 +110,7 @@ class ModelRunner(TransformersModel):
         if how.layers != "eager" and not of_tokens:
             rows, width = ids_BT.shape if padding_free is None else (1, padding_free.tokens)
             traced = self.layers.of(how, rows, width, hidden)
-            if padding_free is not None and traced is not None and not traced.padding_free:
+            if traced is not None and not traced.serves(padding_free is not None, plan is None):
                 traced = None
         if hidden and traced is None:
             forwards, found = self.taps.placed(hidden, forwards)

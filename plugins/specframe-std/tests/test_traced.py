@@ -198,6 +198,26 @@ def test_rows_are_not_laid_in_one_where_pieces_read_their_keys(monkeypatch: pyte
         assert any(calls) == laid
 
 
+def test_masks_that_nobody_makes_are_not_read() -> None:
+    """Where attention goes by lengths, the modules of a model are called whose layers make a mask of the one they are given."""
+    target = zoo.build("opt", num_hidden_layers=1)
+    (layer,) = target.model.decoder.layers
+    usual = layer.forward
+
+    def doubled(hidden: torch.Tensor, attention_mask: torch.Tensor | None = None, **options: Any) -> Any:
+        return usual(hidden, attention_mask=None if attention_mask is None else attention_mask * 2, **options)
+
+    layer.forward = doubled
+    runner = runner_of(target)
+    made = trace(runner)
+    assert made.reads == {4}
+    assert made.serves(padding_free=False, masks=True)
+    assert not made.serves(padding_free=False, masks=False)
+    for attention in ("masked", "flex"):
+        pipe = harness.pipeline(target, None, batch_size=3, layers="traced", attention=attention)
+        harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
 def test_pieces_are_given_the_masks_of_all_rows_without_strides() -> None:
     """A mask whose rows lie apart in memory, or that is one row for all, as for attention, is copied for pieces that read it, and
     for no others; the number of slots is a number, and no tensor."""

@@ -126,6 +126,10 @@ class TracedForward:
         tied = all(one.tied() for one in self.weights if len(one.held) > 1)
         return tied and all(one.holds for one in self.merged)
 
+    def serves(self, padding_free: bool, masks: bool) -> bool:
+        """Return whether it can be fed the tokens of all rows in one, (1, N), or attention that takes no masks."""
+        return (self.padding_free or not padding_free) and (masks or not self.reads)
+
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
         """Return the logits, and the hidden states that the forward was traced with.
 
