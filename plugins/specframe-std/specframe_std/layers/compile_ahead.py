@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from specframe_std.layers.traced_forward import compile_piece
+from specframe_std.layers.pieces import compile_piece
 
 NICE = 10
 """Added to the process's niceness: the forwards that go on come first."""

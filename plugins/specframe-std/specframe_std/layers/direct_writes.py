@@ -16,7 +16,7 @@ from specframe_std.layers.operators import update_and_attend
 
 ATEN = torch.ops.aten
 PLACES = 97
-"""Places of a store that is traced: another size than all in :mod:`specframe_std.layers.traced_forward`."""
+"""Places of a store that is traced: another size than all in :mod:`specframe_std.layers.operators`."""
 
 
 def write_directly(module: torch.fx.GraphModule) -> tuple[int, ...]:

@@ -18,6 +18,11 @@ from specframe.errors import ModelError
 from specframe.model.attention.interface import attend, biased
 from specframe.model.twin import CURRENT
 
+ROWS, WIDTH, SLOTS, KEPT = 3, 5, 11, 2
+"""The sizes of the tensors that are traced. All differ, since torch takes equal ones for the same size; none is 1, for which
+code would be written that holds for 1 alone. What is written serves rows or tokens of one as well, see
+:func:`specframe_std.layers.trace_check.require_agreement`."""
+
 UPDATE_NAME, ATTEND_NAME = "specframe::update", "specframe::attend"
 
 torch.library.define(UPDATE_NAME, "(Tensor key, Tensor value, Tensor key_index, int layer) -> (Tensor, Tensor)")

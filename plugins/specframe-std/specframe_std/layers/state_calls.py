@@ -24,10 +24,9 @@ from specframe.errors import ModelError
 from specframe.model.decoder_layers import Forwards
 from specframe.model.state_layers import ModuleState, open_states, state_forwards
 from specframe.model.twin import CURRENT
+from specframe_std.layers.operators import ROWS, WIDTH
 
 OPERATOR = "specframe::state"
-ROWS, WIDTH = 3, 5
-"""Rows, and tokens fed per row, of a forward that is traced."""
 
 torch.library.define(OPERATOR, "(Tensor hidden, Tensor[] others, int number) -> Tensor[]")
 

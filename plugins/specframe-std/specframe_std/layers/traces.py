@@ -23,8 +23,9 @@ from specframe.devices.out_of_memory import out_of_memory
 from specframe.errors import ModelError, SpecframeWarning, sentence
 from specframe.model import current_numerics
 from specframe_std.layers.compile_ahead import begin
+from specframe_std.layers.pieces import Piece, compile_piece
 from specframe_std.layers.trace_check import require_agreement
-from specframe_std.layers.traced_forward import Piece, TracedForward, compile_piece, trace
+from specframe_std.layers.traced_forward import TracedForward, trace
 
 if TYPE_CHECKING:
     from specframe.contracts.model import ForwardOptions
