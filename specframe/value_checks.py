@@ -126,9 +126,8 @@ def a_number(value: Any, least: float, most: float, above: bool = False) -> str:
 def of_type(value: Any, kind: type) -> bool:
     """Return whether a value is valid for a type: a whole number is valid for float, and true is not a number."""
     if kind is float:
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and value == value
-        )  # nan differs from itself
+        # nan differs from itself
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 

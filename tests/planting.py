@@ -71,9 +71,8 @@ class Making(Acting):
                 return self.called(lambda: usual(store, *given, **named))
 
             member.__code__ = member.__code__.replace(co_name=self._member)
-            more = (
-                {"static": False} if self._member == "commit" else {}
-            )  # a static layout needs no committing of chains
+            # a static layout needs no committing of chains
+            more = {"static": False} if self._member == "commit" else {}
             made.__class__ = type("Made", (type(made),), {self._member: member, "__module__": __name__, **more})
             return made
 

@@ -271,9 +271,8 @@ def test_no_plan_of_memory_has_what_graphs_keep(drafts: bool, monkeypatch: pytes
             target, draft = (other, hybrid) if drafts else (hybrid, None)
             pipe = piped(target, draft, graphs="on", memory=memory, **({} if drafts else {"drafter": "none"}))
             harness.check(pipe, asked_of(other)[:3])
-            assert any(one.fixed for one in made if one._device.type == "cpu") == (
-                memory is None
-            )  # a plan tries "meta"
+            # a plan tries "meta"
+            assert any(one.fixed for one in made if one._device.type == "cpu") == (memory is None)
 
 
 def test_states_of_others() -> None:

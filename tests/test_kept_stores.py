@@ -121,6 +121,29 @@ def test_what_a_round_has_failed_in_is_not_used_again(error: Exception) -> None:
     assert (len(kv.opened), kv.alive()) == (4, 2)
 
 
+class NotStarting(ChainVerifier):
+    """Cannot be started, until it may."""
+
+    may = False
+
+    def start(self, run: Any) -> None:
+        """Start, or fail."""
+        if not self.may:
+            raise ValueError("planted")
+        super().start(run)
+
+
+def test_what_was_opened_for_a_run_that_cannot_start_is_let_go() -> None:
+    """An error of a role that starts, after the draft model's cache was opened: no store is left. The next run opens its own."""
+    pipe, kv = noted(verify=(verifier := NotStarting()))
+    with pytest.raises(ContractError, match="planted"):
+        harness.decode(pipe, ASKED)
+    assert (len(kv.opened), kv.alive()) == (2, 0)
+    verifier.may = True
+    harness.check(pipe, ASKED)
+    assert (len(kv.opened), kv.alive()) == (4, 2)
+
+
 def test_stores_are_taken_once() -> None:
     """What is kept suits a run that needs less, once; rows that keep nothing suit a model whose weights have changed."""
     run = harness.open_run(zoo.build("llama", seed=5), 2, 20)

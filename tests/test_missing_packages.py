@@ -46,10 +46,11 @@ def test_the_names_are_those_that_are_registered(monkeypatch: pytest.MonkeyPatch
     for kind, names in missing_packages.NAMES.items():
         offers: Any = found.models if kind == "model" else found.entries[kind]
         every = {name: one.distribution for name, (one,) in offers.items()}
+        # of the standard ones no name is listed: without them nothing is decoded
         strategies = kind not in (
             "command",
             "option",
-        )  # of the standard ones no name is listed: without them nothing is decoded
+        )
         every = {name: one for name, one in every.items() if not (strategies and one == "specframe-std")}
         assert names == every, kind
 

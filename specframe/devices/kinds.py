@@ -52,6 +52,10 @@ class DeviceTraffic(NamedTuple):
     """Copies from the host to the device."""
 
 
+NOTHING = contextlib.nullcontext()
+"""A context that does nothing."""
+
+
 class DeviceKind:
     """A kind of device. The answers of this class are those of a CPU, which has computed everything when a call returns."""
 
@@ -92,11 +96,11 @@ class DeviceKind:
 
     def precise(self) -> AbstractContextManager[None]:
         """Keep sums of products in full precision, and in one order, inside the block."""
-        return contextlib.nullcontext()
+        return NOTHING
 
     def any_shape(self) -> AbstractContextManager[None]:
         """Keep attention, inside the block, to kernels that are as fast for a shape that comes up for the first time."""
-        return contextlib.nullcontext()
+        return NOTHING
 
     def pinned(self, values: torch.Tensor) -> torch.Tensor:
         """Return values of the host in memory that the device reads while the host goes on."""
@@ -236,9 +240,8 @@ def pick(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not is_name(name):
         raise OptionError(f"device {name!r}: expected {EXPECTED}")
-    of_kind = kind(
-        name.partition(":")[0]
-    )  # before torch is asked, which knows further kinds from when they are imported
+    # before torch is asked, which knows further kinds from when they are imported
+    of_kind = kind(name.partition(":")[0])
     device = torch.device(name)
     count = of_kind.count() if of_kind else 0
     if device.type != "cpu" and (device.index or 0) >= count:

@@ -53,10 +53,10 @@ def within_reach(budget: Budget, batch: Batch, alignment: Alignment) -> Budget:
     gets less itself, if the alignment lets it, where what such rows cannot use is so much padding that forwards leave it out, and
     the device is one whose forwards of few tokens are faster for that.
     """
-    room_B = batch.limits - batch.least
-    if int(room_B.min()) > budget.depth:
+    rooms = (room_B := batch.limits - batch.least).tolist()
+    if min(rooms) > budget.depth:
         return budget
-    reach, chain = int(room_B.max()) - 1, budget.nodes == budget.depth
+    reach, chain = max(rooms) - 1, budget.nodes == budget.depth
     if reach < budget.depth:
         budget = attrs.evolve(budget, depth=reach, nodes=min(budget.nodes, reach) if chain else budget.nodes)
     if "uneven" not in alignment.offers or kinds.of(batch.lengths_B.device).queues:
@@ -109,9 +109,8 @@ def cut(draft: Draft, budget: Budget) -> Draft:
         counts_B = counts_B.minimum(draft.counts_B)
     depths_B = budget.depths_B
     if draft.parents_BN is not None and depths_B is not None and ((depths_B < draft.depth) & (depths_B > 0)).any():
-        counts_B = counts_B.minimum(
-            shallow(draft, depths_B)
-        )  # some rows, but not all, may have nodes that are too deep
+        # some rows, but not all, may have nodes that are too deep
+        counts_B = counts_B.minimum(shallow(draft, depths_B))
     return attrs.evolve(draft, counts=most_B, counts_B=counts_B)
 
 

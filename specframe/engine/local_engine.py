@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import cast
 
@@ -43,7 +43,10 @@ from specframe.row_map import rows_unknown
 
 def single_rank() -> contextlib.AbstractContextManager[Callable[[], None]]:
     """Return the context of a step where there is one rank."""
-    return contextlib.nullcontext(lambda: None)
+    return ALONE
+
+
+ALONE = contextlib.nullcontext(lambda: None)
 
 
 class DiscardedRoundError(Exception):
@@ -184,23 +187,27 @@ class LocalEngine:
             raise error
         if self.idle:
             return None
-        pool, report = self._pool, None
+        pool, report, kind = self._pool, None, kinds.of(self._parts.runner.device)
         pool.most = self._limits.live
         try:
-            with self._barrier() as commit_point, self._computing():
-                try:
-                    with self._running(pool) as opened, torch.inference_mode():
-                        flight = loop.launched(opened, self._watch)
-                        flight = flight or loop.launch(pool, opened, self._watch, self._broadcast, None)
+            with self._barrier() as commit_point, self._computing(), kind.any_shape():
+                opened = self._begin(pool)
+                with torch.inference_mode():
+                    try:
                         try:
-                            self._launch_ahead(pool, opened, flight)
-                        finally:  # the round is committed, whatever becomes of the one after it
-                            if (decoded := self._land(pool, flight, commit_point)) is not None:
-                                report, outcomes = decoded
-                                loop.learn(outcomes, opened.use.drafter, self._watch)
-                finally:
-                    if report is not None:
-                        loop.report_round(report, opened.use.policy, self._watch)
+                            flight = loop.launched(opened, self._watch)
+                            flight = flight or loop.launch(pool, opened, self._watch, self._broadcast, None)
+                            try:
+                                self._launch_ahead(pool, opened, flight)
+                            finally:  # the round is committed, whatever becomes of the one after it
+                                if (decoded := self._land(pool, flight, commit_point)) is not None:
+                                    report, outcomes = decoded
+                                    loop.learn(outcomes, opened.use.drafter, self._watch)
+                        finally:
+                            self._end()
+                    finally:
+                        if report is not None:
+                            loop.report_round(report, opened.use.policy, self._watch)
             if report is not None:
                 self._conclude(report, opened)
         except BaseException as error:
@@ -212,18 +219,17 @@ class LocalEngine:
             self._shut(keep=True)
         return report
 
-    @contextlib.contextmanager
-    def _running(self, pool: Pool) -> Iterator[Opened]:
-        """Have a run open inside the block. It stays open there: what shuts it from inside does so after the block."""
+    def _begin(self, pool: Pool) -> Opened:
+        """Return the run that is open, or open one. It stays open until :meth:`_end`: what shuts it before then does so there."""
         self._deciding, self._discarded = True, False
-        try:
-            opened = self._opened = self._opened or self._open(pool)
-            with kinds.of(self._parts.runner.device).any_shape():
-                yield opened
-        finally:
-            self._deciding = False
-            if self._discarded:
-                self._shut()
+        self._opened = self._opened or self._open(pool)
+        return self._opened
+
+    def _end(self) -> None:
+        """Shut the run if the round under way was discarded."""
+        self._deciding = False
+        if self._discarded:
+            self._shut()
 
     def _launch_ahead(self, pool: Pool, opened: Opened, flight: Flight | None) -> None:
         """Launch the round after one that is not landed yet, if that may be."""
@@ -252,6 +258,7 @@ class LocalEngine:
 
     def _fail(self, pool: Pool, error: BaseException, report: RoundReport | None) -> None:
         """Go on with fewer rows if memory ran out, else release all and raise the error, after the report if there is one."""
+        self._deciding = False  # where no run could be opened
         lacking = isinstance(error, RuntimeError) and out_of_memory(error)
         if lacking and report is None and self._preempt(pool, rows_unknown(error)):
             return
@@ -302,7 +309,7 @@ class LocalEngine:
         """Return the context of a step's forwards."""
         if self._opened is None:
             self._parts.renew()
-        return self._numerics.around(self._parts.runner.device) if self._numerics else contextlib.nullcontext()
+        return self._numerics.around(self._parts.runner.device) if self._numerics else kinds.NOTHING
 
     def _fits(self, opened: Opened, request: Request) -> bool:
         """Return whether a request that was just added can be decoded as things are open."""

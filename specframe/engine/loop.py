@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import cast
 
 import numpy as np
-import torch
 
 from specframe.contracts.drafts import Acceptance, Budget, Check, Draft, Scores, Transfer, along_path
 from specframe.contracts.reports import Outcome, RoundReport
@@ -161,7 +160,6 @@ def learn(outcomes: list[Outcome], drafter: Drafter, watch: Watch) -> None:
             drafter.observe(outcome)
 
 
-@torch.inference_mode()
 def report_round(report: RoundReport, policy: BudgetPolicy, watch: Watch) -> None:
     """Report a round to the policy and the observers.
 

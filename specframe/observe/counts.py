@@ -74,7 +74,7 @@ class Counts(PaddingCounts):
         """Count a round and the sequences that ended in it."""
         super().round(report)
         before, self._before = self._before, self._kind.traffic()
-        self.tokens += int(report.gained.sum())
+        self.tokens += sum(report.gained.tolist())
         for sequence in report.finished:
             self.sequences += sequence.finish_reason != "error"
             add(self.total, sequence.metrics)
@@ -83,14 +83,14 @@ class Counts(PaddingCounts):
         if before and self._before:
             self.waits += self._before.waits - before.waits
             self.copies += self._before.copies - before.copies
-        lengths = report.lengths
-        longest = int(lengths.max())
+        lengths = report.lengths.tolist()
+        places = max(lengths) * len(lengths)
         self.rounds += 1
         if len(lengths) > 1:
             self.shared_rounds += 1
-            self.equal_rounds += int((lengths == longest).all())
-        self.places += longest * len(lengths)
-        self.empty_places += longest * len(lengths) - int(lengths.sum())
+            self.equal_rounds += min(lengths) == max(lengths)
+        self.places += places
+        self.empty_places += places - sum(lengths)
 
     def per_round(self, count: int) -> float | None:
         """Return a count of the device per decoding round, or None if it counts nothing, or there was no round."""

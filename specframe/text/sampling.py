@@ -251,7 +251,7 @@ def undecided_places(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
     token chosen. The result stays on the device.
     """
     best_BT = scores_BTV.amax(-1)  # nan if there is one
-    faults_BT = (best_BT - best_BT) != 0  # not 0 for nan and infinity alone
+    faults_BT = (best_BT - best_BT).isnan()  # for nan and infinity alone
     own = [sequence.request.plan.own for sequence in batch.sequences]
     if any(own):
         faults_BT &= (best_BT != float("inf")) | ~constant(tuple(own), best_BT.device)[:, None]

@@ -128,9 +128,8 @@ def test_with_everything_else(name: str, options: dict[str, Any], tmp_path: Path
         found.append((tokens, drafts))
     (tokens, kept), (wanted, plain) = found
     assert tokens == wanted
-    both = (
-        kept.keys() & plain.keys()
-    )  # rows that are read in other rounds end beside others, and draft less at their end
+    # rows that are read in other rounds end beside others, and draft less at their end
+    both = kept.keys() & plain.keys()
     assert len(both) > 0.9 * len(plain)
     assert {key: kept[key] for key in both} == {key: plain[key] for key in both}
 

@@ -23,9 +23,8 @@ class Listener(uvicorn.Server):
     """
 
     def __init__(self, server: Server, grace: float) -> None:
-        longest = math.ceil(
-            grace + 2 * LAST_WORDS
-        )  # clients are left before: uvicorn's own way logs a traceback of each
+        # clients are left before: uvicorn's own way logs a traceback of each
+        longest = math.ceil(grace + 2 * LAST_WORDS)
         super().__init__(uvicorn.Config(server.app(), log_level="warning", timeout_graceful_shutdown=longest))
         self._service, self._grace = server.service, grace
 

@@ -96,9 +96,8 @@ BY_ARCHITECTURE = {
 )
 def test_equals_the_reference(kind: str, place: int, name: str) -> None:
     """Every architecture, under two alignments each and with all checks on, gives the reference decoder's tokens."""
-    model = (
-        emptied(name, LATER, 0.3) if kind == "early-exit" else target(name)
-    )  # the first layer often foresees what both say
+    # the first layer often foresees what both say
+    model = emptied(name, LATER, 0.3) if kind == "early-exit" else target(name)
     for drafter, align in zip(
         BY_ARCHITECTURE[kind][0], (ALIGNMENTS[place % 4], ALIGNMENTS[(place + 1) % 4]), strict=True
     ):

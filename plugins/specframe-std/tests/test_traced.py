@@ -109,7 +109,7 @@ def test_pieces_are_given_tensors_without_strides() -> None:
     given = list[torch.Tensor]()
     calls = types.SimpleNamespace(forward=lambda *tensors: given.extend(tensors))
     wide = torch.arange(40).view(4, 10)
-    found = TracedForward([], [], [], calls)  # type: ignore[arg-type]
+    found = TracedForward([], [], [], [], calls)  # type: ignore[arg-type]
     found(wide[:, :1], wide[:1].expand(4, -1), wide, wide[:, -1:].flatten(), torch.zeros(1))
     assert all(one.is_contiguous() for one in given)
     assert given[3].tolist() == [9, 19, 29, 39]
@@ -225,7 +225,7 @@ def test_pieces_are_given_the_masks_of_all_rows_without_strides() -> None:
     calls = types.SimpleNamespace(forward=lambda *tensors: given.extend(tensors))
     for mask in (torch.zeros(2, 1, 3, 8)[..., :5], torch.zeros(1, 1, 3, 5)):
         for reads in ({4}, ()):
-            found = TracedForward([], [], [], calls, reads=frozenset(reads))  # type: ignore[arg-type]
+            found = TracedForward([], [], [], [], calls, reads=frozenset(reads))  # type: ignore[arg-type]
             found(*[torch.zeros(2, 3)] * 4, mask)
             assert (given[-1].is_contiguous() and len(given[-1]) == 2) == bool(reads)
     for name, read in (("gpt_oss", {4, 5}), ("youtu", set()), ("opt", set())):

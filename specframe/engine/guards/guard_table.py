@@ -242,9 +242,8 @@ def watch_first_view(guard: Guard, store: Any) -> None:
     write, expect = store.write, store.expect
     extent = "S"  # the slots attended to, once a forward has announced them
 
-    def watch_no_more() -> (
-        None
-    ):  # whoever holds a method may call it again; a store that held itself would keep its memory
+    def watch_no_more() -> None:
+        # whoever holds a method may call it again; a store that held itself would keep its memory
         for name in ("write", "expect", "view"):
             vars(store).pop(name, None)
 
@@ -281,9 +280,8 @@ def view_fault(view: Any, extent: str, keys: torch.Tensor, values: torch.Tensor)
         (rows, heads, _, size), given = fed.shape, getattr(view, name)
         shape = tuple(getattr(given, "shape", ()))
         if len(shape) != 4 or (*shape[:2], shape[3]) != (rows, heads, size) or extent not in ("S", str(shape[2])):
-            return f"{name} of shape (B, H, S, D) = ({rows}, {heads}, {extent}, {size})", str(
-                shape or value_words(given)
-            )
+            asked = f"{name} of shape (B, H, S, D) = ({rows}, {heads}, {extent}, {size})"
+            return asked, str(shape or value_words(given))
     return None
 
 

@@ -137,10 +137,11 @@ def layers_of(checkpoint: Checkpoint, target: Target, tensors: Tensors) -> PreTr
     if heads and joined:
         given["head_dim"] = joined[-1] // heads
     given.setdefault("num_key_value_heads", heads)
+    # the authors' code reads neither
     for key, of in (
         ("attention_bias", "self_attn.o_proj"),
         ("mlp_bias", "mlp.down_proj"),
-    ):  # the authors' code reads neither
+    ):
         given[key] = bool(given.get(key)) and f"layers.0.{of}.bias" in tensors
     return configured(str(checkpoint), given, target.context)
 

@@ -101,7 +101,6 @@ class Sweep:
         sum_B = less_BV.sum(-1)
         self._left_BPV[self._rows_B, place_B] = normal(less_BV, left_BV).where(rejected_B[:, None], left_BV)
         less_B = sum_B / (sum_B + 1 - weight_B)
-        sound_B = (
-            less_B == less_B
-        )  # nan where Q is no distribution, and where 0 of a weight of 1 is left, which it keeps
+        # nan where Q is no distribution, and where 0 of a weight of 1 is left, which it keeps
+        sound_B = less_B == less_B
         self._weights_BP[self._rows_B, place_B] = less_B.where(rejected_B & sound_B, weight_B)

@@ -205,9 +205,8 @@ class ModelDrafter:
     def _chain(self, batch: Batch, budget: Budget, width: int) -> Draft:
         """Return a chain."""
         plain = not (self._logits or self._samples) and is_unshaped(batch)
-        if (
-            budget.stopping is None and plain
-        ):  # tokens are chosen from the logits as they are, which nobody else wants to see
+        # tokens are chosen from the logits as they are, which nobody else wants to see
+        if budget.stopping is None and plain:
             return Draft(self._cache.extend(batch, batch.last_tokens(width), budget.depth, self._choose))
 
         chain = GrowingChain(batch, budget)

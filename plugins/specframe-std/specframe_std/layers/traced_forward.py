@@ -53,19 +53,8 @@ if TYPE_CHECKING:
     from specframe.model.runner import ModelRunner
 
 
-@attrs.frozen(eq=False)
-class Weight:
-    """Where a model holds a parameter or a buffer: the dictionaries of modules, several where it is tied, and its name in each.
-
-    What is put in its place later is taken.
-    """
-
-    held: tuple[tuple[dict[str, Any], str], ...]
-
-    def tied(self) -> bool:
-        """Return whether all that held it hold the same still."""
-        (holder, name), *others = self.held
-        return all(one[other] is holder[name] for one, other in others)
+Place = tuple[dict[str, Any], str]
+"""Where a model holds a parameter or a buffer: the dictionary of a module, and its name there. What is put there later is taken."""
 
 
 @attrs.define(eq=False)
@@ -74,7 +63,10 @@ class TracedForward:
 
     pieces: list[Piece]
     """Each distinct one."""
-    weights: list[Weight]
+    weights: list[Place]
+    """The first place of each."""
+    tied: list[list[Place]]
+    """The places of each weight that has several."""
     constants: list[torch.Tensor]
     """Tensors that the forward made of numbers, and buffers of merged weights."""
     calls: torch.fx.GraphModule
@@ -108,8 +100,10 @@ class TracedForward:
     @property
     def holds(self) -> bool:
         """Whether the weights that were tied are, and those that were merged lie together."""
-        tied = all(one.tied() for one in self.weights if len(one.held) > 1)
-        return tied and all(one.holds for one in self.merged)
+        for (holder, name), *others in self.tied:
+            if any(one[other] is not holder[name] for one, other in others):
+                return False
+        return all(one.holds for one in self.merged)
 
     def serves(self, padding_free: bool, masks: bool) -> bool:
         """Return whether it can be fed the tokens of all rows in one, (1, N), or attention that takes no masks."""
@@ -122,7 +116,7 @@ class TracedForward:
             given: ids (B, T), positions (B, T), the index of the token in each slot (B, S), the numbers of the tokens whose logits
                 are asked for (K,), and the mask of each kind of layer.
         """
-        weights = [one.held[0][0][one.held[0][1]] for one in self.weights]
+        weights = [holder[name] for holder, name in self.weights]
         plain = [*given]
         for place in (0, 1, 3):  # the only strides that are compiled for
             plain[place] = given[place].contiguous()
@@ -285,7 +279,7 @@ class _Cutter:
         self._calls = torch.fx.Graph()
         self._values: dict[torch.fx.Node, torch.fx.Node] = {}
         """The node among the calls that has the value of one of the graph."""
-        self._holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        self._holders: dict[int, list[Place]] = {}
         for part in model.modules():
             for held in (part._parameters, part._buffers):
                 for name, tensor in held.items():
@@ -311,6 +305,7 @@ class _Cutter:
         )
         weights = [node for number, node in held.items() if number in self._holders]
         constants = [node for number, node in held.items() if number not in self._holders]
+        places = [self._holders[id(tensor_of(self._module, node))] for node in weights]
         for number, node in enumerate((*given, *weights, *constants)):
             self._values[node] = self._calls.placeholder(f"given{number}")
         piece = list[torch.fx.Node]()
@@ -329,7 +324,8 @@ class _Cutter:
         self._calls.output([self._values[node] for node in nodes[-1].args[0]])
         return TracedForward(
             self._made,
-            [Weight(tuple(self._holders[id(tensor_of(self._module, node))])) for node in weights],
+            [held[0] for held in places],
+            [held for held in places if len(held) > 1],
             [tensor_of(self._module, node) for node in constants],
             torch.fx.GraphModule(torch.nn.Module(), self._calls),
             self._hidden,

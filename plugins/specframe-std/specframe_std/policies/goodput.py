@@ -355,9 +355,8 @@ class DepthPlans:
         """
         rows, places = stands_BK.shape
         worth_KB = np.ascontiguousarray(stands_BK.T)
-        index_N = np.argsort(
-            -worth_KB, axis=None, kind="stable"
-        )  # among equals the earlier place: parents are always in
+        # among equals the earlier place: parents are always in
+        index_N = np.argsort(-worth_KB, axis=None, kind="stable")
         worth_N, depth_N = worth_KB.ravel()[index_N], index_N // rows + 1
         depths_C = np.arange(places + 1)
         depths_C1 = depths_C[:, None]

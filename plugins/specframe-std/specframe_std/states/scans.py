@@ -94,9 +94,8 @@ def state_after(
     total_BHTD = decay_BHTD.cumsum(2)
     last_BH1D = total_BHTD[:, :, -1:]
     decayed, keys = state_BHKV * last_BH1D.exp().mT, (key_BHTK * (last_BH1D - total_BHTD).exp()).mT
-    decayed.view(-1, *decayed.shape[2:]).baddbmm_(
-        keys.flatten(0, 1), added_BHTV.flatten(0, 1)
-    )  # no second tensor of a state's size
+    # no second tensor of a state's size
+    decayed.view(-1, *decayed.shape[2:]).baddbmm_(keys.flatten(0, 1), added_BHTV.flatten(0, 1))
     return decayed
 
 
