@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -73,6 +72,19 @@ class ModuleState:
         return after
 
 
+@attrs.frozen(eq=False)
+class StateForward:
+    """What is called in place of the ``forward`` of a module with states, which have this number in their store."""
+
+    layer: ModuleState
+    store: StateStore
+    number: int
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Call the module on its rows' states."""
+        return self.layer.forward(self.store.state(self.number))(*given, **named)
+
+
 def call_kind(called: str, member: str, function: Callable[..., Result], *given: Any, **named: Any) -> Result:
     """Return what a function of a kind of state returns; what it raises becomes a sentence, unless it is a lack of memory."""
     try:
@@ -99,9 +111,8 @@ def state_layers(model: torch.nn.Module, called: str) -> dict[int, ModuleState]:
         entry = registry().entry("state kind", name)
         told = str(entry)
         require_members("state kind", kind, told)
-        by_token = None
-        if "bitwise" in entry.traits.able("offers"):
-            by_token = call_kind(told, "by_token", cast(BitwiseKind, kind).by_token)
+        steps = "bitwise" in entry.traits.able("offers")
+        by_token = call_kind(told, "by_token", cast(BitwiseKind, kind).by_token) if steps else None
         for number, kept in call_kind(told, "layers", kind.layers, model).items():
             for module in kept if isinstance(kept, tuple) else (kept,):
                 if module in found:
@@ -118,10 +129,7 @@ def state_forwards(layers: Mapping[int, ModuleState], store: StateStore) -> dict
     A module that is not called, as where a part of a model leaves its attention out, is given no state, and takes nothing in.
     """
 
-    def forward(number: int, layer: ModuleState, *given: Any, **named: Any) -> Any:
-        return layer.forward(store.state(number))(*given, **named)
-
-    return {layer.module: functools.partial(forward, number, layer) for number, layer in layers.items()}
+    return {layer.module: StateForward(layer, store, number) for number, layer in layers.items()}
 
 
 def open_states(layers: Mapping[int, StateLayer], rows: int, device: torch.device) -> RowStore:

@@ -199,7 +199,7 @@ def test_rows_are_not_laid_in_one_where_pieces_read_their_keys(monkeypatch: pyte
 
 
 def test_masks_that_nobody_makes_are_not_read() -> None:
-    """Where attention takes lengths and no mask, the modules of a model are called whose layers make a mask of the one they are given."""
+    """Where attention takes lengths and no mask, modules are called if layers make a mask of the one that they get."""
     target = zoo.build("opt", num_hidden_layers=1)
     (layer,) = target.model.decoder.layers
     usual = layer.forward

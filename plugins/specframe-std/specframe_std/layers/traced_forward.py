@@ -47,7 +47,8 @@ from specframe_std.layers.operators import (
     update_and_attend,
 )
 from specframe_std.layers.pieces import ATEN, Piece, function, quick, simplify, spelled
-from specframe_std.layers.state_calls import STATE, StateCalls
+from specframe_std.layers.state_calls import STATE, StateCall, StateCalls
+from specframe_std.layers.state_pieces import state_graphs
 
 if TYPE_CHECKING:
     from specframe.model.runner import ModelRunner
@@ -73,6 +74,8 @@ class TracedForward:
     """The calls of pieces and of attention, of what a forward is given, of weights and of constants."""
     hidden: tuple[int, ...] = ()
     """The numbers of the hidden states that it gives."""
+    states: list[StateCall] = attrs.Factory(list)
+    """The calls of layers with states."""
     merged: list[Merged] = attrs.Factory(list)
     """The weights that it reads together."""
     written: tuple[int, ...] = ()
@@ -94,8 +97,17 @@ class TracedForward:
         for node in self.calls.graph.nodes:
             if node.target in texts:
                 node.target = function(code[texts[node.target]])
+        for one in self.states:
+            one.run = code.get(one.text)
         self.calls.recompile()
         self.compiled = True
+
+    def leave_states(self) -> bool:
+        """Have layers with states called as they are, each of which was a piece; return whether there was any."""
+        pieces = [one for one in self.states if one.run is not None]
+        for one in pieces:
+            one.run = None
+        return bool(pieces)
 
     @property
     def holds(self) -> bool:
@@ -153,6 +165,7 @@ def trace(
     calls = StateCalls(model.state_layers, model.device)
     try:
         graph = _graph(model, hidden, calls)
+        of_states = [*state_graphs(calls.made, calls.layers, model.device)]
     except ModelError:
         raise
     except Exception as error:  # whatever a model, or a trace of it, raises
@@ -165,9 +178,10 @@ def trace(
         raise ModelError(f"its forward changes {changed[0]} itself")
     simplify(graph)
     join(graph)
-    merged = merge(graph) if merges else []
+    graphs = [graph, *(own for _, own in of_states)] if merges else []
+    merged = [found for one in graphs for found in merge(one)]
     written = write_directly(graph) if writes else ()
-    return _Cutter(graph, model.twin, hidden, calls).cut(merged, written)
+    return _Cutter(graph, model.twin, hidden, calls).cut(merged, written, of_states)
 
 
 def _as_it_was(module: torch.nn.Module, *held: dict[str, Any]) -> bool:
@@ -276,6 +290,8 @@ class _Cutter:
     ) -> None:
         self._module, self._hidden, self._pieces, self._state_calls = module, hidden, dict[str, int](), calls
         self._made: list[Piece] = []
+        self._tied: list[list[Place]] = []
+        """The places of weights of layers with states that have several."""
         self._calls = torch.fx.Graph()
         self._values: dict[torch.fx.Node, torch.fx.Node] = {}
         """The node among the calls that has the value of one of the graph."""
@@ -285,15 +301,20 @@ class _Cutter:
                 for name, tensor in held.items():
                     self._holders.setdefault(id(tensor), []).append((held, name))
 
-    def cut(self, merged: list[Merged], written: tuple[int, ...]) -> TracedForward:
-        """Return the pieces of the graph, which write the keys and values of these layers.
+    def cut(
+        self,
+        merged: list[Merged],
+        written: tuple[int, ...],
+        of_states: list[tuple[StateCall, torch.fx.GraphModule]],
+    ) -> TracedForward:
+        """Return the pieces of the graph, which write the keys and values of these layers, and those of layers with states.
 
         Raises:
             ModelError: no layer keeps keys, values or a state.
         """
         nodes = list(self._module.graph.nodes)
         given = [node for node in nodes if node.op == "placeholder"]
-        held = self._held(nodes)
+        held = held_in(self._module)
         operators = [node for node in nodes if node.op == "call_function"]
         if not any(node.target in BREAKS for node in operators):
             raise ModelError("its layers pass no keys and values to a cache")
@@ -322,13 +343,16 @@ class _Cutter:
                 piece.append(node)
         self._piece(piece)
         self._calls.output([self._values[node] for node in nodes[-1].args[0]])
+        for call, graph in of_states:
+            self._take(call, graph)
         return TracedForward(
             self._made,
             [held[0] for held in places],
-            [held for held in places if len(held) > 1],
+            [*self._tied, *(held for held in places if len(held) > 1)],
             [tensor_of(self._module, node) for node in constants],
             torch.fx.GraphModule(torch.nn.Module(), self._calls),
             self._hidden,
+            [*self._state_calls.made.values()],
             merged,
             written,
             padding_free=not reads and all(node.target not in BREAKS - JOINED for node in operators),
@@ -348,35 +372,52 @@ class _Cutter:
             called, torch.fx.node.map_arg(node.args, self._values.__getitem__)
         )
 
-    def _held(self, nodes: list[torch.fx.Node]) -> dict[int, torch.fx.Node]:
-        """Return the only node of each tensor that the forward reads and that is no argument, by the tensor's id."""
-        held = dict[int, torch.fx.Node]()
-        for node in nodes:
-            if (
-                node.op == "get_attr"
-                and (first := held.setdefault(id(tensor_of(self._module, node)), node)) is not node
-            ):
-                node.replace_all_uses_with(first)
-        return held
+    def _take(self, call: StateCall, module: torch.fx.GraphModule) -> None:
+        """Have the call of a module with states compute this graph as a piece."""
+        nodes, held = list(module.graph.nodes), held_in(module)
+        weights = [node for number, node in held.items() if number in self._holders]
+        constants = [node for number, node in held.items() if number not in self._holders]
+        places = [self._holders[id(tensor_of(module, node))] for node in weights]
+        call.weights, call.constants = [one[0] for one in places], [tensor_of(module, node) for node in constants]
+        given = [node for node in nodes if node.op == "placeholder"]
+        operators = [node for node in nodes if node.op == "call_function"]
+        made = self._made_of(operators, [*given, *weights, *constants], nodes[-1].args[0])
+        call.text, call.run = made.text, made.run
+        self._tied += [one for one in places if len(one) > 1]
 
     def _piece(self, nodes: list[torch.fx.Node]) -> None:
         """Add the call of a piece."""
         if not nodes:
             return
-        mine, graph, copies = set(nodes), torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
-        reads = dict.fromkeys(one for node in nodes for one in node.all_input_nodes if one not in mine)
+        mine = set(nodes)
+        reads = [*dict.fromkeys(one for node in nodes for one in node.all_input_nodes if one not in mine)]
+        outputs = [node for node in nodes if any(user not in mine for user in node.users)]
+        made = self._made_of(nodes, reads, outputs)
+        call = self._calls.call_function(made.run, tuple(self._values[one] for one in reads))
+        for place, node in enumerate(outputs):
+            self._values[node] = self._calls.call_function(operator.getitem, (call, place))
+
+    def _made_of(self, nodes: list[torch.fx.Node], reads: list[torch.fx.Node], outputs: list[torch.fx.Node]) -> Piece:
+        """Return the piece of these nodes, which is held once."""
+        graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
         for one in reads:
             copies[one] = graph.placeholder(f"a{len(copies)}")
             copies[one].meta["val"] = one.meta["val"]
         for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = {"val": node.meta.get("val")}
-        outputs = [node for node in nodes if any(user not in mine for user in node.users)]
         graph.output(tuple(copies[node] for node in outputs))
         number = self._pieces.setdefault(text := spelled(graph), len(self._made))
         if number == len(self._made):
             module, fast = (torch.fx.GraphModule(torch.nn.Module(), one) for one in (graph, quick(graph)))
             self._made.append(Piece(module, function(fast.forward), text))
-        call = self._calls.call_function(self._made[number].run, tuple(self._values[one] for one in reads))
-        for place, node in enumerate(outputs):
-            self._values[node] = self._calls.call_function(operator.getitem, (call, place))
+        return self._made[number]
+
+
+def held_in(module: torch.fx.GraphModule) -> dict[int, torch.fx.Node]:
+    """Return the only node of each tensor that a graph reads and that is no argument, by the tensor's id."""
+    held = dict[int, torch.fx.Node]()
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and (first := held.setdefault(id(tensor_of(module, node)), node)) is not node:
+            node.replace_all_uses_with(first)
+    return held

@@ -142,7 +142,7 @@ class Traces:
     def _agrees(self, found: TracedForward, kind: Kind, one_row: bool, one_token: bool, asked: bool) -> bool:
         """Return whether a trace gives the logits of the modules, which is tried the first time that it is asked."""
         key = kind, found.compiled, one_row, one_token
-        if key not in self._agreeing:
+        while key not in self._agreeing:
             self._agreeing[key] = True
             try:
                 require_agreement(self._runner.tests, found, one_row, one_token)
@@ -150,6 +150,9 @@ class Traces:
                 if isinstance(error, RuntimeError) and out_of_memory(error):
                     del self._agreeing[key]  # this forward calls the modules, and a later one tries again
                     return False
+                if found.leave_states():
+                    del self._agreeing[key]
+                    continue
                 self._agreeing[key] = False
                 self._tell("compiled" if found.compiled else "traced", error, asked)
         return self._agreeing[key]

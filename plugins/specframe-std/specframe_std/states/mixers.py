@@ -131,7 +131,8 @@ class MixerCall:
         elif hidden_states.shape[-1] > SHORT and not self._kind.exact:
             return usual(hidden_states, weight, bias, activation=activation, **named)
         else:
-            taps = hidden_states.to(weight.dtype).unfold(-1, hidden_states.shape[-1] - window, 1).unbind(-2)
+            inputs, length = hidden_states.to(weight.dtype), hidden_states.shape[-1] - window
+            taps = tuple(inputs.narrow(-1, place, length) for place in range(width))
         output_BCT = summed_taps(taps, weight, bias)
         if activation is not None:
             output_BCT = ACT2FN[activation](output_BCT)
