@@ -2,6 +2,8 @@
 
     python benchmarks/layers.py [--pair embedded] [--tokens 48] [--repeats 9] [--output FILE.json]
 
+The pair "hybrid" has Qwen3.5's layers, three of four of which keep a state, and random weights.
+
 The same prompts are decoded in turn in each way, with one thread. A figure is the processor time of a new token of all rows; a
 ratio is the median of the repeats', each against its own eager run. "first" is the time of the first run: tracing,
 compiling, and reading the compiler's cache.
@@ -22,6 +24,7 @@ import click
 import torch
 from contenders import held_out_prompts
 from grow import PAIRS, load_pair
+from hybrid import hybrid
 from rich.console import Console
 from rich.table import Table
 
@@ -55,14 +58,16 @@ def runs(pair: Any, batch: int, length: int, new: int) -> dict[str, Callable[[],
 
 
 @click.command(help=__doc__.partition("\n")[0])
-@click.option("--pair", default="embedded", show_default=True, type=click.Choice(["embedded", *PAIRS]))
+@click.option("--pair", default="embedded", show_default=True, type=click.Choice(["embedded", "hybrid", *PAIRS]))
 @click.option("--tokens", default=48, show_default=True, help="New tokens of each prompt.")
 @click.option("--repeats", default=9, show_default=True)
 @click.option("--output", default=None, help="Where the JSON goes.")
 def main(pair: str, tokens: int, repeats: int, output: str | None) -> None:
     """Measure all cases and print a table."""
     torch.set_num_threads(1)
-    models, rows = load_pair(pair), []
+    models, rows = load_pair("embedded" if pair == "hybrid" else pair), []
+    if pair == "hybrid":
+        models = hybrid(512, 8, 1024, 8, 0), hybrid(192, 4, 384, 4, 1), models[-1]
     for batch, length in CASES:
         decode, first, spent = runs(models, batch, length, tokens), dict[str, float](), dict[str, list[float]]()
         for way, run in decode.items():

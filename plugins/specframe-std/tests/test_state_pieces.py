@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import architectures
 import pytest
 import torch
+from specframe_std.layers import traces
 from specframe_std.layers.state_calls import StateCall
 from specframe_std.layers.trace_check import require_agreement
 from specframe_std.layers.traced_forward import TracedForward, trace
@@ -108,6 +111,22 @@ def test_chains(called: Counter[str], name: str, align: str, length: int) -> Non
     pipe = harness.pipeline(target, draft, batch_size=3, align=align, layers="traced", **drafter)
     harness.check(pipe, ASKED)
     assert called["modules"] < called["all"] / 2
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text"])
+def test_compiled_chains(called: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """Inductor's code gives the tokens, and what the states take in, that the modules give: as many drafts are accepted."""
+    monkeypatch.setattr(traces, "cache_dir", lambda: tmp_path)
+    target, accepted = architectures.build(name), list[int]()
+    draft = zoo.good_draft(target, noise=0.1)
+    for layers in ("eager", "compiled"):
+        pipe = harness.pipeline(target, draft, batch_size=3, draft_length=3, layers=layers)
+        harness.check(pipe, ASKED)
+        accepted.append(pipe.report.num_accepted_draft_tokens)
+    assert accepted[0] == accepted[1] > 0
+    assert called["modules"] < called["all"]
 
 
 def test_trees_are_left_to_modules(called: Counter[str]) -> None:

@@ -54,7 +54,12 @@ def state_graphs(
 def likeness(call: StateCall) -> tuple[Any, ...]:
     """Return what the calls have in common whose modules compute the same, each with its own weights."""
     module, plain = call.module, (int, float, bool, str, tuple, type(None))
-    settings = {name: one for name, one in vars(module).items() if isinstance(one, plain) and name != "layer_idx"}
+    settings = [
+        (name, one)
+        for part in module.modules()
+        for name, one in vars(part).items()
+        if isinstance(one, plain) and name != "layer_idx"
+    ]
     weights = [(name, one.shape, one.dtype) for name, one in held_by(module).items()]
     given = [(one.shape, one.dtype) for one in call.given]
     constants = [one if isinstance(one, plain) else type(one) for one in call.leaves]
