@@ -19,18 +19,8 @@ from specframe_testing import harness, zoo
 from specframe.contracts.model import ForwardOptions
 from specframe.model.runner import ModelRunner
 
-KINDS = (
-    "qwen3_5_text",
-    "falcon_h1",
-    "kimi_linear",
-    "lfm2",
-    "lfm3",
-    "mamba2",
-    "nemotron_h",
-    "olmo_hybrid",
-    "zamba2",
-    "zaya",
-)
+NAMES = "qwen3_5_text falcon_h1 kimi_linear lfm2 lfm3 mamba2 nemotron_h olmo_hybrid zamba2 zaya"
+KINDS = [*filter(architectures.known, NAMES.split())]
 LOOPING = ("mamba", "jamba", "minimax")
 """Models whose scans are a loop over the tokens."""
 PROMPTS = harness.random_prompts([3, 9, 1, 7, 12], zoo.VOCABULARY)
