@@ -52,10 +52,6 @@ class DeviceTraffic(NamedTuple):
     """Copies from the host to the device."""
 
 
-NOTHING = contextlib.nullcontext()
-"""A context that does nothing."""
-
-
 class DeviceKind:
     """A kind of device. The answers of this class are those of a CPU, which has computed everything when a call returns."""
 
@@ -96,11 +92,11 @@ class DeviceKind:
 
     def precise(self) -> AbstractContextManager[None]:
         """Keep sums of products in full precision, and in one order, inside the block."""
-        return NOTHING
+        return contextlib.nullcontext()
 
     def any_shape(self) -> AbstractContextManager[None]:
         """Keep attention, inside the block, to kernels that are as fast for a shape that comes up for the first time."""
-        return NOTHING
+        return contextlib.nullcontext()
 
     def pinned(self, values: torch.Tensor) -> torch.Tensor:
         """Return values of the host in memory that the device reads while the host goes on."""

@@ -43,10 +43,7 @@ from specframe.row_map import rows_unknown
 
 def single_rank() -> contextlib.AbstractContextManager[Callable[[], None]]:
     """Return the context of a step where there is one rank."""
-    return ALONE
-
-
-ALONE = contextlib.nullcontext(lambda: None)
+    return contextlib.nullcontext(lambda: None)
 
 
 class DiscardedRoundError(Exception):
@@ -191,23 +188,20 @@ class LocalEngine:
         pool.most = self._limits.live
         try:
             with self._barrier() as commit_point, self._computing(), kind.any_shape():
-                opened = self._begin(pool)
+                self._deciding, self._discarded = True, False
+                opened = self._opened = self._opened or self._open(pool)
                 with torch.inference_mode():
                     try:
+                        flight = loop.launched(opened, self._watch)
+                        flight = flight or loop.launch(pool, opened, self._watch, self._broadcast, None)
                         try:
-                            flight = loop.launched(opened, self._watch)
-                            flight = flight or loop.launch(pool, opened, self._watch, self._broadcast, None)
-                            try:
-                                self._launch_ahead(pool, opened, flight)
-                            finally:  # the round is committed, whatever becomes of the one after it
-                                if (decoded := self._land(pool, flight, commit_point)) is not None:
-                                    report, outcomes = decoded
-                                    loop.learn(outcomes, opened.use.drafter, self._watch)
-                        finally:
-                            self._end()
+                            self._launch_ahead(pool, opened, flight)
+                        finally:  # the round is committed, whatever becomes of the one after it
+                            if (decoded := self._land(pool, flight, commit_point)) is not None:
+                                report, outcomes = decoded
+                                loop.learn(outcomes, opened.use.drafter, self._watch)
                     finally:
-                        if report is not None:
-                            loop.report_round(report, opened.use.policy, self._watch)
+                        self._end(opened, report)
             if report is not None:
                 self._conclude(report, opened)
         except BaseException as error:
@@ -219,17 +213,15 @@ class LocalEngine:
             self._shut(keep=True)
         return report
 
-    def _begin(self, pool: Pool) -> Opened:
-        """Return the run that is open, or open one. It stays open until :meth:`_end`: what shuts it before then does so there."""
-        self._deciding, self._discarded = True, False
-        self._opened = self._opened or self._open(pool)
-        return self._opened
-
-    def _end(self) -> None:
-        """Shut the run if the round under way was discarded."""
+    def _end(self, opened: Opened, report: RoundReport | None) -> None:
+        """Shut the run if the round under way was discarded, which waits until here, and report the one that has landed."""
         self._deciding = False
-        if self._discarded:
-            self._shut()
+        try:
+            if self._discarded:
+                self._shut()
+        finally:
+            if report is not None:
+                loop.report_round(report, opened.use.policy, self._watch)
 
     def _launch_ahead(self, pool: Pool, opened: Opened, flight: Flight | None) -> None:
         """Launch the round after one that is not landed yet, if that may be."""
@@ -309,7 +301,7 @@ class LocalEngine:
         """Return the context of a step's forwards."""
         if self._opened is None:
             self._parts.renew()
-        return self._numerics.around(self._parts.runner.device) if self._numerics else kinds.NOTHING
+        return self._numerics.around(self._parts.runner.device) if self._numerics else contextlib.nullcontext()
 
     def _fits(self, opened: Opened, request: Request) -> bool:
         """Return whether a request that was just added can be decoded as things are open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -57,11 +58,7 @@ class ModuleState:
     def forward(self, state: LayerState) -> Callable[..., Any]:
         """Return what is called in place of the module's ``forward``."""
         forward = call_kind(self.called, "forward", self._kind.forward, self.module, state)
-
-        def function(*given: Any, **named: Any) -> Any:
-            return call_kind(self.called, "forward", forward, *given, **named)
-
-        return function
+        return functools.partial(call_kind, self.called, "forward", forward)
 
     def advance(self, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
         """Return the states after taking in the first tokens, after checking their shapes."""

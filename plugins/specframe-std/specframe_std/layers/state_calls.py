@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from transformers import Cache
 
-from specframe.contracts.states import Inputs, Parts
 from specframe.errors import ModelError
 from specframe.model.decoder_layers import Forwards
 from specframe.model.state_layers import ModuleState, StateForward, open_states, state_forwards
 from specframe.model.twin import CURRENT
 from specframe_std.layers.operators import ROWS, WIDTH
+from specframe_std.states.row_states import advanced
 
 OPERATOR = "specframe::state"
 
@@ -88,7 +88,7 @@ class StateCall:
         held = [holder[name] for holder, name in self.weights]
         found, count = self.run(*[one.contiguous() for one in read], *held, *self.constants), len(self.outputs)
         inputs = tuple(found[count:])
-        state.note(inputs, functools.partial(after, layer, state.before, inputs))
+        state.note(inputs, functools.partial(advanced, layer, state.before, inputs))
         return [*found[:count]]
 
     def as_module(self, forward: Callable[..., Any], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -102,12 +102,6 @@ class StateCall:
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
         return tree_unflatten(leaves, self.arguments)
-
-
-def after(layer: ModuleState, before: Parts, inputs: Inputs) -> Parts:
-    """Return a layer's states after all tokens of a chain."""
-    rows, width = inputs[0].shape[:2]
-    return layer.advance(before, inputs, inputs[0].new_full((rows,), width, dtype=torch.long))
 
 
 def tensors_of(outcome: Any) -> list[torch.Tensor]:

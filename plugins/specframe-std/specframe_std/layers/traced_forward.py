@@ -27,10 +27,8 @@ from specframe.model.decoder_layers import Forwards
 from specframe.model.twin import (
     CURRENT,
     CurrentForward,
-    hooks_of,
     redirect,
     running,
-    sets_own_buffers,
 )
 from specframe_std.layers.direct_writes import write_directly
 from specframe_std.layers.merged_weights import Merged, merge, tensor_of
@@ -49,6 +47,7 @@ from specframe_std.layers.operators import (
 from specframe_std.layers.pieces import ATEN, Piece, function, quick, simplify, spelled
 from specframe_std.layers.state_calls import STATE, StateCall, StateCalls
 from specframe_std.layers.state_pieces import state_graphs
+from specframe_std.layers.traceable import put_back, untraceable
 
 if TYPE_CHECKING:
     from specframe.model.runner import ModelRunner
@@ -173,7 +172,7 @@ def trace(
             f"its forward cannot be traced, since it raises {type(error).__name__} ({sentence(error)})"
         ) from error
     finally:
-        changed = [type(one).__name__ for one, *held in before if not _as_it_was(one, *held)]
+        changed = [type(one).__name__ for one, *held in before if not put_back(one, *held)]
     if changed:
         raise ModelError(f"its forward changes {changed[0]} itself")
     simplify(graph)
@@ -182,37 +181,6 @@ def trace(
     merged = [found for one in graphs for found in merge(one)]
     written = write_directly(graph) if writes else ()
     return _Cutter(graph, model.twin, hidden, calls).cut(merged, written, of_states)
-
-
-def _as_it_was(module: torch.nn.Module, *held: dict[str, Any]) -> bool:
-    """Return whether a module has the attributes, buffers and parameters that it had, which it has again."""
-    same = True
-    found: tuple[dict[str, Any], ...] = vars(module), module._buffers, module._parameters
-    for now, then in zip(found, held, strict=True):
-        if now.keys() != then.keys() or any(now[name] is not then[name] for name in then):
-            same = False
-            now.clear()
-            now.update(then)
-    return same
-
-
-def untraceable(model: ModelRunner) -> str | None:
-    """Return why no trace of a model would show what it computes, or None if there is no such reason."""
-    if model.indexed:
-        return "it has layers that choose what they attend to"
-    if model.counts.relative:
-        return "it adds a bias to scores by the slots of keys"
-    modules = [*model.twin.modules()]
-    if changing := [one for one in modules if sets_own_buffers(one)]:
-        return f"{type(changing[0]).__name__} computes its factors from the longest position"
-    if hooked := [one for one in modules if hooks_of(one)]:
-        return f"{type(hooked[0]).__name__} has hooks"
-    kinds = {type(one) for part in modules for one in (*part._parameters.values(), *part._buffers.values())}
-    if others := kinds - {torch.Tensor, torch.nn.Parameter, type(None)}:
-        return f"it has weights of type {next(iter(others)).__name__}"
-    if len({one.device for one in model.twin.parameters()}) > 1:
-        return "its weights are on several devices"
-    return None
 
 
 def _graph(model: ModelRunner, hidden: tuple[int, ...], calls: StateCalls) -> torch.fx.GraphModule:
@@ -314,7 +282,6 @@ class _Cutter:
         """
         nodes = list(self._module.graph.nodes)
         given = [node for node in nodes if node.op == "placeholder"]
-        held = held_in(self._module)
         operators = [node for node in nodes if node.op == "call_function"]
         if not any(node.target in BREAKS for node in operators):
             raise ModelError("its layers pass no keys and values to a cache")
@@ -324,9 +291,7 @@ class _Cutter:
             for place, node in enumerate(own)
             if place not in (0, 1, 3) and not all(user.target in BREAKS or is_size(user) for user in node.users)
         )
-        weights = [node for number, node in held.items() if number in self._holders]
-        constants = [node for number, node in held.items() if number not in self._holders]
-        places = [self._holders[id(tensor_of(self._module, node))] for node in weights]
+        weights, constants, places = self._held(self._module)
         for number, node in enumerate((*given, *weights, *constants)):
             self._values[node] = self._calls.placeholder(f"given{number}")
         piece = list[torch.fx.Node]()
@@ -372,12 +337,21 @@ class _Cutter:
             called, torch.fx.node.map_arg(node.args, self._values.__getitem__)
         )
 
+    def _held(self, module: torch.fx.GraphModule) -> tuple[list[torch.fx.Node], list[torch.fx.Node], list[list[Place]]]:
+        """Return the only node of each weight that a graph reads, and of each other tensor that is no argument; and the places of
+        the weights."""
+        held = dict[int, torch.fx.Node]()
+        for node in module.graph.nodes:
+            if node.op == "get_attr" and (first := held.setdefault(id(tensor_of(module, node)), node)) is not node:
+                node.replace_all_uses_with(first)
+        weights = {number: node for number, node in held.items() if number in self._holders}
+        constants = [node for number, node in held.items() if number not in weights]
+        return [*weights.values()], constants, [self._holders[number] for number in weights]
+
     def _take(self, call: StateCall, module: torch.fx.GraphModule) -> None:
         """Have the call of a module with states compute this graph as a piece."""
-        nodes, held = list(module.graph.nodes), held_in(module)
-        weights = [node for number, node in held.items() if number in self._holders]
-        constants = [node for number, node in held.items() if number not in self._holders]
-        places = [self._holders[id(tensor_of(module, node))] for node in weights]
+        weights, constants, places = self._held(module)
+        nodes = list(module.graph.nodes)
         call.weights, call.constants = [one[0] for one in places], [tensor_of(module, node) for node in constants]
         given = [node for node in nodes if node.op == "placeholder"]
         operators = [node for node in nodes if node.op == "call_function"]
@@ -412,12 +386,3 @@ class _Cutter:
             module, fast = (torch.fx.GraphModule(torch.nn.Module(), one) for one in (graph, quick(graph)))
             self._made.append(Piece(module, function(fast.forward), text))
         return self._made[number]
-
-
-def held_in(module: torch.fx.GraphModule) -> dict[int, torch.fx.Node]:
-    """Return the only node of each tensor that a graph reads and that is no argument, by the tensor's id."""
-    held = dict[int, torch.fx.Node]()
-    for node in module.graph.nodes:
-        if node.op == "get_attr" and (first := held.setdefault(id(tensor_of(module, node)), node)) is not node:
-            node.replace_all_uses_with(first)
-    return held

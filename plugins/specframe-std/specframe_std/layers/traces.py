@@ -151,6 +151,9 @@ class Traces:
                     del self._agreeing[key]  # this forward calls the modules, and a later one tries again
                     return False
                 if found.leave_states():
+                    _log.info(
+                        "the %s's layers with states are called as they are: %s", self._runner.role, sentence(error)
+                    )
                     del self._agreeing[key]
                     continue
                 self._agreeing[key] = False

@@ -235,8 +235,7 @@ class RowStates:
 
     def advanced(self, number: int, before: Parts, inputs: Inputs) -> Parts:
         """Return a layer's states after all tokens of a block without padding."""
-        rows, width = inputs[0].shape[:2]
-        return self._layers[number].advance(before, inputs, inputs[0].new_full((rows,), width, dtype=torch.long))
+        return advanced(self._layers[number], before, inputs)
 
     def _go_on(self, fed: Fed, layer: int) -> Parts:
         """Return a layer's states after a forward, for the one after it, and let go of them: a chain of forwards keeps one."""
@@ -379,6 +378,12 @@ class RowStates:
                 for part in parts
             ]
             self._most, self._uncommitted = tokens, max(self._uncommitted, sum(part.nbytes for part in kept))
+
+
+def advanced(layer: StateLayer, before: Parts, inputs: Inputs) -> Parts:
+    """Return a layer's states after all tokens of a block without padding."""
+    rows, width = inputs[0].shape[:2]
+    return layer.advance(before, inputs, inputs[0].new_full((rows,), width, dtype=torch.long))
 
 
 def chain(several: list[Fed], path_BT: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
