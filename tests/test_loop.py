@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from specframe_std.drafters.none import NoDrafter
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness
 
 from specframe.engine import loop as decode_module
@@ -94,3 +96,37 @@ def test_reference_equals_a_forward_without_cache():
     for token in reference_decode(TARGET, ids, 6):
         assert int(TARGET(torch.tensor([ids])).logits[0, -1].argmax()) == token
         ids = [*ids, token]
+
+
+class Heard(NoDrafter):
+    """A drafter that drafts nothing, and notes what it receives."""
+
+    def __init__(self):
+        self.outcomes = []
+
+    def propose(self, batch, budget):
+        """Draft nothing, where a prompt is read."""
+        assert batch.prefill
+        return super().propose(batch, budget)
+
+    def observe(self, outcome):
+        """Note an outcome."""
+        self.outcomes.append(outcome.batch.prefill)
+
+
+class Asked(FixedLength):
+    """A policy that notes how often it was asked for a budget."""
+
+    asked = 0
+
+    def budget(self, batch):
+        """Note the call."""
+        self.asked += 1
+        return super().budget(batch)
+
+
+def test_plain_rounds_call_neither_drafter_nor_policy():
+    """A drafter that offers "plain" receives each prefill, and no round after it; no policy is asked for a budget."""
+    drafter, policy = Heard(), Asked(K)
+    _, feeds = watched(drafter, harness.requests(PROMPTS, 12), draft_length=policy)
+    assert (drafter.outcomes, policy.asked) == ([True] * len(feeds.reading), 0)

@@ -275,14 +275,12 @@ class Transfer:
     @functools.cached_property
     def _arriving(self) -> Callable[[], dict[str, np.ndarray]]:
         """Returns the numbers, which have been sent to the host, when they are there."""
-        parts = self._parts()
-        if kinds.of(self.acceptance.accepted_B.device).queues:
-            return kinds.sent_to_host(parts)
-        return lambda: {name: part.numpy() for name, part in parts.items()}
+        return kinds.sent_to_host(self._parts())
 
     def send(self) -> None:
-        """Send the numbers to the host, without synchronisation."""
-        self._arriving  # noqa: B018
+        """Send the numbers to the host, without synchronisation, if they are not there."""
+        if kinds.of(self.acceptance.accepted_B.device).queues:
+            self._arriving  # noqa: B018
 
     def joined(self) -> tuple[torch.Tensor, kinds.Forms]:
         """Return all numbers, and the draft's tokens, side by side in one tensor, and how it is taken apart."""
@@ -299,7 +297,10 @@ class Transfer:
     @functools.cached_property
     def host(self) -> Numbers:
         """The numbers on the host."""
-        numbers = Numbers(**self._arriving())
+        if "_arriving" in vars(self) or kinds.of(self.acceptance.accepted_B.device).queues:
+            numbers = Numbers(**self._arriving())
+        else:
+            numbers = Numbers(**{name: part.numpy() for name, part in self._parts().items()})
         if self.check:
             self.check(self, numbers)
         return numbers

@@ -40,7 +40,8 @@ class Started(Strategy, Protocol):
 
 
 class Drafter(Started, Protocol):
-    """Decides which tokens to propose. Offers "chain" or "tree", and "logits" if its tokens are sampled from logits."""
+    """Decides which tokens to propose. Offers "chain" or "tree", "logits" if its tokens are sampled from logits, and "plain" if it
+    proposes none: rounds without prompts do not call it."""
 
     @abstractmethod
     def propose(self, batch: Batch, budget: Budget) -> Draft:

@@ -16,6 +16,9 @@ import torch
 from specframe.devices.device_names import EXPECTED, entry_point, is_name
 from specframe.errors import OptionError, sentence
 
+NO_CONTEXT = contextlib.nullcontext()
+"""A block around which nothing is done; it is made once, since every round asks for several."""
+
 
 class CapturedGraph(Protocol):
     """A captured function without arguments that returns tensors; :meth:`replay` runs it on the present values of its buffers.
@@ -92,11 +95,11 @@ class DeviceKind:
 
     def precise(self) -> AbstractContextManager[None]:
         """Keep sums of products in full precision, and in one order, inside the block."""
-        return contextlib.nullcontext()
+        return NO_CONTEXT
 
     def any_shape(self) -> AbstractContextManager[None]:
         """Keep attention, inside the block, to kernels that are as fast for a shape that comes up for the first time."""
-        return contextlib.nullcontext()
+        return NO_CONTEXT
 
     def pinned(self, values: torch.Tensor) -> torch.Tensor:
         """Return values of the host in memory that the device reads while the host goes on."""
@@ -216,6 +219,7 @@ _KINDS: dict[str, DeviceKind] = {"cpu": DeviceKind(), "cuda": Cuda(), "meta": Me
 _UNKNOWN = Unknown()
 
 
+@functools.cache
 def of(device: torch.device) -> DeviceKind:
     """Return the kind of a device; one without an entry point is an accelerator without anything of its own."""
     return _KINDS.get(name := device.type) or _found(name) or _UNKNOWN

@@ -41,9 +41,9 @@ from specframe.plugins.registry import registry
 from specframe.row_map import rows_unknown
 
 
-def single_rank() -> contextlib.AbstractContextManager[Callable[[], None]]:
+def single_rank() -> contextlib.AbstractContextManager[None]:
     """Return the context of a step where there is one rank."""
-    return contextlib.nullcontext(lambda: None)
+    return kinds.NO_CONTEXT
 
 
 class DiscardedRoundError(Exception):
@@ -118,7 +118,7 @@ class LocalEngine:
     @property
     def idle(self) -> bool:
         """Whether every request has finished, and no error is left to raise."""
-        return self._late is None and not self._pool.unfinished
+        return self._late is None and not (self._pool.live or self._pool.unfinished)
 
     @property
     def held_bytes(self) -> tuple[int, int]:
@@ -195,7 +195,8 @@ class LocalEngine:
                         flight = loop.launched(opened, self._watch)
                         flight = flight or loop.launch(pool, opened, self._watch, self._broadcast, None)
                         try:
-                            self._launch_ahead(pool, opened, flight)
+                            if flight and opened.deferred:
+                                self._launch_ahead(pool, opened, flight)
                         finally:  # the round is committed, whatever becomes of the one after it
                             if (decoded := self._land(pool, flight, commit_point)) is not None:
                                 report, outcomes = decoded
@@ -209,7 +210,7 @@ class LocalEngine:
             return report
         if self._limits.live is not None:
             self._limits.let_in(pool.rows, pool.tokens_with_next)
-        if self._limits.grow(pool.unfinished > pool.rows):
+        if self._limits.rows is not None and self._limits.grow(pool.unfinished > pool.rows):
             self._shut(keep=True)
         return report
 
@@ -223,9 +224,9 @@ class LocalEngine:
             if report is not None:
                 loop.report_round(report, opened.use.policy, self._watch)
 
-    def _launch_ahead(self, pool: Pool, opened: Opened, flight: Flight | None) -> None:
+    def _launch_ahead(self, pool: Pool, opened: Opened, flight: Flight) -> None:
         """Launch the round after one that is not landed yet, if that may be."""
-        if flight and opened.deferred and pool.goes_on(flight.batch):
+        if pool.goes_on(flight.batch):
             if not flight.told:
                 flight.told = True
                 told = loop.outcome(flight, pool, flight.batch.lengths.copy())
@@ -234,7 +235,7 @@ class LocalEngine:
             opened.ahead.extend([ahead] if ahead else [])
 
     def _land(
-        self, pool: Pool, flight: Flight | None, commit_point: Callable[[], None]
+        self, pool: Pool, flight: Flight | None, commit_point: Callable[[], None] | None
     ) -> tuple[RoundReport, list[Outcome]] | None:
         """Land a round; one during which a request was aborted, or the engine closed, is discarded."""
         kept = functools.partial(self._require_kept_round, commit_point)
@@ -243,10 +244,11 @@ class LocalEngine:
         except DiscardedRoundError:
             return None
 
-    def _require_kept_round(self, commit_point: Callable[[], None]) -> None:
+    def _require_kept_round(self, commit_point: Callable[[], None] | None) -> None:
         if self._discarded:
             raise DiscardedRoundError
-        commit_point()
+        if commit_point:
+            commit_point()
 
     def _fail(self, pool: Pool, error: BaseException, report: RoundReport | None) -> None:
         """Go on with fewer rows if memory ran out, else release all and raise the error, after the report if there is one."""
@@ -282,7 +284,8 @@ class LocalEngine:
 
     def _conclude(self, report: RoundReport, opened: Opened) -> None:
         """Clear up after a committed round."""
-        self._undrawn = self._undrawn or warn_of_undrawn(report, opened.use.drafter)
+        if not self._undrawn and report.detail.host.undrawn is not None:
+            self._undrawn = warn_of_undrawn(report, opened.use.drafter)
         if report.finished or report.starts:  # a parent that has ended is done with when its samples have started
             self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)  # before memory is given back
             opened.run.forget_finished()
@@ -301,7 +304,7 @@ class LocalEngine:
         """Return the context of a step's forwards."""
         if self._opened is None:
             self._parts.renew()
-        return self._numerics.around(self._parts.runner.device) if self._numerics else contextlib.nullcontext()
+        return self._numerics.around(self._parts.runner.device) if self._numerics else kinds.NO_CONTEXT
 
     def _fits(self, opened: Opened, request: Request) -> bool:
         """Return whether a request that was just added can be decoded as things are open."""
@@ -323,7 +326,7 @@ class LocalEngine:
         use, size, prompt = self._parts.strategies(self._recipe, greedy), self._limits.batch_size, None
         if self._bound is not None:
             rows = size if self._joined else min(size, pool.unfinished)
-            with self._numerics.outside() if self._numerics else contextlib.nullcontext():
+            with self._numerics.outside() if self._numerics else kinds.NO_CONTEXT:
                 # the engine of memory profiling has numerics of its own
                 step, prompt, longest = self._bound.step(pool, greedy, rows, self._room, self._joined)
             use, size = step.strategies(use), step.rows
@@ -344,7 +347,7 @@ class LocalEngine:
             role.start(run)
         self._parts.stores.clear()  # what no role has taken
         pool.late_forks, pool.captures = not run.forgetful, self._bound is None and run.target.mixes
-        opened = Opened(run, use, greedy, most, longest, prompt, check)
+        opened = Opened(run, use, greedy, most, longest, prompt, check, "plain" in use.drafter.offers)
         if self._recipe.bitwise or self._recipe.memory is not None or self._barrier is not single_rank:
             return opened
         captured = captured_rounds(use, run, check)

@@ -59,18 +59,22 @@ def launch(
             scores = use.verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
             use.drafter.observe(prefilled(batch, scores, pool.newly_ended()))
         return None
-    budget = NOTHING  # of rounds that read prompts, or start from others' rows
-    if not (batch.prefill or batch.starts):
+    reads = batch.prefill or batch.starts  # nothing is drafted, and the drafter receives what is read
+    plain, budget = opened.plain and not reads, NOTHING
+    if not (plain or reads):
         budget = usable(broadcast(use.policy.budget(batch)), batch, use)
     kind = None if captured is None else captured.kind(batch, budget)
     decide = functools.partial(decided, use, opened.run.target, watch, opened.check)
     append = functools.partial(pool.append, once_more=opened.deferred)
     flight = None if captured is None or kind is None else captured.decoded(kind, batch, budget, decide, append)
     if flight is None:
-        with watch.stage("prefill" if batch.prefill else "draft"):
-            propose = use.drafter.propose if kind is None else cast(CapturedDrafter, use.drafter).draw
-            draft = cut(propose(batch, budget), budget)
+        draft = Draft(batch.tokens_BS[:, :0])
+        if not plain:
+            with watch.stage("prefill" if batch.prefill else "draft"):
+                propose = use.drafter.propose if kind is None else cast(CapturedDrafter, use.drafter).draw
+                draft = cut(propose(batch, budget), budget)
         flight = decide(batch, draft)
+        flight.told = plain
         with watch.stage("accept"):
             flight.transfer.send()
             append(batch, flight.transfer.acceptance)
@@ -86,7 +90,7 @@ def decided(
         scores = use.verifier.score(batch, draft)
     with watch.stage("accept"):
         processed_BTV = apply_processors(batch, draft.tokens_BN, scores.logits_BTV, draft.parents_BN)
-        processed = Scores(processed_BTV, scores.hidden)
+        processed = scores if processed_BTV is scores.logits_BTV else Scores(processed_BTV, scores.hidden)
         by_rule = acceptance_of(use.rule, batch, draft, processed)
         acceptance = by_rule.within(draft)
         processed_BTV = along_path(acceptance, processed.logits_BTV)
@@ -103,7 +107,7 @@ def decided(
     if batch.mixed is not None:
         with watch.stage("prefill"):
             pieces.append(prefilled(batch.mixed, scores.mixed or target.read(batch.mixed), []))
-    computed = scores.computed or draft.tokens_BN.numel() + len(batch)
+    computed = scores.computed or draft.tokens_BN.numel() + len(batch.sequences)
     return Flight(batch, draft, scores, transfer, logits_BTV, processed_BTV, computed, pieces)
 
 
@@ -134,7 +138,8 @@ def land(
     batch, transfer = flight.batch, flight.transfer
     with watch.stage("accept"):
         report = pool.advance(batch, transfer, flight.logits_BTV, flight.processed_BTV, commit_point, flight.computed)
-    lengths = report.lengths if len(report.lengths) == len(batch) else batch.lengths  # some rows ended before
+    some_ended = len(report.lengths) < len(batch.lengths)  # before this round was landed
+    lengths = batch.lengths if some_ended else report.lengths
     return report, [] if flight.told else [outcome(flight, pool, lengths), *flight.pieces]
 
 

@@ -28,7 +28,8 @@ class RowLimits:
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = self._asked = batch_size
-        self._rows: int | None = None
+        self.rows: int | None = None
+        """Rows that there may be, since memory ran out, or None for as many as were asked for."""
         self._most = 0
         self._calm, self._patience = 0, CALM
         self.live: int | None = None
@@ -40,16 +41,16 @@ class RowLimits:
     def of(self, rows: int) -> int:
         """Return how many of ``rows`` rows there may be."""
         self._most = max(self._most, rows)
-        return rows if self._rows is None else min(rows, self._rows)
+        return rows if self.rows is None else min(rows, self.rows)
 
     def shrink(self, rows: int) -> bool:
         """Go on with half of the rows there were, in half as large batches, or with the only one; return whether there were more.
 
         Each time but the first doubles the rounds to the next growth.
         """
-        if self._rows is not None:
+        if self.rows is not None:
             self._patience *= 2
-        self._calm, self._rows = 0, max(1, rows // 2)
+        self._calm, self.rows = 0, max(1, rows // 2)
         self.batch_size = max(1, min(self.batch_size, rows) // 2)
         return rows > 1
 
@@ -81,19 +82,18 @@ class RowLimits:
 
     def grow(self, wanted: bool) -> bool:
         """Count a round; return whether there may be more rows from now on, where they are wanted and memory has sufficed."""
-        if self._rows is None:
-            return False
+        assert self.rows is not None, "rows grow after they were made fewer"
         self._calm += 1
         if not wanted or self._calm < self._patience:
             return False
-        self._calm, self._rows = 0, 2 * self._rows
+        self._calm, self.rows = 0, 2 * self.rows
         self.batch_size = min(self._asked, 2 * self.batch_size)
-        if self._rows >= self._most and self.batch_size == self._asked:
-            self._rows = None
+        if self.rows >= self._most and self.batch_size == self._asked:
+            self.rows = None
         return True
 
     def __str__(self) -> str:
-        beyond = f" with {self._rows} sequences in memory" if self._rows != self.batch_size else ""
+        beyond = f" with {self.rows} sequences in memory" if self.rows != self.batch_size else ""
         return f"in batches of {self.batch_size}{beyond}"
 
 

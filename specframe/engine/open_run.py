@@ -34,7 +34,7 @@ class Flight:
     most_B: np.ndarray | None = None
     """The most tokens that each row gains, where the next round may be launched before this one is landed, or None."""
     told: bool = False
-    """Whether the drafter received it: before the next round was launched, or as it was captured."""
+    """Whether the drafter received it, before the next round was launched or as it was captured, or needs not receive it."""
 
 
 @attrs.frozen(eq=False)
@@ -53,6 +53,8 @@ class Opened:
     """Tokens of a prompt at most, where memory is bounded, or None if it is not."""
     check: Check | None
     """Checks a round's numbers when they come to the host, or None if they are checked at once."""
+    plain: bool = False
+    """Whether it decodes without drafts, so that rounds call neither drafter nor policy for one."""
     deferred: bool = False
     """Whether a round is launched before the one before it is landed."""
     captured: CapturedRounds | None = None

@@ -282,9 +282,10 @@ class Pool:
         for sequence in new:
             sequence.state = SequenceState.STARTING if starts else SequenceState.READING
         held = self._held
-        apart = sequences[0].state is SequenceState.DECODING and held.first > 0
+        apart = sequences[0].state is SequenceState.DECODING and held.own.start > 0
         self._under_way = [*sequences, *reading]  # what fails from here on may have moved their rows
-        if new or apart or differ(sequences, held.batch) or differ(reading, held.mixed):
+        same = sequences == held.batch and reading == held.mixed
+        if new or apart or not (same or (alike(sequences, held.batch) and alike(reading, held.mixed))):
             held.arrange(sequences, reading)
         for sequence in self.live:
             sequence.waited += 1
@@ -292,7 +293,7 @@ class Pool:
             sequence.waited = 0
         other = held.made(held.mixed, held.own.stop, piece, least=1) if held.mixed else None
         waiting = len(self._returned) + len(self._queue.arrived)
-        self.latest = held.made(held.batch, held.first, piece, starts=starts, mixed=other, waiting=waiting)
+        self.latest = held.made(held.batch, held.own.start, piece, starts=starts, mixed=other, waiting=waiting)
         return self.latest
 
     def goes_on(self, batch: Batch) -> bool:
@@ -332,12 +333,12 @@ class Pool:
         held, latest = self._held, batch is self.latest
         held.coming = {}
         rest = [row for row, one in enumerate(batch.sequences) if one.state is not SequenceState.FINISHED]
-        if len(rest) < (count := len(batch)):  # some ended before this round was landed
+        if len(rest) < (count := len(batch.sequences)):  # some ended before this round was landed
             told = batch, transfer, logits_BTV, scores_BTV
             batch, transfer, logits_BTV, scores_BTV = (some_rows(one, rest, count) for one in told)
         draft, sequences, rows = transfer.draft, batch.sequences, held.rows(batch.sequences)
         before = held.lengths[rows].copy()
-        timed = any(sequence.request.max_time is not None for sequence in sequences)
+        timed = [one for one in sequences if one.request.max_time is not None]
         found = gains(sequences, draft, transfer.host, held.tokens[rows], before, self._clock.now if timed else None)
         commit_point()
         gained = held.take(rows, found.tokens)
@@ -387,6 +388,6 @@ class Pool:
         return sequence
 
 
-def differ(some: list[Sequence], others: list[Sequence]) -> bool:
-    """Return whether there are other sequences among these than among those."""
-    return some != others and set(map(id, some)) != set(map(id, others))
+def alike(some: list[Sequence], others: list[Sequence]) -> bool:
+    """Return whether these are the same sequences as those, in any order."""
+    return set(map(id, some)) == set(map(id, others))

@@ -37,14 +37,10 @@ class TokenRows:
         self._views: dict[tuple[int, int], Views] = {}
 
     @property
-    def first(self) -> int:
-        """The batch's first row."""
-        return self._row_map.first
-
-    @property
     def own(self) -> slice:
         """The rows of the batch."""
-        return slice(self.first, self.first + len(self.batch))
+        first = self._row_map.first
+        return slice(first, first + len(self.batch))
 
     def row(self, sequence: Sequence) -> int | None:
         """Return the row of a sequence, or None if it never had one."""
@@ -63,7 +59,7 @@ class TokenRows:
         moves, arranged = self._row_map.arrange([*self.batch, *self.mixed]), [*self.batch, *self.mixed]
         moves.apply_host(self.tokens, self.lengths, self.limits)
         rows = moves.fresh + moves.forked
-        held = [arranged[row - self.first] for row in rows]
+        held = [arranged[row - self._row_map.first] for row in rows]
         self._write_prompts(rows, held)
         # last: the host has the tokens if memory runs out
         moves.apply(self.tokens_RS, self.lengths_R, self.streams_R, self.lasts_R)
@@ -111,7 +107,8 @@ class TokenRows:
             mixed: reads prompts in the same round.
             waiting: number of sequences without a row.
         """
-        tokens_BS, lengths_B, streams_B, tokens, lengths, limits = self._viewed(first, len(sequences))
+        views = self._views.get((first, len(sequences)))
+        tokens_BS, lengths_B, streams_B, tokens, lengths, limits = views or self._viewed(first, len(sequences))
         uncached_rows = [sequence.uncached for sequence in sequences]
         uncached = max(uncached_rows)
         left = least if piece is None else max(least, uncached - piece)
@@ -166,18 +163,17 @@ class TokenRows:
         return gained
 
     def _viewed(self, first: int, count: int) -> Views:
-        """Return views of adjacent rows, which are mostly those of the round before."""
+        """Make views of adjacent rows, which are mostly those of the rounds to come."""
         rows = slice(first, first + count)
-        if (first, count) not in self._views:
-            self._views[first, count] = (
-                self.tokens_RS[rows],
-                self.lengths_R[rows],
-                self.streams_R[rows],
-                read_only(self.tokens[rows]),
-                read_only(self.lengths[rows]),
-                read_only(self.limits[rows]),
-            )
-        return self._views[first, count]
+        views = self._views[first, count] = (
+            self.tokens_RS[rows],
+            self.lengths_R[rows],
+            self.streams_R[rows],
+            read_only(self.tokens[rows]),
+            read_only(self.lengths[rows]),
+            read_only(self.limits[rows]),
+        )
+        return views
 
 
 Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray, np.ndarray, np.ndarray]

@@ -269,8 +269,11 @@ class CachedModel:
             self.store.arrange(batch.sequences)
             if self.states is not None:
                 self.states.arrange(batch.sequences)
-        with self._watch.stage("align"):
-            self.layout.arrange(batch)
+            if self._static:
+                self.layout.arrange(batch)
+        if not self._static:
+            with self._watch.stage("align"):
+                self.layout.arrange(batch)
 
     def tokens_at_once(self, batch: Batch) -> int:
         """Return how many tokens of each row's prompt are fed in one forward."""

@@ -11,9 +11,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.numerics import ForwardNumerics
-
-NOTHING = contextlib.nullcontext()
-"""A block around which nothing is done; it is made once, since every forward asks for one."""
+from specframe.devices.kinds import NO_CONTEXT
 
 _ACTIVE: ContextVar[ForwardNumerics | None] = ContextVar("specframe.numerics", default=None)
 
@@ -36,16 +34,16 @@ def are_active() -> bool:
 def attending(placement: Placement) -> contextlib.AbstractContextManager[None]:
     """Return the context of a forward whose tokens attend by a placement."""
     found = _ACTIVE.get()
-    return NOTHING if found is None else found.attending(placement)
+    return NO_CONTEXT if found is None else found.attending(placement)
 
 
 def attending_rows(rows: slice, width: int) -> contextlib.AbstractContextManager[None]:
     """Return the context in which some rows of a forward attend by themselves, with the first ``width`` tokens of each."""
     found = _ACTIVE.get()
-    return NOTHING if found is None else found.attending_rows(rows, width)
+    return NO_CONTEXT if found is None else found.attending_rows(rows, width)
 
 
 def fed_alone(model: PreTrainedModel) -> Callable[[torch.Tensor], contextlib.AbstractContextManager[None]]:
     """Return what makes the context of each forward, of tokens (B, T), of a model that is fed outside of a run."""
     found = _ACTIVE.get()
-    return (lambda ids_BT: NOTHING) if found is None else found.fed_alone(model)
+    return (lambda ids_BT: NO_CONTEXT) if found is None else found.fed_alone(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from specframe.contracts.attention import Attend
 from specframe.contracts.cache import ChunkWindow, Placement, Window
 from specframe.contracts.model import StraightForward
 from specframe.contracts.states import StateLayer
-from specframe.devices.kinds import numbers
+from specframe.devices.kinds import NO_CONTEXT, numbers
 from specframe.errors import ModelError
 from specframe.model.attention.interface import StoreCache
 from specframe.model.attention.masks import masks
@@ -165,7 +164,7 @@ class TransformersModel:
         if padding_free is not None:
             ids_BT, positions_BT = padding_free.row(ids_BT), padding_free.row(positions_BT)
         kept = keep if padding_free is None else padding_free.kept(keep)
-        compiling = ints_and_sizes_left_open() if "compiled" in how.offers else contextlib.nullcontext()
+        compiling = ints_and_sizes_left_open() if "compiled" in how.offers else NO_CONTEXT
         extent = key_index_BS.shape[1]
         told = self.counts.told(positions_BT, key_index_BS, how.orders or extent)
         cache = StoreCache(store, extent, self.dense, padding_free, how.numbers, told.lengths, "paged" in how.offers)

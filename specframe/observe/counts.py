@@ -32,10 +32,11 @@ class PaddingCounts(Observer):
 
         The host knows of them late: where a drafter counts on the device, and where tokens lie beyond a row's limit.
         """
-        if report.transfer is None or not report.draft.nodes:
+        draft = None if report.transfer is None else report.transfer.draft
+        if draft is None or not draft.nodes:
             return
-        counts = report.draft.counts
-        fed = len(report.drafted) * report.draft.nodes if counts is None else int(counts.sum())
+        counts = draft.counts
+        fed = len(report.drafted) * draft.nodes if counts is None else int(counts.sum())
         self.real["target"] -= fed - int(report.drafted.sum())
 
     @property

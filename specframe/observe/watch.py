@@ -10,10 +10,9 @@ from typing import Any
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
+from specframe.devices.kinds import NO_CONTEXT
 from specframe.devices.out_of_memory import out_of_memory
 from specframe.errors import SpecframeWarning
-
-_NOTHING = contextlib.nullcontext()
 
 
 class Stage:
@@ -47,7 +46,7 @@ class Stages(dict[str, AbstractContextManager[None]]):
         self._watch = watch
 
     def __missing__(self, name: str) -> AbstractContextManager[None]:
-        self[name] = Stage(self._watch, name) if self._watch.staged else _NOTHING
+        self[name] = Stage(self._watch, name) if self._watch.staged else NO_CONTEXT
         return self[name]
 
 
@@ -80,7 +79,7 @@ class Watch:
     @contextlib.contextmanager
     def holding(self) -> Iterator[list[tuple[Any, ...]]]:
         """Tell nobody of stages and forwards inside the block, where a round is captured; hand out what tells of its forwards."""
-        self.held, self.stage = [], lambda name: _NOTHING
+        self.held, self.stage = [], lambda name: NO_CONTEXT
         try:
             yield self.held
         finally:

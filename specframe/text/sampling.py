@@ -216,7 +216,7 @@ def apply_processors(
 
 def is_unshaped(batch: Batch) -> bool:
     """Return whether :func:`apply_processors` leaves the logits of all rows as they are."""
-    return not any(sequence.request.plan.processors or sequence.guide for sequence in batch.sequences)
+    return not [one for one in batch.sequences if one.request.plan.processors or one.guide]
 
 
 def reads_tokens(batch: Batch) -> bool:

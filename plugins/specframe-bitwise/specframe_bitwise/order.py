@@ -13,7 +13,7 @@ from contextvars import ContextVar
 import torch
 
 from specframe.contracts.cache import Placement
-from specframe.model.current_numerics import NOTHING
+from specframe.devices.kinds import NO_CONTEXT
 
 LAST = 2**62
 """An order after that of any token."""
@@ -30,7 +30,7 @@ def of_rows(rows: slice, width: int) -> contextlib.AbstractContextManager[None]:
     """Have attention inside the block take the slots of some rows, and of the first ``width`` tokens that each is fed."""
     found = _SLOTS.get()
     return (
-        NOTHING
+        NO_CONTEXT
         if found is None or len(found) == 1
         else _ordered(found[rows] if found.ndim < 3 else found[rows, :width])
     )

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.states import After, Inputs, LayerState, Parts
-from specframe.model.current_numerics import NOTHING
+from specframe.devices.kinds import NO_CONTEXT
 from specframe.model.state_layers import ModuleState, state_layers
 from specframe.model.transformers_model import has_other_layers
 from specframe.model.twin import CurrentForward, running, twin
@@ -49,7 +49,7 @@ class OwnStates:
 
     def feeding(self, ids_BT: torch.Tensor) -> contextlib.AbstractContextManager[None]:
         """Have a forward of these tokens, inside the block, go on from the states."""
-        return running(CurrentForward(forwards=self._forwards(ids_BT))) if self.layers else NOTHING
+        return running(CurrentForward(forwards=self._forwards(ids_BT))) if self.layers else NO_CONTEXT
 
     def _forwards(self, ids_BT: torch.Tensor) -> Mapping[torch.nn.Module, Callable[..., Any]]:
         return {

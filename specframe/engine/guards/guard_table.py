@@ -206,7 +206,7 @@ def look_at_batch(guard: Guard, batch: Any, pool: Pool) -> Any:
     """Return the fault of a batch: there is one as long as anything is unfinished, which the pool has made."""
     if batch is None:
         return f"a batch while {pool.unfinished} sequences are unfinished" if pool.unfinished else None
-    if not (isinstance(batch, Batch) and len(batch)):
+    if not (isinstance(batch, Batch) and batch.sequences):
         return "a batch that pool.batch() made, or None"
     return None if batch is pool.latest else ("the batch that pool.batch() made last, or None", "another one")
 

@@ -38,14 +38,9 @@ class Attention:
         of_shapes = heads if len(heads) == len(shapes) else [max(heads)] * len(shapes)  # not all layers need have keys
         shared = max((own // shape.heads for own, shape in zip(of_shapes, shapes, strict=True)), default=1)
         of_heads = 2 * max(heads) if runner.counts.biases else shared if shared > 1 else 0
-        self._masks = max(len(windows), 1) + of_heads
-
-    def mask_bytes(self, slots: int) -> int:
-        """Return the size of one token's masks: one for each kind of layer, and one for each query that shares its head.
-
-        Where scores have a bias, each head has that and the mask with it.
-        """
-        return slots * self.facts.dtype.itemsize * self._masks
+        self.mask_bytes = self.facts.dtype.itemsize * (max(len(windows), 1) + of_heads)
+        """Bytes that one token's masks have for each slot: one for each kind of layer, and one for each query that shares its head.
+        Where scores have a bias, each head has that and the mask with it."""
 
 
 class AttentionChoice:
@@ -69,7 +64,7 @@ class AttentionChoice:
             return self.named if takes(self.named, placement) else None
         if placement.in_order and self._packing is not None and takes(self._packing, placement):
             return self._packing
-        large = placement.index_BT.numel() * self._model.mask_bytes(placement.key_index_BS.shape[1]) > LARGEST_MASK
+        large = placement.index_BT.numel() * placement.key_index_BS.shape[1] * self._model.mask_bytes > LARGEST_MASK
         return self._sparing if large and self._sparing is not None and takes(self._sparing, placement) else None
 
     @property
@@ -79,7 +74,7 @@ class AttentionChoice:
 
     def prefill_tokens(self, slots: int) -> int:
         """Return how many tokens of prompts, over all rows, are read in one forward that attends to ``slots`` slots."""
-        tokens = min(PREFILL_TOKENS, LARGEST_MASK // self._model.mask_bytes(slots))
+        tokens = min(PREFILL_TOKENS, LARGEST_MASK // (slots * self._model.mask_bytes))
         if tokens == PREFILL_TOKENS:
             return tokens
         if self.named is None:

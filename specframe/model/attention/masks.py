@@ -42,7 +42,7 @@ def masks(placement: Placement, windows: Collection[Window], dtype: torch.dtype)
     infinity would yield NaN and spread.
     """
     width, slots, device = placement.index_BT.shape[1], placement.key_index_BS.shape[1], placement.index_BT.device
-    if placement.even and width <= FEW and not any(isinstance(window, ChunkWindow) for window in windows):
+    if placement.even and width <= FEW and ChunkWindow not in map(type, windows):
         rows = placement.index_BT.shape[0]
         made = {window: aligned(staircase(width, slots, window, dtype, device)) for window in windows}
         return made if rows == 1 else {window: mask.expand(rows, -1, -1, -1) for window, mask in made.items()}

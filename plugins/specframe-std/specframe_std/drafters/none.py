@@ -12,7 +12,7 @@ class NoDrafter:
     """Proposes nothing: plain decoding, the baseline everything is compared with."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "deferred", "captured"})
+    offers = frozenset({"chain", "deferred", "captured", "plain"})
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""

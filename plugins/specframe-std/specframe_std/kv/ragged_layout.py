@@ -34,15 +34,16 @@ class RaggedLayout:
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return slots equal to positions; the nodes of a tree take the slots after each other, whatever their depth."""
-        device, start, end, over = batch.lengths_B.device, block.start, block.end, passes_over(batch, block)
-        key_index_1S, written = numbers(0, batch.longest + end, device), partial(slots_written, batch, block)
+        device, start, end, even = batch.lengths_B.device, block.start, block.end, batch.even
+        over, longest = passes_over(batch, block), batch.longest if even is None else even
+        key_index_1S, written = numbers(0, longest + end, device), partial(slots_written, batch, block)
         if block.parents_BT is not None:
             slots_BT = batch.positions(start, block.width)
             index_BT = batch.lengths_B[:, None] + start + block.depth_BT()
             key_index_BS = key_index_1S.repeat(len(batch), 1).scatter_(1, slots_BT, index_BT)
             return Placement(index_BT, slots_BT, index_BT, key_index_BS, sees_BTT=block.sees_BTT, written=written)
-        if (even := batch.even) is not None and even + start >= 0 and not over:
-            index_BT = numbers(even + start, even + end, device, len(batch))
+        if even is not None and even + start >= 0 and not over:
+            index_BT = numbers(even + start, even + end, device, len(batch.sequences))
             even_of = (index_BT, index_BT, key_index_1S)
             return Placement(index_BT, index_BT, index_BT, key_index_1S, True, even_of=even_of, written=written)
         slots_BT = index_BT = batch.positions(start, block.width)

@@ -85,7 +85,8 @@ class SlabStore:
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Bring the rows of ``sequences`` side by side."""
-        self._row_map.arrange(sequences).apply(*self._moved, axis=1)
+        if (moves := self._row_map.arrange(sequences)).sources:
+            moves.apply(*self._moved, axis=1)
 
     @property
     def first(self) -> int:

@@ -49,7 +49,7 @@ class Continuous:
         """Return the prompts that just found a place, or what is left of them, or else all rows that decode."""
         self._refill.look(len(pool.live))
         decoding = [one for one in pool.live if one.state is SequenceState.DECODING or one.ready]
-        passed_over = any(one.waited for one in decoding)
+        passed_over = [one for one in decoding if one.waited]
         captured = self._mixed == "auto" and pool.captures
         mixed = captured or self._mixed == "on"
         if passed_over and not mixed:
