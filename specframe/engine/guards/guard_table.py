@@ -132,7 +132,7 @@ def look_at_acceptance(guard: Guard, acceptance: Acceptance, batch: Batch, draft
     if not readable(acceptance.tokens_BT):
         return None
     accepted, tokens, path = acceptance.accepted_B.numpy(), acceptance.tokens_BT.numpy(), on_host(acceptance.path_BT)
-    drafted, parents = draft.tokens_BN.numpy(), on_host(draft.parents_BN)
+    drafted, parents = draft.tokens_BN.numpy() if draft.nodes else None, on_host(draft.parents_BN)
     return rule_fault(draft, accepted, tokens, path, drafted, parents, scores.logits_BTV.shape[-1])
 
 

@@ -72,11 +72,13 @@ class DrafterSuite(DecodingSuite):
     def test_rows_have_budgets_of_their_own(self, align: str) -> None:
         """What some rows, one row or all rows are not to draft is not counted and changes no token."""
         target, draft = fake_pair()
-        sized = getattr(self.pipeline(target, draft, align=align).composition.drafter, "budget", None)
+        drafter = self.pipeline(target, draft, align=align).composition.drafter
+        sized = getattr(drafter, "budget", None)
         policy = fakes.Uneven((sized and sized(self.draft_length)) or Budget(self.draft_length))
         feeds, asked = harness.Feeds(), usual_requests(target, new=20, stop=False)
         self.verify(self.pipeline(target, draft, align=align, draft_length=policy, observers=[feeds]), asked)
-        for said, round in zip(policy.said, feeds.decoding, strict=True):
+        budgets = [Budget(0)] * len(feeds.decoding) if "plain" in drafter.offers else policy.said
+        for said, round in zip(budgets, feeds.decoding, strict=True):
             depths_B = np.full(round.rows, said.depth) if said.depths_B is None else said.depths_B
             nodes_B = said.nodes_B if said.nodes_B is not None else depths_B if said.nodes == said.depth else said.nodes
             assert (round.report.drafted <= nodes_B).all()
