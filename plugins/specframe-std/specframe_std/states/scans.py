@@ -63,11 +63,12 @@ def linear_scan(
     seen_B1TT = (lower(key_BHTK.shape[2], key_BHTK.device) if sees_BTT is None else sees_BTT)[:, None]
     decays_BHTTD, decayed_BHTD = between(total_BHTD, seen_B1TT), total_BHTD.exp()
     if beta_BHT1 is not None:
-        known_BHTV = (key_BHTK * decayed_BHTD) @ state_BHKV
-        system_BHTT = beta_BHT1 * products(key_BHTK, key_BHTK, decays_BHTTD)
-        value_BHTV = torch.linalg.solve_triangular(
-            system_BHTT, beta_BHT1 * (value_BHTV - known_BHTV), upper=False, unitriangular=True
-        )
+        value_BHTV = beta_BHT1 * (
+            value_BHTV - (key_BHTK * decayed_BHTD) @ state_BHKV
+        )  # less what the state has for the key
+        if key_BHTK.shape[2] > 1:  # the value of a token by itself depends on no other
+            system_BHTT = beta_BHT1 * products(key_BHTK, key_BHTK, decays_BHTTD)
+            value_BHTV = torch.linalg.solve_triangular(system_BHTT, value_BHTV, upper=False, unitriangular=True)
     output_BHTV = (query_BHTK * decayed_BHTD) @ state_BHKV + products(query_BHTK, key_BHTK, decays_BHTTD) @ value_BHTV
     return output_BHTV, value_BHTV
 
