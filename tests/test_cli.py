@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
-from specframe_std.command_options.options import pipeline_options
+from click.testing import CliRunner
+from command_line import invoke
 
 import specframe
 from specframe.cli import CommandLine, cli
 from specframe.cli.quiet_libraries import NO_BARS
-from specframe.plugins.registry import registry
 
 HELP = """
 import sys
@@ -45,16 +43,11 @@ COMMANDS = ("run", "plugins", "models", "compare", "verify", "reproduce", "trace
 PLUGIN = '''
 import click
 from specframe import hookimpl
-from specframe.errors import OptionError
 
 @click.command()
 @click.option("--times", default=1)
 def greet(times):
     """Greet whoever asks."""
-    if times == 13:
-        raise OptionError("times: expected a number that brings no bad luck, got 13")
-    if times == 0:
-        raise KeyboardInterrupt
     if times == -1:
         {}["times"]
     if times == -2:
@@ -65,34 +58,10 @@ def greet(times):
 def specframe_register_commands(register):
     register("greet", greet)
     register("lost", "nowhere.to_be:found")
-    register("number", "greeter:NUMBER")
+    register("number", "greeter_plugin:NUMBER")
 
 NUMBER = 4
 '''
-
-
-def invoke(*arguments: str) -> Result:
-    """Run the command line in this process."""
-    return CliRunner().invoke(cli, arguments, prog_name="specframe")
-
-
-def install(site: Path, name: str, code: str) -> None:
-    """Write a module and the metadata of a distribution that offers it as a plugin."""
-    (site / f"{name}.py").write_text(code)
-    info = site / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[specframe]\n{name} = {name}\n")
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that Python imports from; what is installed there is discovered anew."""
-    monkeypatch.syspath_prepend(tmp_path)
-    registry.cache_clear()
-    yield tmp_path
-    registry.cache_clear()
-    sys.modules.pop("greeter", None)
 
 
 @pytest.mark.wide
@@ -125,17 +94,17 @@ def test_unknown_command() -> None:
 
 
 @pytest.mark.wide
-def test_commands_of_plugins(site: Path) -> None:
+def test_commands_of_plugins(site: Callable[..., None]) -> None:
     """A plugin's command is listed with its help and runs with its options."""
-    install(site, "greeter", PLUGIN)
+    site("greeter", PLUGIN)
     assert re.search(r"\n  greet +Greet whoever asks\.\n", invoke("--help").stdout)
     assert invoke("greet", "--times", "2").stdout == "hello hello \n"
 
 
 @pytest.mark.wide
-def test_broken_commands_of_plugins(site: Path) -> None:
+def test_broken_commands_of_plugins(site: Callable[..., None]) -> None:
     """Commands that do not import, or are none, are listed all the same and say why when they are run."""
-    install(site, "greeter", PLUGIN)
+    site("greeter", PLUGIN)
     assert invoke("--help").stdout.count("(fails to load)") == 2
     lost, number = invoke("lost", "--any", "thing"), invoke("number")
     assert (lost.exit_code, number.exit_code) == (2, 2)
@@ -149,61 +118,30 @@ def test_broken_commands_of_plugins(site: Path) -> None:
 
 
 @pytest.mark.wide
-def test_plugins_in_conflict(site: Path) -> None:
-    """Of two commands of one name neither can be used, and both distributions are named; all else can."""
-    install(site, "greeter", PLUGIN)
-    install(site, "other", PLUGIN.replace("greeter:", "other:"))
+@pytest.mark.parametrize(("name", "other"), [("greet", "other"), ("run", "specframe-std")])
+def test_plugins_in_conflict(site: Callable[..., None], name: str, other: str) -> None:
+    """Of two commands of one name, also specframe's own, neither can be used, and both distributions are named; all else can."""
+    site("greeter", PLUGIN.replace('"greet", greet', f'"{name}", greet'))
+    if other == "other":
+        site("other", PLUGIN.replace("greeter_plugin:", "other_plugin:"))
     shown = invoke("--help")
     assert shown.exit_code == 0
     assert "plugins" in shown.stdout
     assert invoke("plugins", "list").exit_code == 0
-    refused = invoke("greet")
-    assert refused.exit_code == 2
-    assert "command 'greet' is offered by both greeter and other" in refused.stderr
-
-
-@pytest.mark.wide
-def test_a_plugin_that_takes_the_name_of_an_own_command(site: Path) -> None:
-    """specframe's own commands have no privilege: a name that a plugin takes is in conflict, and both are named."""
-    install(site, "greeter", PLUGIN.replace('"greet", greet', '"run", greet'))
-    refused = invoke("run")
+    refused = invoke(name)
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "command 'run' is offered by both greeter and specframe-std" in refused.stderr
-    assert invoke("plugins", "list").exit_code == 0
+    assert f"command '{name}' is offered by both greeter and {other}" in refused.stderr
 
 
 @pytest.mark.wide
-def test_a_command_of_a_plugin_that_raises_is_named(site: Path) -> None:
+def test_a_command_of_a_plugin_that_raises_is_named(site: Callable[..., None]) -> None:
     """What a plugin's command raises is one sentence with its distribution and the place; click's own errors stay click's."""
-    install(site, "greeter", PLUGIN)
+    site("greeter", PLUGIN)
     raised, refused = invoke("greet", "--times", "-1"), invoke("greet", "--times", "-2")
     assert (raised.exit_code, refused.exit_code) == (2, 2)
     assert raised.stderr.startswith("Error: command 'greet' of greeter raised KeyError: 'times', at ")
-    assert re.search(r"greeter\.py:\d+\n$", raised.stderr)
+    assert re.search(r"greeter_plugin\.py:\d+\n$", raised.stderr)
     assert refused.stderr.endswith("Error: times: expected a number of at least 0\n")
-
-
-@pytest.mark.wide
-def test_interruption(site: Path) -> None:
-    """An interrupted command exits with status 130 and a short line."""
-    install(site, "greeter", PLUGIN)
-    result = invoke("greet", "--times", "0")
-    assert (result.exit_code, result.stderr.strip()) == (130, "interrupted")
-
-
-@pytest.mark.wide
-def test_options_are_those_of_the_pipeline() -> None:
-    """Every option that describes a pipeline has the name and the default of the parameter it sets."""
-    from specframe import Pipeline
-
-    given: dict[str, object] = {}
-    CliRunner().invoke(click.command()(pipeline_options(lambda **options: given.update(options))), [])
-    parameters = inspect.signature(Pipeline).parameters
-    defaults = {name: parameters[name].default for name in given}
-    left_open = {"align": "alignment", "verify": "verifier", "executor": "executor"}
-    assert {defaults[name] for name in left_open} == {"auto"}
-    assert given == defaults | {name: registry().default(purpose) for name, purpose in left_open.items()}
-    assert {"target", "drafter", "align", "batch_size", "seed"} <= given.keys()
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

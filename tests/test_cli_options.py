@@ -88,11 +88,14 @@ def test_the_documented_file() -> None:
         ("temperature = nan", "temperature in c.toml: expected a number of at least 0, got nan"),
         ("batch-size = 0", "batch-size in c.toml: expected a whole number of at least 1, got 0"),
         ("seed = 1\nseed = 2", "--config: c.toml is not TOML: "),
+        (None, "--config: c.toml cannot be read: No such file or directory"),
+        ("batch-sise = 2", "unknown option in c.toml 'batch-sise': "),
     ],
 )
-def test_refused_files(text: str, reason: str) -> None:
-    """A value that cannot be is one sentence that names the file and the key."""
-    Path("c.toml").write_text(text)
+def test_refused_files(text: str | None, reason: str) -> None:
+    """A file that cannot be read, and a value that cannot be, is one sentence that names the file and the key."""
+    if text is not None:
+        Path("c.toml").write_text(text)
     assert refusal("run", "x", "--config", "c.toml").startswith(reason)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from specframe.cli import cli
-from specframe.plugins.registry import registry
 
 STRATEGIES = '''
 """A plugin of strategies."""
@@ -46,25 +44,11 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a plugin that works in part and one that does not import."""
-    for name, code in {"bold": STRATEGIES, "sick": "import no_such_module"}.items():
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (tmp_path / f"{name}_plugin.py").write_text(code)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[specframe]\n{name} = {name}_plugin\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    registry.cache_clear()
-    yield tmp_path
-    registry.cache_clear()
-    sys.modules.pop("bold_plugin", None)
-
-
 @pytest.mark.wide
-def test_list_of_what_does_not_work(site: Path) -> None:
+def test_list_of_what_does_not_work(site: Callable[..., None]) -> None:
     """A plugin that failed to load and a strategy that does not import are listed with the reason."""
+    site("bold", STRATEGIES)
+    site("sick", "import no_such_module")
     listed = rows(invoke("list").stdout)
     assert ["acceptance rule", "bold", "no", "bold", "Takes every draft token as it is; see `accept`."] in listed
     broken = next(row for row in listed if row[:2] == ["drafter", "bold"])
@@ -84,8 +68,9 @@ def test_show_everything_of_a_name() -> None:
     assert ["length", "default 5"] in rows(shown)
 
 
-def test_show_required_options(site: Path) -> None:
+def test_show_required_options(site: Callable[..., None]) -> None:
     """Options without a default are marked as required, the docstring is there, and what does not import says so."""
+    site("bold", STRATEGIES)
     shown = invoke("show", "bold").stdout
     assert "options, as in bold,nerve=0.5,witness=..." in shown
     assert ["witness", "required"] in rows(shown)

@@ -11,7 +11,6 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import attrs
 import command_line
 import pytest
 import torch
-import transformers
 from click.testing import CliRunner, Result
 from specframe_std import output_file
 from specframe_std.run_command import run_report
@@ -40,19 +38,13 @@ cli(["run", *sys.argv[1:]])
 """
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Options that name a saved target and a draft that often agrees with it; one token is one character."""
-    return [*zoo.save_pair(tmp_path_factory.mktemp("pair")), "--max-new-tokens", "12"]
+pytestmark = pytest.mark.usefixtures("here")
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test has a working folder of its own, and transformers as talkative as it was before."""
-    before = transformers.logging.get_verbosity()
-    monkeypatch.chdir(tmp_path)
-    yield
-    transformers.logging.set_verbosity(before)
+@pytest.fixture
+def pair(saved_pair: list[str]) -> list[str]:
+    """Options that name a pair, and a few new tokens."""
+    return [*saved_pair, "--max-new-tokens", "12"]
 
 
 FIGURES = [name for name in attrs.fields_dict(RunReport) if name != "stage_seconds"]
@@ -141,15 +133,6 @@ def test_worker_processes_are_offered_where_they_pay(pair: list[str], monkeypatc
     assert offer not in run(*batches).stdout
 
 
-@pytest.mark.wide
-def test_standard_input(pair: list[str]) -> None:
-    """Lines of standard input are prompts."""
-    result = run(*pair, "--prompts", "-", given="one\n{two}\n")
-    assert result.exit_code == 0
-    assert "[0] length, 12 tokens\none" in result.stdout
-    assert "[1] length, 12 tokens\n{two}" in result.stdout
-
-
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
@@ -157,8 +140,6 @@ def test_standard_input(pair: list[str]) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
-        ("--batch-size", "0", "--batch-size: expected a whole number of at least 1, got '0'"),
-        ("--seed", "-1", "--seed: expected a whole number from 0 to 18,446,744,073,709,551,615, got '-1'"),
         ("--align", "exspek", "did you mean 'exspec'?"),
         ("--kv", "dynamic", "alignment 'ragged' needs 'scatter' to be offered, and KV backend 'dynamic' does not"),
         ("--logprobs", "99999", f"logprobs: expected at most {len(zoo.CHARACTERS)}, the target's token ids, got 99999"),
@@ -172,26 +153,6 @@ def test_refused_values(option: str, value: str, reason: str, pair: list[str]) -
     assert result.stderr.count("\n") == 1
     assert reason in result.stderr
     assert not Path("out.jsonl").exists()
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (None, "--config: c.toml cannot be read: No such file or directory"),
-        ("batch-sise = 2", "did you mean 'batch-size'?"),
-        ("align = ['ragged']", "c.toml: align: expected a text or a number, got a list"),
-        ("batch-size = 0", "batch-size in c.toml: expected a whole number of at least 1, got 0"),
-    ],
-)
-def test_refused_configs(text: str | None, reason: str, pair: list[str]) -> None:
-    """A file that cannot be used is one sentence and status 2."""
-    if text is not None:
-        Path("c.toml").write_text(text)
-    result = run(*pair, "x", "--config", "c.toml")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert reason in result.stderr
-    assert result.stderr.count("\n") == 1
 
 
 # ---- display ---------------------------------------------------------------------------------------------------------
@@ -289,34 +250,6 @@ def test_resume(batch_size: str, pair: list[str]) -> None:
     assert sorted(int(line[1]) for line in resumed.stdout.splitlines() if line.startswith("[")) == [1, 2, 3, 5, 6, 7, 8]
     assert Path("out.jsonl").read_bytes() == whole
     assert {path.name for path in Path().iterdir()} == {"whole.jsonl", "out.jsonl"}
-
-
-@pytest.mark.wide
-def test_interruption_loses_nothing_finished(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted run exits with 130, says what is kept, and is completed by --resume without decoding it again."""
-    options = [*pair, *MANY[:4], "--batch-size", "1", "--draft-length", "3", "--output"]
-    run(*options, "whole.jsonl")
-    observe, finished, written = Display.round, [], []
-
-    def interrupt(self: Display, report) -> None:
-        observe(self, report)
-        if len(finished) == 2:
-            written.extend(records())
-            raise KeyboardInterrupt
-        finished.extend(report.finished)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Display, "round", interrupt)
-        result = run(*options, "out.jsonl")
-    assert result.exit_code == 130
-    out = Path("out.jsonl").resolve()
-    expected = f"interrupted after 2 of 4 prompts; {out} holds 2 of 4 results, --resume decodes the rest"
-    assert result.stderr.strip() == expected
-    assert [record["index"] for record in written] == [0, 1]
-    assert records() == written
-    resumed = run(*options, "out.jsonl", "--resume", "--check")
-    assert resumed.stdout.count("] length, ") + resumed.stdout.count("] eos, ") == 2
-    assert out.read_bytes() == Path("whole.jsonl").read_bytes()
 
 
 @pytest.mark.wide

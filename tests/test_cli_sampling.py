@@ -66,7 +66,6 @@ def test_resume_completes_the_samples_of_a_prompt() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--top-p", "1.5"], "--top-p: expected a number above 0 and at most 1"),
         (["--temperature", "1", "--accept", "greedy"], "choose a rule that samples"),
         (["--logprobs", "2"], "--logprobs: expected --output with it"),
     ],

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import click
 import pytest
-import transformers
 from click.testing import CliRunner
 from pages import BLOCK, PAGES, ROOT, name, put
-from specframe_testing import zoo
 
 from specframe.cli import cli
 
@@ -88,11 +86,10 @@ def excused(command: str, part: str) -> bool:
 WALKED = [page for page in PAGES if any(kind == "sh" and not elsewhere(step) for kind, step in steps(page))]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+@pytest.fixture
+def models(saved_pair: list[str]) -> dict[str, str]:
     """Folders of a saved pair, by their placeholders."""
-    target, drafter = zoo.save_pair(tmp_path_factory.mktemp("pair"))[1::2]
-    return {"TARGET": target, "DRAFTER": drafter}
+    return {"TARGET": saved_pair[1], "DRAFTER": saved_pair[3]}
 
 
 @pytest.fixture
@@ -112,9 +109,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("benchmarks").mkdir()
     Path("benchmarks/results").symlink_to(ROOT / "benchmarks" / "results")
     monkeypatch.syspath_prepend(str(work / "src"))
-    before, imported = transformers.logging.get_verbosity(), set(sys.modules)
+    imported = set(sys.modules)
     yield work
-    transformers.logging.set_verbosity(before)
     for module in set(sys.modules) - imported:
         if str(work) in str(getattr(sys.modules[module], "__file__", "")):
             del sys.modules[module]

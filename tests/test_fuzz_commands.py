@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import re
@@ -14,13 +13,10 @@ from typing import Any
 import click
 import fuzzing
 import pytest
-import transformers
 from click.testing import CliRunner, Result
-from fuzzing import TEXTS, Takes, loaded, number, whole, word
-from specframe_testing import zoo
+from fuzzing import TEXTS, Takes, number, whole, word
 
 from specframe.cli import cli
-from specframe.models import loading as models
 
 STRATEGIES: dict[str, dict[str, dict[str, Takes]]] = {
     "--align": {
@@ -210,15 +206,9 @@ def test_every_option_has_a_range() -> None:
     assert found - set(FINE) == NAMED_FILES - {"--arrivals"} | {"--constraint"}
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Options that name a small saved pair."""
-    return zoo.save_pair(tmp_path_factory.mktemp("pair"))
-
-
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder with files of somebody else in it; models are loaded once, and there is no hub."""
+def here(tmp_path: Path, loaded_once: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with files of somebody else in it."""
     folder = tmp_path / "a" / "here"
     folder.mkdir(parents=True)
     for name in ("foreign.txt", "foreign.html", "foreign.jsonl"):
@@ -232,12 +222,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "loop").symlink_to("loop")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path / "home"))
-    for name in ("load_model", "load_tokenizer"):
-        monkeypatch.setattr(models, name, functools.partial(loaded, getattr(models, name)))
-    monkeypatch.setattr("specframe.models.hub.fault", lambda *_: OSError("no network"))
-    before = transformers.logging.get_verbosity()
-    yield folder
-    transformers.logging.set_verbosity(before)
+    return folder
 
 
 def value_of(draw: random.Random, option: str) -> str:
@@ -357,19 +342,19 @@ def require_ending(result: Result, words: tuple[str, ...], asked: Asked, wrong: 
 
 @pytest.mark.wide(but=["7"])
 @fuzzing.inputs("command")
-def test_a_command(number: int, here: Path, pair: list[str]) -> None:
+def test_a_command(number: int, here: Path, saved_pair: list[str]) -> None:
     """It ends with 0, 1, or 2 and a sentence; nothing outside of a range is taken, and no file but the asked ones is written."""
     draw = fuzzing.drawn("command", number)
     words, command = draw.choice(commands())
     typed, asked, source = words_of(draw, words, command)
-    arguments = arguments_of(draw, words, command, pair)
+    arguments = arguments_of(draw, words, command, saved_pair)
     names = [name for name, _ in asked]
     small = SMALL.get(words[0], [])
     steady = [
         word for place in range(0, len(small), 2) if small[place] not in names for word in small[place : place + 2]
     ]
     if small and not {"--target", "--drafter"} & set(names):
-        steady += pair
+        steady += saved_pair
     if words[0] in ("compare", "reproduce") and ("--arrivals" in names or draw.random() < 0.9):
         steady.append("--dry-run")
     environment = environment_of(words, asked, command) if source == "environment" else {}

@@ -8,7 +8,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ import attrs
 import fuzzing
 import pytest
 import torch
-import transformers
 from click.testing import CliRunner, Result
 from specframe_std import output_file
 from specframe_std.output_file import LockedFile
 from specframe_testing import zoo
 
 from specframe.cli import cli
-from specframe.models import loading as models
 from specframe.reference import reference_decode
+
+pytestmark = pytest.mark.usefixtures("here", "loaded_once")
 
 NEW = 6
 """Tokens decoded per prompt where a line says nothing else."""
@@ -176,23 +176,6 @@ def truth(ids: tuple[int, ...], new: int) -> list[int]:
         return reference_decode(TARGET, list(ids), new, {zoo.EOS})
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Options that name a saved pair; one token is one character."""
-    return zoo.save_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A working folder for each test; models are loaded once."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("load_model", "load_tokenizer"):
-        monkeypatch.setattr(models, name, functools.partial(fuzzing.loaded, getattr(models, name)))
-    before = transformers.logging.get_verbosity()
-    yield
-    transformers.logging.set_verbosity(before)
-
-
 def settings(draw: random.Random) -> list[str]:
     """Return how a file is decoded."""
     return [
@@ -237,13 +220,13 @@ def require_results(lines: list[Line], found: list[dict[str, Any]], given: Any) 
 
 @pytest.mark.wide(but=["11"])
 @fuzzing.inputs("prompts")
-def test_a_file_of_prompts(number: int, pair: list[str]) -> None:
+def test_a_file_of_prompts(number: int, saved_pair: list[str]) -> None:
     """Every prompt has its results, once; the good ones are the target's own tokens, whatever else the file has."""
     draw = fuzzing.drawn("prompts", number)
     name, lines = written(draw, drawn_lines(draw))
     options = settings(draw)
     given = (options, Path(name).read_text(encoding="utf-8", errors="surrogatepass"))
-    result = run(pair, options, "--prompts", name)
+    result = run(saved_pair, options, "--prompts", name)
     assert result.exception is None or isinstance(result.exception, SystemExit), (given, repr(result.exception))
     if not any(line.ids for line in lines):  # none is left in an array: it may be refused as a whole
         assert result.exit_code in (0, 1, 2), given
@@ -296,12 +279,12 @@ def interrupting(draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.wide
 @fuzzing.inputs("interruption")
-def test_an_interrupted_run(number: int, pair: list[str]) -> None:
+def test_an_interrupted_run(number: int, saved_pair: list[str]) -> None:
     """However often it is interrupted, resumed it holds every result once, with the ids of a run without interruption."""
     draw = fuzzing.drawn("interruption", number)
     name, lines = written(draw, drawn_lines(draw))
     options = settings(draw)
-    run(pair, options, "--prompts", name)
+    run(saved_pair, options, "--prompts", name)
     whole = {(one["index"], one.get("sample", 0)): one for one in records()}
     os.unlink("out.jsonl")
     given = (options, Path(name).read_text(encoding="utf-8", errors="surrogatepass"))
@@ -310,14 +293,14 @@ def test_an_interrupted_run(number: int, pair: list[str]) -> None:
         with pytest.MonkeyPatch.context() as patched:
             interrupting(draw, patched)
             try:
-                result = run(pair, options, "--prompts", name, "--resume")
+                result = run(saved_pair, options, "--prompts", name, "--resume")
             except Killed:
                 Path(".out.jsonl.lock").touch()  # as it is left behind
             else:
                 assert result.exit_code in (0, 1, 2, 130), (given, result.stderr, result.exception)
                 assert "Traceback" not in result.output, given
         assert held <= keys_held(), given
-    result = run(pair, options, "--prompts", name, "--resume")
+    result = run(saved_pair, options, "--prompts", name, "--resume")
     assert result.exit_code in (0, 1), (given, result.stderr, result.exception)
     found = records()
     assert [(one["index"], one.get("sample", 0)) for one in found] == sorted(whole), given

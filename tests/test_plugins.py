@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import types
 
 import pytest
@@ -35,25 +34,6 @@ def specframe_register_drafters(register):
 """
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """Return a function that installs a distribution with one plugin module, for this test alone."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def install(name, code, requires=""):
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (tmp_path / f"{name}_module.py").write_text(code)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}")
-        (info / "entry_points.txt").write_text(f"[specframe]\n{name} = {name}_module\n")
-
-    registry.cache_clear()
-    yield install
-    registry.cache_clear()
-    for name in [name for name in sys.modules if name.endswith("_module")]:
-        del sys.modules[name]
-
-
 @pytest.mark.wide
 def test_what_a_class_says_is_not_said_beside_it(site):
     """A plugin that passes its hook more than a name and a class is skipped, with the argument and the plugin's name."""
@@ -61,7 +41,7 @@ def test_what_a_class_says_is_not_said_beside_it(site):
         "lucky",
         DRAFTER.format(name="lucky").replace('register("lucky", ', 'register("lucky", summary="Guesses.", factory='),
     )
-    assert discover().failures["lucky"].startswith("plugin 'lucky' (lucky_module): TypeError: ")
+    assert discover().failures["lucky"].startswith("plugin 'lucky' (lucky_plugin): TypeError: ")
     assert discover().failures["lucky"].endswith("unexpected keyword argument 'summary'")
 
 
@@ -127,7 +107,7 @@ def test_what_is_wrong_with_an_absent_plugin(site, tmp_path, monkeypatch, kind, 
     monkeypatch.chdir(tmp_path)
     package.write("yours")
     said = {
-        "broken": "Error: 'broken' cannot be used: broken was skipped: plugin 'broken' (broken_module): ModuleNotFoundError: ",
+        "broken": "Error: 'broken' cannot be used: broken was skipped: plugin 'broken' (broken_plugin): ModuleNotFoundError: ",
         "yours": "Error: 'yours' is the folder of a plugin that is not installed: pip install -e yours\n",
     }
     done = CliRunner().invoke(cli, ["run", option, name], prog_name="specframe")
@@ -154,7 +134,7 @@ def test_a_plugin_made_for_other_versions_is_left_out(site, bounds):
     site("lucky", DRAFTER.format(name="lucky"))
     found = discover()
     assert found.failures == {
-        "elder": f"plugin 'elder' (elder_module): it was made for specframe {bounds}, and this is {__version__}: "
+        "elder": f"plugin 'elder' (elder_plugin): it was made for specframe {bounds}, and this is {__version__}: "
         "install a release of elder for this version"
     }
     assert found.entry("drafter", "lucky")
