@@ -26,15 +26,10 @@ from tokenizers.models import BPE
 from transformers import (
     BartConfig,
     BertConfig,
-    Glm4Config,
-    Glm4ForCausalLM,
     LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
     T5Config,
 )
 
@@ -50,23 +45,7 @@ from specframe.plugins.entries import Entry, ModelAlias
 from specframe.plugins.registry import Registry, registry
 
 CPU = torch.device("cpu")
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": 256,
-    "pad_token_id": 257,
-}
-FAMILIES = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),
-    "glm4": (Glm4ForCausalLM, Glm4Config(**SIZES, head_dim=8)),
-}
+SIZES = {"vocab_size": 300, "eos_token_id": 256, "pad_token_id": 257}
 ASK_HUB = hub.fault
 ALPHABET = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 
@@ -83,9 +62,7 @@ def tokenizer_of(vocabulary: dict[str, int], *extra: str) -> PreTrainedTokenizer
 
 def save(family: str, folder: Path) -> PreTrainedModel:
     """Save a randomly initialised model and its tokenizer; return the model."""
-    torch.manual_seed(0)
-    factory, config = FAMILIES[family]
-    model = factory(config).eval()
+    model = zoo.build(family, **SIZES)
     model.save_pretrained(folder)
     tokenizer_of(ALPHABET).save_pretrained(folder)
     return model
@@ -101,7 +78,7 @@ def copy_to_hub_cache(folder: Path, cache: Path, repository: str) -> None:
 
 def sized(size: int) -> SimpleNamespace:
     """Stand in for a model of which only the size of its vocabulary is asked."""
-    return SimpleNamespace(config=LlamaConfig(**SIZES | {"vocab_size": size}))
+    return SimpleNamespace(config=LlamaConfig(vocab_size=size))
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +119,8 @@ def load_fault(location: str | Path, role: str = "target") -> str:
     return str(caught.value)
 
 
-# ---- loading ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "glm4"])
 def test_a_saved_model_is_loaded_back_unchanged(family: str, tmp_path: Path) -> None:
     """A directory gives the same class, in eval mode, with the same logits and next tokens."""
     saved = save(family, tmp_path / family)
@@ -228,33 +202,6 @@ def test_what_the_hub_offers_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.wide
-def test_a_directory_without_config(tmp_path: Path) -> None:
-    """A directory that holds no model is named."""
-    (tmp_path / "empty").mkdir()
-    assert load_fault(tmp_path / "empty") == (
-        f"target '{tmp_path / 'empty'}' is a directory without config.json: expected the directory of a saved model"
-    )
-
-
-@pytest.mark.wide
-def test_truncated_weights(copy: Path) -> None:
-    """Weights that were cut off are reported, not half loaded."""
-    weights = copy / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:5000])
-    assert load_fault(copy).startswith(f"the weights of target '{copy}' cannot be read: ")
-
-
-@pytest.mark.wide
-def test_missing_tensors(copy: Path) -> None:
-    """A tensor that is not in the file is an error, where transformers would make up random numbers."""
-    tensors = load_file(copy / "model.safetensors")
-    del tensors["lm_head.weight"]
-    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    expected = "lack 1 tensors of the model, the first 'lm_head.weight'"
-    assert load_fault(copy, "draft") == f"the weights of draft '{copy}' {expected}"
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
@@ -271,24 +218,10 @@ def test_other_kinds_of_models_are_refused(config: PreTrainedConfig, kind: str, 
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    "text",
-    ["{", '{"model_type": "unheard-of"}', '{"model_type": "unheard-of", "auto_map": {"AutoConfig": "code.Config"}}'],
-)
-def test_a_configuration_that_transformers_cannot_read(text: str, copy: Path) -> None:
-    """Broken JSON, an unknown kind of model and custom code are errors, and nothing is asked on the terminal."""
-    (copy / "config.json").write_text(text)
-    assert load_fault(copy).startswith(f"the configuration of target '{copy}' cannot be read: ")
-
-
-@pytest.mark.wide
 def test_something_that_is_no_model() -> None:
     """An object of another type is refused with what was expected."""
     with pytest.raises(ModelError, match="the draft is a int: expected an alias, a directory, a hub id or a loaded"):
         models.load_model(5, "draft", CPU, torch.float32)
-
-
-# ---- tokenizers ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
@@ -314,9 +247,6 @@ def test_a_tokenizer_of_the_older_kind(copy: Path) -> None:
         models.load_tokenizer(copy)
 
 
-# ---- loaded objects of other kinds, and models that do not take positions and masks ------------------------------------
-
-
 SMALL_VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -326,11 +256,6 @@ SMALL_VISION = {
     "patch_size": 14,
 }
 SMALL_T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-
-
-def text_config() -> LlamaConfig:
-    """Return a configuration of which other models are made."""
-    return LlamaConfig(**SIZES | {"vocab_size": zoo.VOCABULARY, "eos_token_id": 0, "pad_token_id": 0})
 
 
 def with_nan() -> PreTrainedModel:
@@ -376,7 +301,7 @@ def faulty(name: str, when: Callable[[Any, int, Any], bool], shifted: bool = Fal
 
 OTHER_KINDS = {
     "headless": (
-        lambda: transformers.LlamaModel(text_config()),
+        lambda: transformers.LlamaModel(zoo.build("llama").config),
         "is a LlamaModel, a model without a language modelling head:",
     ),
     "vision": (
@@ -466,7 +391,7 @@ def test_masks_of_each_head_and_keys_in_one_piece(name: str, options: dict[str, 
 def of_images_and_text() -> PreTrainedModel:
     """Return a small random model of images and text."""
     vision = transformers.CLIPVisionConfig(**SMALL_VISION)
-    config = transformers.LlavaConfig(text_config=text_config(), vision_config=vision, image_token_index=96)
+    config = transformers.LlavaConfig(text_config=zoo.build("llama").config, vision_config=vision, image_token_index=96)
     torch.manual_seed(0)
     target = transformers.LlavaForConditionalGeneration(config).eval()
     for weight in target.parameters():
@@ -505,9 +430,6 @@ def test_another_precision_by_autocast_is_refused(role: str) -> None:
             with pytest.warns(SpecframeWarning, match="autocast"):
                 assert drafted(ids, **asked_of).equal(target.generate(ids, **asked_of))
     assert len(harness.decode(pipe, asked)[0].token_ids) == 4
-
-
-# ---- vocabularies ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
@@ -553,9 +475,6 @@ def test_vocabularies_that_differ_draft_through_text() -> None:
     few = tokenizer_of({token: index for token, index in ALPHABET.items() if token != "T"})
     with pytest.raises(ModelError, match=r"the vocabularies differ.*the draft has one that changes text"):
         share_vocabulary(sized(300), sized(300), own, few)
-
-
-# ---- aliases ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
@@ -612,9 +531,6 @@ def test_aliases_are_listed_with_their_state(llama: Path, tmp_path: Path, home: 
         ("mine", str(llama), None, "you", "local"),
         ("small", "org/small", "big", "some-models", "not on disk"),
     ]
-
-
-# ---- device and precision --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
@@ -688,18 +604,62 @@ def test_a_name_of_your_own_is_removed(tmp_path: Path, home: Path) -> None:
         model_names.remove_alias("othr")
 
 
-CONFIGURATIONS = {
-    "no heads": ({"num_attention_heads": 0}, r"the (configuration|weights) of target '.*' cannot be read: "),
-    "a precision": ({"dtype": "float99"}, r"the configuration of target '.*' cannot be read: .*'float99'"),
+def configure(folder: Path, changed: dict[str, object]) -> None:
+    """Change the configuration of a saved model."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+
+
+def lacking_a_tensor(folder: Path) -> None:
+    """Take one tensor out of the weights of a saved model."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut_off(folder: Path) -> None:
+    """Cut the weights of a saved model off."""
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+
+
+def holding(name: str, text: str) -> Callable[[Path], object]:
+    """Return what writes a file of a saved model anew."""
+    return lambda folder: (folder / name).write_text(text)
+
+
+CONFIGURATION = r"the configuration of target '.*' cannot be read: "
+GENERATION = r"the generation_config.json of target '.*' cannot be read: generation_config.json is"
+OWN_CODE = '{"model_type": "unheard-of", "auto_map": {"AutoConfig": "code.Config"}}'
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "weights cut off": (cut_off, r"the weights of target '.*' cannot be read: "),
+    "a missing tensor": (
+        lacking_a_tensor,
+        r"the weights of target '.*' lack 1 tensors of the model, the first 'lm_head.weight'$",
+    ),
+    "no configuration": (
+        lambda folder: (folder / "config.json").unlink(),
+        r"target '.*' is a directory without config.json: expected the directory of a saved model$",
+    ),
+    "no JSON": (holding("config.json", "{"), CONFIGURATION),
+    "an unknown kind": (holding("config.json", '{"model_type": "unheard-of"}'), CONFIGURATION),
+    "code of its own": (holding("config.json", OWN_CODE), CONFIGURATION),
+    "no heads": (
+        lambda folder: configure(folder, {"num_attention_heads": 0}),
+        r"the (configuration|weights) of target '.*' cannot be read: ",
+    ),
+    "a precision": (lambda folder: configure(folder, {"dtype": "float99"}), CONFIGURATION + r".*'float99'"),
+    "a generation config without an end": (holding("generation_config.json", "{broken"), GENERATION),
+    "an empty generation config": (holding("generation_config.json", ""), GENERATION),
 }
 
 
-@pytest.mark.wide(but=["no heads"])
-@pytest.mark.parametrize("case", CONFIGURATIONS)
-def test_a_configuration_that_no_model_has_is_refused(case: str, copy: Path) -> None:
-    """A size of 0 and an unknown precision are a sentence with the model's name, in the words of transformers."""
-    changed, said = CONFIGURATIONS[case]
-    configure(copy, changed)
+@pytest.mark.wide(but=["no heads", "a generation config without an end"])
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_folder_is_refused(case: str, copy: Path) -> None:
+    """Nothing is half loaded, made up or passed over, as transformers does, and nothing is asked on the terminal."""
+    damage, said = BROKEN[case]
+    damage(copy)
     assert re.match(said, load_fault(copy))
 
 
@@ -721,15 +681,6 @@ def test_tensors_that_are_not_used_are_told_in_a_sentence(copy: Path) -> None:
     assert loaded.config.num_hidden_layers == 1
 
 
-@pytest.mark.wide(but=["{broken"])
-@pytest.mark.parametrize("content", ["{broken", ""])
-def test_a_broken_generation_config_is_refused(content: str, copy: Path) -> None:
-    """transformers goes on as if there were none, and decodes with other settings than the model's."""
-    (copy / "generation_config.json").write_text(content)
-    said = f"the generation_config.json of target '{copy}' cannot be read: generation_config.json is"
-    assert load_fault(copy).startswith(said)
-
-
 @pytest.mark.wide
 def test_a_broken_tokenizer_is_named_by_its_file(copy: Path) -> None:
     """An empty file and one that is not JSON are told apart."""
@@ -739,12 +690,6 @@ def test_a_broken_tokenizer_is_named_by_its_file(copy: Path) -> None:
             ModelError, match=rf"^the tokenizer of model '.*' cannot be read: {said}.*: expected a JSON object$"
         ):
             models.load_tokenizer(copy)
-
-
-def configure(folder: Path, changed: dict[str, object]) -> None:
-    """Change the configuration of a saved model."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changed))
 
 
 def test_an_alias_that_hides_another_says_so(llama: Path, home: Path) -> None:

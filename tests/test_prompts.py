@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from command_line import invoke
 from specframe_std.prompts.entries import KEYS, load
 from specframe_std.prompts.files import from_file, open_prompts
 
@@ -222,8 +223,6 @@ def test_csv(name: str, barrier: str) -> None:
     )
 
 
-# ---- data sets -------------------------------------------------------------------------------------------------------
-
 ROWS = [{"prompt": "a", "question": "b", "top_k": 3}, {"prompt": "c", "question": "d", "top_k": 4}]
 
 
@@ -305,8 +304,6 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
             from_file(path)
 
 
-# ---- chats -----------------------------------------------------------------------------------------------------------
-
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     "<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -335,27 +332,17 @@ def test_messages_that_cannot_be_rendered_fail_alone(pipe: Any) -> None:
     assert refused.error == "the target's chat template refuses the messages: no tools"
 
 
-def without_template(pipe: Any) -> str:
-    """Take the chat template from a pipeline's tokenizer, and return a folder of its target that has none either."""
-    pipe.tokenizer.chat_template = None
-    shutil.copytree(pipe.target_model.name_or_path, "plain")
-    Path("plain", "chat_template.jinja").unlink()
-    return "plain"
-
-
 @pytest.mark.wide
 def test_a_target_without_a_template_is_refused(pipe: Any) -> None:
     """A chat needs a template: of Python and of the command line, one sentence before anything is decoded or written."""
-    from click.testing import CliRunner
-
-    from specframe.cli import cli
-
     told = "chat: expected a target whose tokenizer has a chat template, got one without"
-    plain = without_template(pipe)
+    pipe.tokenizer.chat_template = None
+    shutil.copytree(pipe.target_model.name_or_path, "plain")
+    Path("plain", "chat_template.jinja").unlink()
     with pytest.raises(OptionError, match=told):
         pipe.chat(["Why?"])
-    options = ["--target", plain, "--drafter", "none", "--chat", "--output", "o.jsonl"]
-    refused = CliRunner().invoke(cli, ["run", *options, "Why?"])
+    options = ["--target", "plain", "--drafter", "none", "--chat", "--output", "o.jsonl"]
+    refused = invoke("run", *options, "Why?")
     assert (refused.exit_code, Path("o.jsonl").exists()) == (2, False), refused.output
     assert told in refused.output
 
@@ -363,22 +350,18 @@ def test_a_target_without_a_template_is_refused(pipe: Any) -> None:
 @pytest.mark.wide
 def test_a_run_of_chats(pipe: Any) -> None:
     """``run --chat`` decodes texts as messages, keeps them as they were asked, and is not completed by a run of texts."""
-    from click.testing import CliRunner
-
-    from specframe.cli import cli
-
     pipe.tokenizer.chat_template = TEMPLATE
     shutil.copytree(pipe.target_model.name_or_path, "target")
     pipe.tokenizer.save_pretrained("target")
     Path("p.jsonl").write_text('{"prompt": "Why?"}\n{"prompt": [5, 6, 7]}\n')
     options = ["--target", "target", "--drafter", "none", "--prompts", "p.jsonl", "--max-new-tokens", "4"]
-    done = CliRunner().invoke(cli, ["run", "--chat", "--output", "o.jsonl", *options])
+    done = invoke("run", "--chat", "--output", "o.jsonl", *options)
     assert done.exit_code == 0, done.output
     kept = [json.loads(line) for line in Path("o.jsonl").read_text().splitlines()]
     assert [one["prompt"] for one in kept] == ["Why?", "[5, 6, 7]"]
     expected = pipe.generate(["<user>Why?<assistant>", [5, 6, 7]], 4)
     assert [one["token_ids"] for one in kept] == [one.token_ids for one in expected]
-    texts = CliRunner().invoke(cli, ["run", "--resume", "--output", "o.jsonl", *options])
+    texts = invoke("run", "--resume", "--output", "o.jsonl", *options)
     assert texts.exit_code == 2
     assert "chat" in texts.output
 
@@ -438,9 +421,6 @@ def test_every_ending_is_documented() -> None:
 
     page = (Path(__file__).parents[1] / "docs/prompts.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in [*READERS, *TABLES, *KEYS])
-
-
-# ---- a limit ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
