@@ -13,3 +13,12 @@ def invoke(*words: str, given: str | None = None) -> Result:
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+def refusal(*words: str) -> str:
+    """Return the one sentence that a command line is refused with, before anything is printed."""
+    result = invoke(*words)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("Error: ").strip()

@@ -48,12 +48,6 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     return clock
 
 
-# ---- the pool --------------------------------------------------------------------------------------------------------
-
-
-# ---- a run -----------------------------------------------------------------------------------------------------------
-
-
 def test_latency_counts_from_the_arrival_and_idle_time_takes_none(seconds: Seconds):
     pipe = harness.pipeline(fake_target(eos=60), batch_size=2, observers=[seconds])
     results = list(pipe.generate([[1, 2], [3, 4], [5, 6]], 3, arrivals=[0, 0, 10]))
@@ -89,9 +83,6 @@ def test_nobody_is_passed_over_for_longer_than_the_scheduler_promises(
     results = list(pipe.generate(prompts, 12, arrivals=rate and Process(rate).moments(28)))
     assert len(results) == 28
     assert waits.longest <= patience + -(-window // 4)
-
-
-# ---- how arrivals are asked for --------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner
+from command_line import invoke, refusal
 
 from specframe.cli import cli
 from specframe.models.aliases import HOME_VARIABLE
@@ -22,17 +22,6 @@ def parsed(name: str, *words: str) -> dict[str, Any]:
     command = cli.get_command(above, name)
     return command.make_context(name, list(words), parent=above).params
 
-
-def refusal(*words: str) -> str:
-    """Return the one sentence that a command line is refused with."""
-    result = CliRunner().invoke(cli, words, prog_name="specframe")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("Error: ").strip()
-
-
-# ---- configuration files ---------------------------------------------------------------------------------------------
 
 SHARED = """
 batch-size = 2
@@ -99,9 +88,6 @@ def test_refused_files(text: str | None, reason: str) -> None:
     assert refusal("run", "x", "--config", "c.toml").startswith(reason)
 
 
-# ---- the environment -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable goes before the file and the default, and the command line before it; it serves its command alone."""
@@ -134,14 +120,11 @@ def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence names the nearest; a variable that is like none may be a plugin's."""
     for name in ("PLUGIN", "RUN_BATCHSIZE", "VERIFY_ALIGN", "HOME", "FUZZ"):
         monkeypatch.setenv(f"SPECFRAME_{name}", "1")
-    result = CliRunner().invoke(cli, ["models"], prog_name="specframe")
+    result = invoke("models")
     assert result.stderr.splitlines() == [
         "Warning: the environment variable SPECFRAME_PLUGIN has no effect: did you mean SPECFRAME_PLUGINS?",
         "Warning: the environment variable SPECFRAME_RUN_BATCHSIZE has no effect: did you mean SPECFRAME_RUN_BATCH_SIZE?",
     ]
-
-
-# ---- completion ------------------------------------------------------------------------------------------------------
 
 
 def completed(line: str) -> list[tuple[str, str]]:

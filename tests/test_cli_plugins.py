@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
-
-from specframe.cli import cli
+from command_line import invoke, refusal
 
 STRATEGIES = '''
 """A plugin of strategies."""
@@ -34,11 +32,6 @@ def specframe_register_drafters(register):
 '''
 
 
-def invoke(*arguments: str) -> Result:
-    """Run ``specframe plugins`` in this process."""
-    return CliRunner().invoke(cli, ["plugins", *arguments], prog_name="specframe")
-
-
 def rows(text: str) -> list[list[str]]:
     """Return the cells of a plain table: columns are at least two spaces apart."""
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
@@ -49,7 +42,7 @@ def test_list_of_what_does_not_work(site: Callable[..., None]) -> None:
     """A plugin that failed to load and a strategy that does not import are listed with the reason."""
     site("bold", STRATEGIES)
     site("sick", "import no_such_module")
-    listed = rows(invoke("list").stdout)
+    listed = rows(invoke("plugins", "list").stdout)
     assert ["acceptance rule", "bold", "no", "bold", "Takes every draft token as it is; see `accept`."] in listed
     broken = next(row for row in listed if row[:2] == ["drafter", "bold"])
     assert "cannot be used" in broken[-1]
@@ -61,7 +54,7 @@ def test_list_of_what_does_not_work(site: Callable[..., None]) -> None:
 @pytest.mark.wide
 def test_show_everything_of_a_name() -> None:
     """A name that two kinds share is shown twice, each with its options and their defaults."""
-    shown = invoke("show", "fixed").stdout
+    shown = invoke("plugins", "show", "fixed").stdout
     assert "scheduler fixed, of specframe-std (specframe_std.schedulers.fixed_batches:Fixed)" in shown
     assert "options: none" in shown
     assert "draft-length policy fixed" in shown
@@ -71,7 +64,7 @@ def test_show_everything_of_a_name() -> None:
 def test_show_required_options(site: Callable[..., None]) -> None:
     """Options without a default are marked as required, the docstring is there, and what does not import says so."""
     site("bold", STRATEGIES)
-    shown = invoke("show", "bold").stdout
+    shown = invoke("plugins", "show", "bold").stdout
     assert "options, as in bold,nerve=0.5,witness=..." in shown
     assert ["witness", "required"] in rows(shown)
     assert "nerve: how much of it." in shown
@@ -93,9 +86,8 @@ def test_new_refuses(name: str, reason: str, tmp_path: Path, monkeypatch: pytest
     """A folder that exists and a name that cannot be a new package's are refused, and nothing is written."""
     (tmp_path / "taken").mkdir()
     monkeypatch.chdir(tmp_path)
-    result = invoke("new", name)
-    assert result.exit_code == 2
-    assert reason in result.stderr
-    assert name[:16] in result.stderr
+    said = refusal("plugins", "new", name)
+    assert reason in said
+    assert name[:16] in said
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
     assert not any((tmp_path / "taken").iterdir())

@@ -60,9 +60,6 @@ def records(path: str = "out.jsonl") -> list[dict]:
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
-# ---- prompts ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
 def test_prompts_from_arguments(pair: list[str]) -> None:
     """Completions, with --verbose all figures, and the combination are printed; nothing goes to standard error."""
@@ -133,9 +130,6 @@ def test_worker_processes_are_offered_where_they_pay(pair: list[str], monkeypatc
     assert offer not in run(*batches).stdout
 
 
-# ---- options ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide(but=["--logprobs-99999-logprobs: expected at most 97, the target's token ids, got 99999"])
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
@@ -147,23 +141,16 @@ def test_worker_processes_are_offered_where_they_pay(pair: list[str], monkeypatc
 )
 def test_refused_values(option: str, value: str, reason: str, pair: list[str]) -> None:
     """A value that cannot work is one sentence and status 2, and nothing was decoded or written."""
-    result = run(*pair, "x", "--output", "out.jsonl", option, value)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    assert reason in result.stderr
+    assert reason in command_line.refusal("run", *pair, "x", "--output", "out.jsonl", option, value)
     assert not Path("out.jsonl").exists()
-
-
-# ---- display ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_second_config_is_refused(pair: list[str]) -> None:
     """Of two files none is passed over in silence; the variable names one, whatever blanks its path has."""
     for name, seed in (("a.toml", 1), ("b c.toml", 2)):
         Path(name).write_text(f"seed = {seed}\n")
-    result = run(*pair, "x", "--config", "a.toml", "--config", "b c.toml")
-    assert (result.exit_code, result.output) == (2, "Error: --config: expected one file, got a.toml and b c.toml\n")
+    told = command_line.refusal("run", *pair, "x", "--config", "a.toml", "--config", "b c.toml")
+    assert told == "--config: expected one file, got a.toml and b c.toml"
     done = CliRunner(env={"SPECFRAME_RUN_CONFIG": "b c.toml"}).invoke(cli, ["run", *pair, "x", "--report", "-"])
     assert json.loads(done.stdout)["settings"]["seed"] == 2
 
@@ -214,8 +201,6 @@ def everything(master: int) -> str:
         except OSError:
             return shown.decode()
 
-
-# ---- the output file -------------------------------------------------------------------------------------------------
 
 MANY = [f"prompt {number} " + "x" * (3 * number) for number in range(9)]
 
@@ -358,9 +343,6 @@ def test_a_run_with_a_file_needs_no_standard_output(
     assert [kept["prompt"] for kept in records()] == MANY[:3]
 
 
-# ---- what is shown ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
 def test_results_on_standard_output(pair: list[str]) -> None:
     """With --output - standard output has nothing but the lines a file would have; the rest goes to standard error."""
@@ -447,13 +429,10 @@ def test_resume_of_another_run_is_refused(changed: list[str], reason: str, pair:
     assert Path("out.jsonl").read_bytes() == before
 
 
-# ---- a package of one's own ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_new_package_installs_passes_its_tests_and_runs(pair: list[str], tmp_path: Path) -> None:
     """What `plugins new` writes installs in an environment of its own, passes its tests and drafts for a run."""
-    assert CliRunner().invoke(cli, ["plugins", "new", "again"]).exit_code == 0
+    assert command_line.invoke("plugins", "new", "again").exit_code == 0
     python = environment(tmp_path / "env")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-build-isolation"]
     subprocess.run([*pip, "-e", "again"], check=True)

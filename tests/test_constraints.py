@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from command_line import invoke, refusal
 from products import crossed
 from specframe_std.executors.workers import messages
 from specframe_std.executors.workers.messages import Unpacking
@@ -20,7 +20,6 @@ from specframe_testing.constraint_fakes import DigitSum, Even
 from workers_objects import Failing
 
 from specframe import Pipeline, Sampling
-from specframe.cli import cli
 from specframe.contracts.constraints import Drafted
 from specframe.contracts.requests import Request, Result
 from specframe.engine.engine_clock import HandClock
@@ -71,7 +70,6 @@ CONSTRAINTS: dict[str, tuple[Callable[[], Any], Callable[[int], Processor]]] = {
 }
 
 
-@functools.cache
 @functools.cache
 def expected(name: str, new: int = NEW) -> list[list[int]]:
     """Return the reference decoder's tokens under a constraint."""
@@ -337,16 +335,14 @@ def test_by_name(known: Any) -> None:
 def test_on_the_command_line(known: Any) -> None:
     """`specframe run --constraint NAME` decodes with it, and refuses a name that nothing has."""
     options = ["run", "--max-new-tokens", "8", "--output", "-", "--quiet", "import os\n"]
-    done = CliRunner().invoke(cli, [*options, "--constraint", "even"])
+    done = invoke(*options, "--constraint", "even")
     assert done.exit_code == 0, done.output
     pipe = Pipeline(constraint=Even())
     (result,) = pipe.generate(["import os\n"], 8)
     stops = pipe.requests._stops
     assert all(token % 2 == 0 or token in stops for token in result.token_ids)
     assert str(result.token_ids) in done.output or f'"text": "{result.text}"' in done.output
-    wrong = CliRunner().invoke(cli, [*options, "--constraint", "evan"])
-    assert wrong.exit_code == 2
-    assert "--constraint: unknown constraint 'evan'" in wrong.output
+    assert "--constraint: unknown constraint 'evan'" in refusal(*options, "--constraint", "evan")
 
 
 def test_a_worker_knows_a_constraint_again() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from pages import BLOCK, PAGES, ROOT, name, put
 
 from specframe.cli import cli
@@ -141,7 +141,7 @@ def test_commands_of_a_page_run_in_order(page: Path, folder: Path, models: dict[
         elif not elsewhere(step):
             program, *arguments = words(step, models)
             assert program == "specframe", f"{step}: expected a command of specframe, or a line in ELSEWHERE"
-            done = CliRunner().invoke(cli, arguments, prog_name="specframe")
+            done = invoke(*arguments)
             assert done.exit_code == 0, f"{step}\n{done.output[-2000:]}"
 
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from specframe_std import result_file
 from specframe_std.prompts.files import open_prompts
 from specframe_testing import fakes, harness, zoo
 
-from specframe.cli import cli
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
@@ -149,7 +148,7 @@ def test_a_run_holds_what_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     known = {*map(id, others)}
     for more in ([], ["--resume"]):
         most.clear()
-        done = CliRunner().invoke(cli, [*command, *more])
+        done = invoke(*command, *more)
         assert done.exit_code == 0, done.output
         assert most
         assert max(most.values()) <= 40, most

@@ -51,9 +51,6 @@ def room(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-# ---- one file --------------------------------------------------------------------------------------------------------
-
-
 def test_content_is_replaced_whole() -> None:
     """A file gets new content, keeps its permissions, and nothing is left beside it; a link stays a link."""
     Path("real").write_text("before")
@@ -91,9 +88,6 @@ def test_what_the_system_refuses_is_a_sentence(number: int, monkeypatch: pytest.
         Output("out", "--report").replace("text")
     assert str(fault.value) == f"--report: out cannot be written: {os.strerror(number)}"
     assert everything() == {}
-
-
-# ---- locks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
@@ -171,8 +165,6 @@ def test_a_file_system_without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert everything() == {"out": b"new"}
 
 
-# ---- commands --------------------------------------------------------------------------------------------------------
-
 FILES = {
     "run": ["run", "--output"],
     "run, report": ["run", "--report"],
@@ -239,9 +231,6 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(
     assert said in result.stderr
     assert (result.stdout, result.stderr.count("\n")) == ("", 1)
     assert everything() == before
-
-
-# ---- reports ---------------------------------------------------------------------------------------------------------
 
 
 def write_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
+from command_line import invoke
 from products import crossed
 from specframe_testing import zoo
 from transformers import PreTrainedModel
 
 from specframe import Pipeline, Sampling
-from specframe.cli import cli
 from specframe.errors import SpecframeWarning
 from specframe.text.generation import MAKERS, NOT_DONE, WARPERS, GenerationSettings, of_checkpoint
 
@@ -159,6 +158,6 @@ def test_verification_leaves_generation_configs_aside(tmp_path: Path) -> None:
     path = tmp_path / "target" / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"do_sample": True, "repetition_penalty": 2.0}))
     grid = ["--align", "ragged,eqspec", "--batch-size", "2", "--draft-length", "3", "--max-new-tokens", "8"]
-    result = CliRunner().invoke(cli, ["verify", *pair, *grid, "abc", "x = 1"])
+    result = invoke("verify", *pair, *grid, "abc", "x = 1")
     assert result.exit_code == 0, result.output
     assert "2 of 2 combinations decode as the reference decoder does" in result.output

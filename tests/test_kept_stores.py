@@ -161,8 +161,6 @@ def test_stores_are_taken_once() -> None:
     assert stores.room(model, kv, 1, 9) == (2, 20)
 
 
-# ---- prefixes ----------------------------------------------------------------------------------------------------------
-
 COMMON = harness.random_prompts([14], zoo.VOCABULARY, seed=4)[0]
 
 
@@ -219,9 +217,6 @@ def test_pages_of_earlier_runs_are_given_up_for_others() -> None:
     pipe = harness.pipeline(target, None, kv=Pages(pages=14, lasting=True), **how)
     for seed in range(4):
         harness.check(pipe, harness.requests(harness.random_prompts([9, 12, 5], zoo.VOCABULARY, seed=seed), 8))
-
-
-# ---- weights that were written to ----------------------------------------------------------------------------------------
 
 
 def noise(model: Any) -> None:

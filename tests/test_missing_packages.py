@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from command_line import invoke, refusal
 from specframe_tiny import FOLDER
 
 from specframe import assisted
-from specframe.cli import cli
 from specframe.errors import PluginError
 from specframe.pipeline import Pipeline
 from specframe.plugins import missing_packages
@@ -68,9 +67,8 @@ def test_a_name_says_what_to_install(options: list[str], told: str, monkeypatch:
     """A name, or an option, that a distribution would offer is one sentence with the distribution, and exit status 2."""
     alone(monkeypatch)
     target = [] if "--target" in options else ["--target", "./nowhere"]
-    done = CliRunner().invoke(cli, ["run", *target, *options, "x"])
     part = told.rpartition(" ")[2]
-    assert (done.exit_code, done.stderr) == (2, f"Error: {told}, which is not installed: pip install {part}\n")
+    assert refusal("run", *target, *options, "x") == f"{told}, which is not installed: pip install {part}"
     name = options[1]
     with pytest.raises(PluginError, match=f"which is not installed: pip install {part}$"):
         Pipeline(**{"target": "./nowhere", options[0].removeprefix("--"): name})
@@ -81,8 +79,7 @@ def test_an_option_says_what_to_install(option: str, part: str, monkeypatch: pyt
     """An option without its distribution is one sentence, before a model is loaded."""
     alone(monkeypatch)
     told = f"option '{option}' is part of {part}, which is not installed: pip install {part}"
-    done = CliRunner().invoke(cli, ["run", "--target", str(FOLDER / "target"), "--drafter", "none", f"--{option}", "x"])
-    assert (done.exit_code, done.stderr) == (2, f"Error: {told}\n")
+    assert refusal("run", "--target", str(FOLDER / "target"), "--drafter", "none", f"--{option}", "x") == told
     with pytest.raises(PluginError, match=f"^{told}$"):
         Pipeline(FOLDER / "target", "none", **{option: True})
 
@@ -95,7 +92,7 @@ def test_what_the_standard_strategies_bring_says_what_to_install(monkeypatch: py
     told = "'{}' is part of specframe-std, which is not installed: pip install specframe-std$"
     with pytest.raises(PluginError, match="^option " + told.format("assisted")):
         assisted("tiny-draft")
-    assert "command " + told.format("models")[:-1] in CliRunner().invoke(cli, ["models", "list"]).stderr
+    assert "command " + told.format("models")[:-1] in invoke("models", "list").stderr
 
 
 @pytest.mark.wide
@@ -103,17 +100,13 @@ def test_a_name_of_a_part_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     """The sentence says where SPECFRAME_PLUGINS leaves a distribution out, and where one does not load."""
     monkeypatch.setenv(LIMIT_VARIABLE, "std")
     registry.cache_clear()
-    done = CliRunner().invoke(cli, ["run", "--target", "./nowhere", "--drafter", "medusa", "x"])
-    assert (done.exit_code, done.stderr) == (
-        2,
-        "Error: drafter 'medusa' is part of specframe-heads, which SPECFRAME_PLUGINS leaves out\n",
-    )
+    command = ("run", "--target", "./nowhere", "--drafter", "medusa", "x")
+    assert refusal(*command) == "drafter 'medusa' is part of specframe-heads, which SPECFRAME_PLUGINS leaves out"
     monkeypatch.delenv(LIMIT_VARIABLE)
     monkeypatch.setitem(sys.modules, "specframe_heads", None)
     registry.cache_clear()
-    done = CliRunner().invoke(cli, ["run", "--target", "./nowhere", "--drafter", "medusa", "x"])
-    assert done.exit_code == 2
-    assert "Error: drafter 'medusa' is part of specframe-heads, which was skipped: plugin 'heads'" in done.stderr
+    told = "Error: drafter 'medusa' is part of specframe-heads, which was skipped: plugin 'heads'"
+    assert told in invoke(*command).stderr
 
 
 @pytest.mark.wide
@@ -124,11 +117,9 @@ def test_the_checkpoint_of_a_head_says_what_runs_it(sign: str, tmp_path: Path, m
     folder = tmp_path / "head"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({sign: "eagle3", "architectures": ["Eagle3Speculator"]}))
-    done = CliRunner().invoke(cli, ["run", "--target", str(folder), "--drafter", str(folder), "x"])
-    assert (done.exit_code, done.stderr) == (
-        2,
-        f"Error: the drafter for {str(folder)!r}, the checkpoint of a head, is part of specframe-heads, which is not installed: "
-        "pip install specframe-heads\n",
+    assert refusal("run", "--target", str(folder), "--drafter", str(folder), "x") == (
+        f"the drafter for {str(folder)!r}, the checkpoint of a head, is part of specframe-heads, which is not installed: "
+        "pip install specframe-heads"
     )
 
 
@@ -137,10 +128,9 @@ def test_a_missing_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     """A command of the lab is one sentence and status 2, whatever is asked of it, and the help says how to get it."""
     alone(monkeypatch)
     monkeypatch.setattr("specframe.cli.is_installed", missing_packages.is_installed)
-    done = CliRunner().invoke(cli, ["trace", "--nope"], prog_name="specframe")
-    told = "Error: command 'trace' is part of specframe-lab, which is not installed: pip install specframe-lab\n"
-    assert (done.exit_code, done.stdout, done.stderr) == (2, "", told)
-    shown = CliRunner().invoke(cli, ["--help"], prog_name="specframe").stdout
+    told = "command 'trace' is part of specframe-lab, which is not installed: pip install specframe-lab"
+    assert refusal("trace", "--nope") == told
+    shown = invoke("--help").stdout
     assert "\n  run  " in shown
     for name in ("compare", "verify", "reproduce", "trace"):
         (line,) = [line for line in shown.splitlines() if line.startswith(f"  {name} ")]

@@ -17,7 +17,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
+from command_line import invoke
 from safetensors.torch import load_file, save_file
 from specframe_std import model_names
 from specframe_testing import harness, zoo
@@ -34,7 +34,6 @@ from transformers import (
 )
 
 from specframe import assisted
-from specframe.cli import cli
 from specframe.errors import ModelError, OptionError, SpecframeWarning, UnknownNameError
 from specframe.model.runner import ModelRunner
 from specframe.models import aliases, hub
@@ -694,6 +693,6 @@ def test_a_broken_tokenizer_is_named_by_its_file(copy: Path) -> None:
 
 def test_an_alias_that_hides_another_says_so(llama: Path, home: Path) -> None:
     """`models add` says which model the name was of, and how to name it again."""
-    told = CliRunner().invoke(cli, ["models", "add", "big", str(llama)]).output
+    told = invoke("models", "add", "big", str(llama)).output
     assert told == f"big is {llama}, in the place of org/big until `specframe models remove big`\n"
-    assert CliRunner().invoke(cli, ["models", "add", "mine", str(llama)]).output == f"mine is {llama}\n"
+    assert invoke("models", "add", "mine", str(llama)).output == f"mine is {llama}\n"

@@ -189,9 +189,6 @@ def test_the_backends_of_specframe_are_strangers_too(name: str) -> None:
         Suite().test_trees(0)
 
 
-# ---- room --------------------------------------------------------------------------------------------------------------
-
-
 def with_room_for(rows: int, target: Any, asked: list[Request], **options: Any) -> tuple[Pipeline, harness.Feeds]:
     """Return a pipeline whose cache has pages for ``rows`` rows that share nothing, and what its rounds feed."""
     feeds = harness.Feeds()

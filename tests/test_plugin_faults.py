@@ -15,11 +15,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from click.testing import CliRunner
+from command_line import invoke
 from specframe_std import watchdog
 from specframe_testing import conformance, fakes, harness
 
-from specframe.cli import cli
 from specframe.contracts.attention import Attend
 from specframe.contracts.cache import DenseView
 from specframe.contracts.drafts import Acceptance, Budget, Draft, Scores, StoppingRule
@@ -319,7 +318,7 @@ def test_the_command_line_names_the_fault(role: str, known: Registry) -> None:
     add_entry(known, "faulty-dist", role, "faulty", faulty(fault))
     chosen = AROUND.get(role, {}) | {OPTIONS[role].replace("_", "-"): "faulty"}
     words = ["run", "import os", "--max-new-tokens=2", *(f"--{option}={value}" for option, value in chosen.items())]
-    done = CliRunner().invoke(cli, words, prog_name="specframe")
+    done = invoke(*words)
     assert done.exit_code == 2
     assert f"Error: {role} 'faulty' of faulty-dist: {member}() raised SystemExit: 7, at " in done.stderr
     assert "Traceback" not in done.stderr
@@ -332,7 +331,7 @@ def test_what_is_no_factory_is_told_when_it_is_used(role: str, known: Registry) 
     add_entry(known, "faulty-dist", role, "faulty", 5)
     with pytest.raises(PluginError, match=rf"^{role} 'faulty' of faulty-dist: register\(\) takes a class, .*, got 5"):
         known.make(role, "faulty")
-    done = CliRunner().invoke(cli, ["plugins", "show", "faulty"], prog_name="specframe")
+    done = invoke("plugins", "show", "faulty")
     assert done.exit_code == 0
     assert "cannot be used: " in done.stdout
     assert known.make("drafter", "none")
@@ -506,7 +505,7 @@ def test_commands_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(watchdog, "watch_calls", watch)
     registry.cache_clear()
-    assert CliRunner().invoke(cli, ["models", "list"]).exit_code == 0
+    assert invoke("models", "list").exit_code == 0
     registry.cache_clear()
     assert seen == ["begun", "over"]
 

@@ -157,9 +157,6 @@ def test_faults_inside_any_step(steps: int, way: str, monkeypatch: pytest.Monkey
     assert_the_references(ended, asked)
 
 
-# ---- what is refused --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide(but=["2"])
 @pytest.mark.parametrize("batch_size", [2, 8])
 def test_samples_of_a_draft_model_with_states(batch_size: int) -> None:
@@ -299,9 +296,6 @@ def test_a_cache_with_a_layout_of_its_own_is_refused() -> None:
         ModelError, match=r"^the target \(FakeStateModel\) has layers that keep a state: expected a strategy whose"
     ):
         run.open_cache(run.runner, layout=run.alignment.layout)
-
-
-# ---- the store ---------------------------------------------------------------------------------------------------------
 
 
 class Rows:

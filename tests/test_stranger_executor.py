@@ -8,10 +8,9 @@ from collections.abc import Sequence as Rows
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from command_line import invoke, refusal
 from specframe_testing.conformance import ExecutorSuite
 
-from specframe.cli import cli
 from specframe.contracts.engine import Clock, Engine, Executor, Value
 from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request
@@ -107,7 +106,7 @@ def _folders() -> Iterator[None]:
 def test_an_executor_that_takes_files_is_given_the_command() -> None:
     """It gets the parameters of the command, those that results depend on apart; its failed rows and figures are the command's."""
     files = ["--prompts", "p", "--output", "o", "--report", "-", "--top-k", "3", "--chat"]
-    done = CliRunner().invoke(cli, ["run", "--executor", "folders", *files])
+    done = invoke("run", "--executor", "folders", *files)
     assert (done.exit_code, done.stdout, done.stderr) == (1, "specframe run: figures\n", ""), done.output
     asked, settings = Folders.asked, Folders.asked["settings"]
     assert (asked["prompts"], asked["output"], asked["limit"], asked["executor"]) == ("p", "o", None, "folders")
@@ -118,6 +117,5 @@ def test_an_executor_that_takes_files_is_given_the_command() -> None:
 @pytest.mark.usefixtures("_folders")
 def test_a_command_of_steps_refuses_an_executor_that_takes_files() -> None:
     """A command that steps an engine refuses it in one sentence, before anything is loaded."""
-    done = CliRunner().invoke(cli, ["verify", "--executor", "folders"])
-    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert "--executor: expected one of one process, such as local, got 'folders'" in done.stderr
+    told = refusal("verify", "--executor", "folders")
+    assert "--executor: expected one of one process, such as local, got 'folders'" in told
