@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import invoke, refusal
+from planting import FAULTS, Acting
 from products import crossed
 from specframe_std.executors.workers import messages
 from specframe_std.executors.workers.messages import Unpacking
@@ -196,62 +196,26 @@ def test_an_error_ends_its_own_row(member: str, drafter: str, check: bool) -> No
     assert (len(failed.token_ids) == 0) == (member == "begin")
 
 
-class Acting(DigitSum):
-    """Does something else at one call of a member."""
-
-    def __init__(self, member: str = "", at: int = 0, act: Callable[[], None] = lambda: None) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-        self._member, self._at, self._act = member, at, act
-
-    def _count(self, member: str) -> None:
-        self.calls[member] += 1
-        if member == self._member and self.calls[member] == self._at:
-            self._act()
-
-    def begin(self, request: Request, vocabulary: int, tokenizer: Any) -> Any:
-        """Act, and begin."""
-        self._count("begin")
-        return super().begin(request, vocabulary, tokenizer)
-
-    def masks(self, states: Any, drafted: Drafted) -> torch.Tensor:
-        """Act, and return masks."""
-        self._count("masks")
-        walking = DigitSum()
-        return walking.masks(states, drafted)
-
-    def advance(self, state: Any, tokens: list[int]) -> Any:
-        """Act, and go on."""
-        self._count("advance")
-        return super().advance(state, tokens)
-
-
-ACTS = ("memory", "error", "exit", "abort", "close")
-
-
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 @pytest.mark.parametrize("when", ["first", "middle", "last"])
 @pytest.mark.parametrize("member", ["begin", "masks", "advance"])
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("act", [*FAULTS, "abort", "close"])
 def test_whatever_happens_in_a_call(act: str, member: str, when: str) -> None:
     """Each request has one end: with its tokens, with an error and a part of them, or by the abort; a closed engine has none."""
-    pipe, counting = harness.pipeline(TARGET, DRAFT, batch_size=3, draft_length=2), Acting()
+    pipe, counting = harness.pipeline(TARGET, DRAFT, batch_size=3, draft_length=2), Acting(DigitSum(), member, 0, None)
     harness.decode(pipe, asked(counting))
-    count = counting.calls[member]
+    count = counting.calls
     engine, gone = open_engine(pipe), list[Any]()
 
-    def happen() -> None:
-        if act in ("abort", "close"):
-            gone.append(engine.abort((4, 0)) if act == "abort" else engine.close())
-            return
-        raise {
-            "memory": torch.OutOfMemoryError("CUDA out of memory"),
-            "error": ValueError("planted"),
-            "exit": SystemExit(3),
-        }[act]
+    def happen(inner: Any, usual: Callable[[], Any]) -> Any:
+        if act in FAULTS:
+            raise FAULTS[act]()
+        gone.append(engine.abort((4, 0)) if act == "abort" else engine.close())
+        return usual()
 
-    acting = Acting(member, {"first": 1, "middle": (count + 1) // 2, "last": count}[when], happen)
+    at = {"first": 1, "middle": (count + 1) // 2, "last": count}[when]
+    acting = Acting(DigitSum(), member, at, happen)
     for request in asked(acting):
         engine.add(request)
     ended: list[Any] = []

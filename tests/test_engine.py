@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
+from planting import opened
 from products import crossed
 from specframe_std.kv.slab import Slab
 from specframe_testing import fakes, harness
@@ -16,12 +17,9 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
-from specframe.engine.engine_clock import HandClock
 from specframe.engine.guards.guard_table import guard
-from specframe.engine.local_engine import Local, LocalEngine
-from specframe.engine.parts import parts_of
+from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ContractError, PromptError
-from specframe.plugins.recipe import Recipe
 from specframe.text.generation import GenerationSettings
 from specframe.text.sampling import Sampling
 
@@ -31,11 +29,12 @@ PROMPTS = harness.random_prompts((6, 1, 9, 4, 13, 2), 61, seed=5)
 SCHEMES = [("ragged", None), ("eqspec", None), ("exspec", None), ("ragged", "continuous,piece=4"), ("eqspec", "fixed")]
 
 
-def engine(target: Any = TARGET, draft: Any = DRAFT, observers: Iterable[Any] = (), **options: Any) -> LocalEngine:
-    """Return an engine of its own on loaded models, with invariant checks."""
-    how = {"batch_size": 3, "draft_length": 3, "generation_config": None, "check": True, **options}
-    recipe = Recipe(target, draft, **how).checked()
-    return LocalEngine(recipe, parts_of(recipe), [*observers], HandClock(), Local())
+def engine(
+    draft: Any = DRAFT, requests: Iterable[Request] = (), observers: Iterable[Any] = (), **options: Any
+) -> LocalEngine:
+    """Return an engine of its own that has taken requests, with invariant checks."""
+    pipe = harness.pipeline(TARGET, draft, **{"batch_size": 3, "draft_length": 3, "check": True, **options})
+    return opened(pipe, requests, observers)
 
 
 def asked(new: int | list[int] = 12, prompts: list[list[int]] = PROMPTS) -> list[Request]:
@@ -52,23 +51,21 @@ def run(one: LocalEngine) -> list[Sequence]:
     return done
 
 
-def assert_exact(done: Iterable[Sequence], requests: list[Request], target: Any = TARGET) -> None:
+def assert_exact(done: Iterable[Sequence], requests: list[Request]) -> None:
     """Assert that every request has finished once, with the reference's tokens."""
     found = sorted(done, key=lambda sequence: sequence.request.key)
     assert [sequence.request.key for sequence in found] == sorted(request.key for request in requests)
     for sequence in found:
-        assert (sequence.token_ids, sequence.finish_reason) == harness.expected(target, sequence.request)
+        assert (sequence.token_ids, sequence.finish_reason) == harness.expected(TARGET, sequence.request)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
 def test_two_engines_in_turns_are_exact(align: str) -> None:
     """Two engines on the same models, a step of one after a step of the other, each have the reference's tokens."""
-    first, second = engine(align=align), engine(align=align, batch_size=2, draft_length=5)
     one, other = asked(), asked(9, PROMPTS[::-1])
-    for mine, requests in ((first, one), (second, other)):
-        for request in requests:
-            mine.add(request)
+    first = engine(requests=one, align=align)
+    second = engine(requests=other, align=align, batch_size=2, draft_length=5)
     done: tuple[list[Sequence], list[Sequence]] = [], []
     while not (first.idle and second.idle):
         for mine, finished in zip((first, second), done, strict=True):
@@ -82,12 +79,8 @@ def test_two_engines_in_turns_are_exact(align: str) -> None:
 @pytest.mark.parametrize(("align", "schedule"), SCHEMES)
 def test_a_request_longer_than_all_before_it(align: str, schedule: str | None) -> None:
     """A request beyond the capacity that is open is decoded like any other, and those under way keep their tokens."""
-    one, requests = (
-        engine(align=align, schedule=schedule),
-        asked([9, 9, 9, 9, 60, 3], [*PROMPTS[:4], PROMPTS[4] * 4, [5]]),
-    )
-    for request in requests[:4]:
-        one.add(request)
+    requests = asked([9, 9, 9, 9, 60, 3], [*PROMPTS[:4], PROMPTS[4] * 4, [5]])
+    one = engine(requests=requests[:4], align=align, schedule=schedule)
     done = [sequence for _ in range(4) if (report := one.step()) for sequence in report.finished]
     for request in requests[4:]:
         one.add(request)
@@ -99,9 +92,8 @@ def test_a_request_longer_than_all_before_it(align: str, schedule: str | None) -
 @pytest.mark.parametrize("steps", range(7))
 def test_an_aborted_request_leaves_the_others_as_they_are(align: str, schedule: str | None, steps: int) -> None:
     """Aborted while it waits, is read in chunks or decodes, it has part of the reference's tokens; the others have all."""
-    one, requests = engine(align=align, schedule=schedule), asked(14)
-    for request in requests:
-        one.add(request)
+    requests = asked(14)
+    one = engine(requests=requests, align=align, schedule=schedule)
     done = [sequence for _ in range(steps) if (report := one.step()) for sequence in report.finished]
     ended = {sequence.request.key for sequence in done}
     aborted = []
@@ -158,19 +150,15 @@ def test_requests_without_speculation(align: str, accept: str) -> None:
             for sequence, count in zip(report.sequences, report.drafted.tolist(), strict=True):
                 drafted[sequence.request.index] = drafted.get(sequence.request.index, 0) + count
 
-    one = engine(align=align, accept=accept, observers=[Drafted()])
     requests = [attrs.evolve(request, speculate=request.index % 2 == 0) for request in asked()]
-    for request in requests:
-        one.add(request)
+    one = engine(requests=requests, align=align, accept=accept, observers=[Drafted()])
     assert_exact(run(one), requests)
     assert all((drafted[index] > 0) == (index % 2 == 0) for index in drafted)
 
 
 def test_a_closed_engine_has_forgotten_its_requests() -> None:
     """An engine that is closed in the middle of a run is idle, and gives no further token."""
-    one = engine()
-    for request in asked():
-        one.add(request)
+    one = engine(requests=asked())
     one.step()
     one.close()
     assert one.idle
@@ -199,9 +187,7 @@ class Releases(Slab):
 def test_an_aborted_sequence_gives_its_memory_back_at_once() -> None:
     """Stores receive the end of an aborted sequence when it is aborted, and not when another one finishes."""
     kv = Releases()
-    one = engine(draft=None, kv=kv, check=False)
-    for request in asked(20)[:3]:
-        one.add(request)
+    one = engine(None, asked(20)[:3], kv=kv, check=False)
     one.step()
     assert kv.released == []
     one.abort((1, 0))

@@ -11,17 +11,15 @@ from typing import Any
 import attrs
 import fuzzing
 import pytest
-import torch
-from planting import opened
+from planting import Acting, opened, raising
 from specframe_testing import harness, zoo
 from specframe_testing.constraint_fakes import DigitSum, Even
 from specframe_testing.heads import checkpoints as heads
 from specframe_testing.heads import stepwise
 
 from specframe import Sampling
-from specframe.contracts.drafts import Draft
 from specframe.contracts.requests import Request, Result
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Sequence
 from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ModelError, OptionError, SpecframeWarning
 from specframe.pipeline import Pipeline
@@ -79,23 +77,6 @@ def head_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return folder
 
     return made
-
-
-class Short:
-    """A verifier for which memory runs out at one of its calls."""
-
-    def __init__(self, inner: Any, at: int) -> None:
-        self._inner, self._left = inner, at
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def score(self, batch: Batch, draft: Draft) -> Any:
-        """Score, but for one time."""
-        self._left -= 1
-        if self._left == 0:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return self._inner.score(batch, draft)
 
 
 def options_of(draw: random.Random, name: str, head_of: Any) -> dict[str, Any]:
@@ -161,7 +142,9 @@ def a_stepped_run(draw: random.Random, name: str, given: dict[str, Any]) -> None
     pipe, asked = pipeline(name, given), requests(draw)
     if draw.random() < 0.2:
         use = pipe.composition
-        pipe.parts.composition = attrs.evolve(use, verifier=Short(use.verifier, draw.randint(1, 12)))
+        pipe.parts.composition = attrs.evolve(
+            use, verifier=Acting(use.verifier, "score", draw.randint(1, 12), raising("memory"))
+        )
     engine = opened(pipe, ())
     with warnings.catch_warnings(action="ignore", category=SpecframeWarning):
         ended = stepped(engine, draw, asked)

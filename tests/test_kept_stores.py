@@ -92,26 +92,13 @@ def test_a_draft_model_is_tried_in_its_first_run_alone(monkeypatch: pytest.Monke
     assert {one.role for one in runners} == {"draft"}
 
 
-class Failing(ChainVerifier):
-    """Fails at its third call, once."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error, self._calls = error, 0
-
-    def score(self, *given: Any) -> Any:
-        """Score, or fail."""
-        self._calls += 1
-        if self._calls == 3:
-            raise self._error
-        return super().score(*given)
-
-
-@pytest.mark.wide(but=["ValueError"])
-@pytest.mark.parametrize("error", [ValueError("planted"), torch.OutOfMemoryError("CUDA out of memory")], ids=type)
-def test_what_a_round_has_failed_in_is_not_used_again(error: Exception) -> None:
+@pytest.mark.wide(but=["error"])
+@pytest.mark.parametrize("fault", ["error", "memory"])
+def test_what_a_round_has_failed_in_is_not_used_again(fault: str) -> None:
     """After an error, or a lack of memory, caches are opened anew."""
-    pipe, kv = noted(verify=Failing(error))
-    if isinstance(error, ValueError):
+    pipe, kv = noted()
+    planting.plant(pipe, pipe.composition, ("verifier", "", "score"), 3, planting.raising(fault))
+    if fault == "error":
         with pytest.raises(ContractError, match="planted"):
             harness.decode(pipe, ASKED)
         assert kv.alive() == 0

@@ -6,13 +6,11 @@ import inspect
 from pathlib import Path
 
 import pytest
-import torch
 from specframe_std.drafters.none import NoDrafter
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness
 
 from specframe.engine import loop as decode_module
-from specframe.errors import OptionError
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
 
@@ -54,18 +52,6 @@ def test_a_nearly_finished_row_does_not_shorten_the_others_drafts(align):
 
 
 @pytest.mark.wide
-def test_a_run_that_was_dropped_leaves_the_pipeline_free():
-    """Results not asked for are not waited for: the pipeline decodes the next prompts."""
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
-    running = pipe.generate(PROMPTS, max_new_tokens=8)
-    next(running)
-    with pytest.raises(OptionError, match="still decoding"):
-        next(pipe.generate(PROMPTS))
-    running.close()
-    harness.check(pipe, harness.requests(PROMPTS[:2], 4))
-
-
-@pytest.mark.wide
 def test_loop_is_short_and_knows_no_strategy():
     """The loop's module stays readable in one sitting, reads no clock, prints nothing and names no strategy."""
     source = Path(inspect.getsourcefile(decode_module)).read_text()
@@ -87,15 +73,6 @@ def test_reference_stops_and_ends():
     assert reference_decode(target, [5, 6], 8, {free[3]}) == free[: free.index(free[3]) + 1]
     assert len(reference_decode(target, [1] * 17, 8)) == 3
     assert reference_decode(target, [5, 6], 0) == []
-
-
-@pytest.mark.wide
-def test_reference_equals_a_forward_without_cache():
-    """The oracle's tokens are those of the model run on the whole sequence each time."""
-    ids = [7, 7, 3]
-    for token in reference_decode(TARGET, ids, 6):
-        assert int(TARGET(torch.tensor([ids])).logits[0, -1].argmax()) == token
-        ids = [*ids, token]
 
 
 class Heard(NoDrafter):

@@ -11,6 +11,7 @@ import torch
 from planting import opened, wanted
 from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed_length import FixedLength
+from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.roles import Observer
@@ -26,28 +27,19 @@ PROMPTS = harness.random_prompts([3, 11, 1, 7, 5, 9, 2], zoo.VOCABULARY)
 OUT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
 
-class Cramped:
+class Cramped(ChainVerifier):
     """A verifier that runs out of memory in some of the rounds with more rows than fit, by number."""
 
-    def __init__(self, fit: int, rounds: set[int], error: Exception = OUT) -> None:
-        self._fit, self._rounds, self._round, self._error = fit, rounds, 0, error
+    def __init__(self, fit: int, rounds: set[int]) -> None:
+        self._fit, self._rounds, self._round = fit, rounds, 0
         self.rows: list[int] = []
-
-    needs = offers = frozenset()
-
-    def start(self, run: Any) -> None:
-        """Take the target."""
-        from specframe_std.verifiers.chain import ChainVerifier
-
-        self._chain = ChainVerifier()
-        self._chain.start(run)
 
     def score(self, batch: Any, draft: Any) -> Any:
         """Score, or fail after the cache was written."""
         self._round += len(batch) > self._fit
-        scores = self._chain.score(batch, draft)
+        scores = super().score(batch, draft)
         if len(batch) > self._fit and self._round in self._rounds:
-            raise self._error
+            raise OUT
         self.rows.append(len(batch))
         return scores
 

@@ -88,136 +88,106 @@ def drafted(change: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
     return lambda draft, batch, budget: Draft(change(draft.tokens_BN)) if budget.depth else draft
 
 
-def by_rule(change: Callable[[Acceptance], Acceptance]) -> Callable[..., Any]:
-    """Return what gives another acceptance result."""
-    return lambda acceptance, *_: change(acceptance)
-
-
 MUST = r"\(\) must return "
 RAISED = r"\(\) raised "
+TRANSFER = MUST + r"the specframe.contracts.drafts.Transfer it was given, or transfer.of\(acceptance\), got "
+DEPTH = MUST + "a depth from 0 to its maximum of 4, got "
 
-FAULTS = {
-    "drafter returns None": Fault(
-        "drafter", "propose", lambda *_: None, MUST + r"a specframe.contracts.drafts.Draft, got None"
-    ),
-    "drafter returns a list in a draft": Fault(
-        "drafter", "propose", drafted(torch.Tensor.tolist), MUST + r"tokens_BN as a tensor, got \[\["
-    ),
-    "drafter returns floats": Fault(
-        "drafter",
-        "propose",
-        drafted(torch.Tensor.float),
-        MUST + r"tokens_BN of whole numbers, torch.int64, got torch.float32",
-    ),
-    "drafter returns too many tokens": Fault(
-        "drafter",
-        "propose",
-        drafted(lambda tokens: tokens.repeat(1, 2)),
-        MUST + r"tokens_BN of shape \(B, N\) = \(3, 4 at most\), got \(3, 8\)",
-    ),
-    "drafter returns logits of another shape": Fault(
-        "drafter",
-        "propose",
-        lambda draft, *_: Draft(draft.tokens_BN, torch.zeros(1, 1, 61)),
-        MUST + r"logits_BNV of shape \(B, N, V\) = \(3, 0, V\), got \(1, 1, 61\)",
-    ),
-    "drafter drafts while prompts are read": Fault(
-        "drafter",
-        "propose",
-        lambda draft, batch, _: Draft(batch.tokens_BS[:, :2]),
-        MUST + r"tokens_BN of shape \(B, N\) = \(3, 0\), got \(3, 2\)",
-    ),
-    "drafter raises": Fault(
-        "drafter", "propose", raises(ValueError("no luck")), RAISED + r"ValueError: no luck, at .*test_plugin_faults"
-    ),
-    "drafter exits": Fault("drafter", "propose", raises(SystemExit(7)), RAISED + r"SystemExit: 7, at "),
-    "drafter has no draft model": Fault(
-        "drafter",
-        "start",
-        lambda _, run: run.open_cache(run.draft_model),
-        RAISED + r"TypeError: run.open_cache: expected a model \(run.draft_model if one is named\), got None, at ",
-    ),
-    "drafter writes tokens": Fault(
-        "drafter", "propose", writes("tokens_BS"), r"\(\) must not write to the batch, and it did"
-    ),
-    "verifier returns None": Fault(
-        "verifier", "score", lambda *_: None, MUST + r"a specframe.contracts.drafts.Scores, got None"
-    ),
-    "verifier returns whole numbers": Fault(
-        "verifier",
-        "score",
-        lambda scores, *_: Scores(scores.logits_BTV.long()),
-        MUST + r"logits_BTV of floats, got torch.int64",
-    ),
-    "verifier returns the last place alone": Fault(
-        "verifier",
-        "score",
-        lambda scores, *_: Scores(scores.logits_BTV[:, -1]),
-        MUST + r"logits_BTV of shape \(B, N \+ 1, V\) = \(3, 1, V\), got \(3, 61\)",
-    ),
-    "rule returns a tuple": Fault(
-        "acceptance rule",
-        "accept",
-        lambda acceptance, *_: (acceptance.accepted_B, acceptance.tokens_BT),
-        MUST + r"a specframe.contracts.drafts.Acceptance, got \(tensor",
-    ),
-    "rule returns no bonus token": Fault(
-        "acceptance rule",
-        "accept",
-        by_rule(lambda acceptance: Acceptance(acceptance.accepted_B, acceptance.tokens_BT[:, :-1])),
-        MUST + r"tokens_BT of shape \(B, K \+ 1\) = \(3, 1\), got \(3, 0\)",
-    ),
-    "rule chooses for one row": Fault(
-        "acceptance rule",
-        "choose",
-        lambda chosen, *_: chosen[:1],
-        MUST + r"token ids of shape \(B,\) = \(3,\), got \(1,\)",
-    ),
-    "alignment has no layout": Fault(
-        "alignment", "layout", lambda *_: None, MUST + r"a layout with arrange, commit, place, static, got None"
-    ),
-    "alignment commits nothing": Fault(
-        "alignment",
-        "commit",
-        lambda *_: None,
-        MUST + r"the specframe.contracts.drafts.Transfer it was given, or transfer.of\(acceptance\), got None",
-    ),
-    "alignment commits a copy": Fault(
-        "alignment",
-        "commit",
-        lambda stands, *_: attrs.evolve(stands),
-        MUST + r"the specframe.contracts.drafts.Transfer it was given, or transfer.of\(acceptance\), got ",
-    ),
-    "scheduler has no rows": Fault("scheduler", "rows", lambda *_: 0, MUST + r"a whole number of at least 1, got 0"),
-    "scheduler gives up": Fault(
-        "scheduler", "next_batch", lambda *_: None, MUST + r"a batch while \d sequences are unfinished, got None"
-    ),
-    "scheduler returns sequences": Fault(
-        "scheduler",
-        "next_batch",
-        lambda batch, pool: pool.live,
-        MUST + r"a batch that pool.batch\(\) made, or None, got \[",
-    ),
-    "KV backend opens nothing": Fault(
-        "KV backend",
-        "open",
-        lambda *_: None,
-        MUST + r"a store with arrange, expect, first, move, nbytes, release, reserve, rows, slots, write, got None",
-    ),
-    "attention backend suits perhaps": Fault(
-        "attention backend", "suits", lambda *_: "perhaps", MUST + r"true or false, got 'perhaps'"
-    ),
-    "attention backend plans nothing that attends": Fault(
-        "attention backend", "plan", lambda *_: 5, MUST + r"an object with attend, or None, got 5"
-    ),
-    "policy says less than nothing": Fault(
-        "draft-length policy", "budget", lambda *_: Budget(-1), MUST + r"a depth from 0 to its maximum of 4, got -1"
-    ),
-    "policy says true": Fault(
-        "draft-length policy", "budget", lambda *_: Budget(True), MUST + r"a depth from 0 to its maximum of 4, got True"
-    ),
+WRONG: dict[tuple[str, str], dict[str, tuple[Callable[..., Any], str]]] = {
+    ("drafter", "start"): {
+        "drafter has no draft model": (
+            lambda _, run: run.open_cache(run.draft_model),
+            RAISED + r"TypeError: run.open_cache: expected a model \(run.draft_model if one is named\), got None, at ",
+        ),
+    },
+    ("drafter", "propose"): {
+        "drafter returns None": (lambda *_: None, MUST + r"a specframe.contracts.drafts.Draft, got None"),
+        "drafter returns a list in a draft": (drafted(torch.Tensor.tolist), MUST + r"tokens_BN as a tensor, got \[\["),
+        "drafter returns floats": (
+            drafted(torch.Tensor.float),
+            MUST + r"tokens_BN of whole numbers, torch.int64, got torch.float32",
+        ),
+        "drafter returns too many tokens": (
+            drafted(lambda tokens: tokens.repeat(1, 2)),
+            MUST + r"tokens_BN of shape \(B, N\) = \(3, 4 at most\), got \(3, 8\)",
+        ),
+        "drafter returns logits of another shape": (
+            lambda draft, *_: Draft(draft.tokens_BN, torch.zeros(1, 1, 61)),
+            MUST + r"logits_BNV of shape \(B, N, V\) = \(3, 0, V\), got \(1, 1, 61\)",
+        ),
+        "drafter drafts while prompts are read": (
+            lambda draft, batch, _: Draft(batch.tokens_BS[:, :2]),
+            MUST + r"tokens_BN of shape \(B, N\) = \(3, 0\), got \(3, 2\)",
+        ),
+        "drafter raises": (raises(ValueError("no luck")), RAISED + r"ValueError: no luck, at .*test_plugin_faults"),
+        "drafter writes tokens": (writes("tokens_BS"), r"\(\) must not write to the batch, and it did"),
+    },
+    ("verifier", "score"): {
+        "verifier returns None": (lambda *_: None, MUST + r"a specframe.contracts.drafts.Scores, got None"),
+        "verifier returns whole numbers": (
+            lambda scores, *_: Scores(scores.logits_BTV.long()),
+            MUST + r"logits_BTV of floats, got torch.int64",
+        ),
+        "verifier returns the last place alone": (
+            lambda scores, *_: Scores(scores.logits_BTV[:, -1]),
+            MUST + r"logits_BTV of shape \(B, N \+ 1, V\) = \(3, 1, V\), got \(3, 61\)",
+        ),
+    },
+    ("acceptance rule", "accept"): {
+        "rule returns a tuple": (
+            lambda acceptance, *_: (acceptance.accepted_B, acceptance.tokens_BT),
+            MUST + r"a specframe.contracts.drafts.Acceptance, got \(tensor",
+        ),
+        "rule returns no bonus token": (
+            lambda acceptance, *_: Acceptance(acceptance.accepted_B, acceptance.tokens_BT[:, :-1]),
+            MUST + r"tokens_BT of shape \(B, K \+ 1\) = \(3, 1\), got \(3, 0\)",
+        ),
+    },
+    ("acceptance rule", "choose"): {
+        "rule chooses for one row": (
+            lambda chosen, *_: chosen[:1],
+            MUST + r"token ids of shape \(B,\) = \(3,\), got \(1,\)",
+        ),
+    },
+    ("alignment", "layout"): {
+        "alignment has no layout": (lambda *_: None, MUST + r"a layout with arrange, commit, place, static, got None"),
+    },
+    ("alignment", "commit"): {
+        "alignment commits nothing": (lambda *_: None, TRANSFER + "None"),
+        "alignment commits a copy": (lambda stands, *_: attrs.evolve(stands), TRANSFER),
+    },
+    ("scheduler", "rows"): {
+        "scheduler has no rows": (lambda *_: 0, MUST + r"a whole number of at least 1, got 0"),
+    },
+    ("scheduler", "next_batch"): {
+        "scheduler gives up": (lambda *_: None, MUST + r"a batch while \d sequences are unfinished, got None"),
+        "scheduler returns sequences": (
+            lambda batch, pool: pool.live,
+            MUST + r"a batch that pool.batch\(\) made, or None, got \[",
+        ),
+    },
+    ("KV backend", "open"): {
+        "KV backend opens nothing": (
+            lambda *_: None,
+            MUST + r"a store with arrange, expect, first, move, nbytes, release, reserve, rows, slots, write, got None",
+        ),
+    },
+    ("attention backend", "suits"): {
+        "attention backend suits perhaps": (lambda *_: "perhaps", MUST + r"true or false, got 'perhaps'"),
+    },
+    ("attention backend", "plan"): {
+        "attention backend plans nothing that attends": (
+            lambda *_: 5,
+            MUST + r"an object with attend, or None, got 5",
+        ),
+    },
+    ("draft-length policy", "budget"): {
+        "policy says less than nothing": (lambda *_: Budget(-1), DEPTH + "-1"),
+        "policy says true": (lambda *_: Budget(True), DEPTH + "True"),
+    },
 }
-"""Faults by what is wrong. The patterns hold for three rows, four draft tokens and sixty-one token ids."""
+"""Of each member what it may do wrong, and the sentence. The patterns hold for three rows, four draft tokens and 61 token ids."""
+FAULTS = {case: Fault(*key, *fault) for key, cases in WRONG.items() for case, fault in cases.items()}
 
 
 def faulty(fault: Fault) -> type:

@@ -1,7 +1,6 @@
 """Sampling parameters: what they accept, what a sequence depends on, processors against one token at a time."""
 
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -73,24 +72,6 @@ def test_temperature_zero_is_greedy(rule):
     greedy = [r.token_ids for r in Pipeline(TARGET, DRAFT, draft_length=3).generate(prompts, max_new_tokens=10)]
     ruled = Pipeline(TARGET, DRAFT, accept=rule, draft_length=3).generate(prompts, max_new_tokens=10)
     assert [result.token_ids for result in ruled] == greedy
-
-
-@pytest.mark.wide
-def test_processors_that_look_at_the_prefix_see_what_one_token_at_a_time_sees():
-    """A repetition penalty inside a block gives the tokens of plain decoding under the same penalty."""
-    sampling = Sampling(
-        repetition_penalty=1.8, presence_penalty=0.4, processors=(RepetitionPenaltyLogitsProcessor(1.1),)
-    )
-    prompts = [[1, 2], [3], [4, 4, 4, 0]]
-
-    def ids(drafter, **options):
-        found = Pipeline(TARGET, drafter, **options).generate(prompts, max_new_tokens=12, sampling=sampling)
-        return [result.token_ids for result in found]
-
-    plain = ids(None, batch_size=1)
-    assert ids(DRAFT, draft_length=4) == plain
-    unpenalised = Pipeline(TARGET, None).generate(prompts, max_new_tokens=12)
-    assert [result.token_ids for result in unpenalised] != plain
 
 
 @pytest.mark.wide
@@ -174,12 +155,16 @@ NO_EFFECT = [
     (Sampling(min_new_tokens=5), "min_new_tokens: expected at most the 4 of max_new_tokens, got 5"),
     (Sampling(min_new_tokens=3, max_new_tokens=2), "min_new_tokens: expected at most the 2 of max_new_tokens, got 3"),
     (Sampling(bad_words_ids=[[1], [VOCABULARY]]), "bad_words_ids: expected ids from 0 to 4, got 5"),
+    # numbers that have more digits than Python prints
+    (Sampling(top_k=10**5000), "top_k: expected "),
+    (Sampling(min_new_tokens=10**5000), "min_new_tokens: expected "),
+    (Sampling(suppress_tokens=[10**5000]), "suppress_tokens: expected "),
     (Sampling(suppress_tokens=[9]), "suppress_tokens: expected ids from 0 to 4, got 9"),
 ]
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("sampling", "why"), NO_EFFECT, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("sampling", "why"), NO_EFFECT, ids=range(len(NO_EFFECT)))
 def test_a_value_without_effect_is_refused(sampling, why):
     """For all prompts it is an error on the call; for one of several prompts it is that prompt's, and the others go on."""
     pipe = Pipeline(TARGET, DRAFT, draft_length=3)
@@ -205,12 +190,3 @@ def test_values_at_the_end_of_a_range_overflow_nothing(value: dict[str, float]) 
         [[1, 2]], 8, sampling=Sampling(presence_penalty=1e6) if "presence_penalty" in value else None
     )
     assert found.token_ids == expected.token_ids
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("value", [{"top_k": 10**5000}, {"min_new_tokens": 10**5000}, {"suppress_tokens": [10**5000]}])
-def test_a_number_of_any_size_is_told(value: dict[str, Any]) -> None:
-    """A number that has more digits than Python prints is refused in a sentence, too."""
-    target = fakes.fake_target()
-    with pytest.raises(OptionError, match=f"^{next(iter(value))}: expected "):
-        Pipeline(target, fakes.fake_draft(target)).generate([[1, 2]], 8, sampling=Sampling(**value))
