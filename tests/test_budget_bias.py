@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from products import crossed
 from specframe_std.drafters.draft_model import ModelDrafter
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_std.policies.goodput import Goodput
 from specframe_std.policies.round_seconds import Prior
 from test_distribution import DRAFT, LEAST, Cell, by_rule
@@ -96,22 +97,15 @@ def test_policies_draw_from_the_target(rule: str, policy: str, branch: str | Non
 def test_budgets_of_trees_draw_from_the_target(rule: str) -> None:
     """Trees of which each row has a part by its past draw from the target."""
 
-    class Parts:
+    class Parts(FixedLength):
         """Gives each row the more nodes, the longer it is."""
 
-        needs = offers = frozenset[str]()
-        maximum = Budget(3, 8)
-
-        def start(self, run: Any) -> None:
-            """Nothing to prepare."""
+        offers = frozenset()
 
         def budget(self, batch: Batch) -> Budget:
             """Return unequal parts."""
             nodes_B = (batch.lengths * 3) % 9
             return Budget(3, 8, np.minimum(nodes_B, 3), nodes_B)
 
-        def observe(self, report: RoundReport) -> None:
-            """Nothing to learn."""
-
-    options = {"drafter": ModelDrafter(branch=TREE), "draft_length": Parts(), "batch_size": 160}
+    options = {"drafter": ModelDrafter(branch=TREE), "draft_length": Parts(3, 8), "batch_size": 160}
     assert by_rule(Cell(rule, "ragged", 3, "t1"), 600, **options) > LEAST

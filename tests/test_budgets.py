@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
 
 from specframe.contracts.drafts import Budget, Draft
@@ -102,23 +103,15 @@ def test_a_tree_is_cut_where_it_gets_too_deep(shared: bool) -> None:
     assert found.counts.tolist() == [4, 4, 2]
 
 
-class Own:
+class Own(FixedLength):
     """A policy by which each row drafts a number of tokens of its own, which changes with its length."""
 
-    needs: frozenset[str] = frozenset()
-    offers: frozenset[str] = frozenset()
-    maximum = Budget(4)
-
-    def start(self, run: Any) -> None:
-        """Nothing to prepare."""
+    offers = frozenset()
 
     def budget(self, batch: Any) -> Budget:
         """Return the budgets of the rows."""
         own = [one.request.index + length for one, length in zip(batch.sequences, batch.lengths, strict=True)]
         return Budget(4, depths_B=np.array(own) % 5)
-
-    def observe(self, report: Any) -> None:
-        """Nothing to learn."""
 
 
 @pytest.mark.wide(but=["rejection"])
@@ -128,7 +121,7 @@ def test_a_rows_draws_depend_on_its_own_budget(rule: str) -> None:
     target = zoo.build("qwen3")
     pipes = [
         harness.pipeline(
-            target, zoo.good_draft(target), accept=rule, draft_length=Own(), batch_size=rows, seed=2, align=align
+            target, zoo.good_draft(target), accept=rule, draft_length=Own(4), batch_size=rows, seed=2, align=align
         )
         for rows, align in ((1, "ragged"), (4, "ragged"), (4, "eqspec"))
     ]
@@ -177,13 +170,10 @@ def test_faulty_budgets_are_told(fault: str) -> None:
     given, told = FAULTS[fault]
 
     class Faulty(Own):
-        def start(self, run: Any) -> None:
-            """Nothing to prepare."""
-
         def budget(self, batch: Any) -> Budget:
             return Budget(4, **given)
 
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=Faulty())
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=Faulty(4))
     with pytest.raises(ContractError, match=rf"^draft-length policy .*Faulty: budget\(\) must return {told}$"):
         harness.decode(pipe, harness.requests(PROMPTS, 8))
 

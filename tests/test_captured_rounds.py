@@ -16,7 +16,8 @@ from specframe_std.graphs import captured_rounds
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.captured_graphs import SimRecording
 from specframe_testing.device.counters import COUNTERS, LAUNCH
-from test_deferred import At, Depths, Told, asked
+from test_deferred import At, Told, asked
+from turns import ByTurns
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
@@ -109,7 +110,9 @@ def test_drafts_of_any_length(depths: tuple[int, ...], replayed: list[Any], monk
     requests, found = harness.requests([[5, 7, 6], [1], [9, 9]], 40), []
     for times in (1, NEVER):
         monkeypatch.setattr(captured_rounds, "ROUNDS", times)
-        found.append([one.metrics for one in harness.check(piped(draft_length=Depths(*depths)), requests)])
+        found.append(
+            [one.metrics for one in harness.check(piped(draft_length=ByTurns(*depths, deferred=True)), requests)]
+        )
     assert found[0] == found[1]
     assert {kind[0] for kind in replayed} == {*depths}
     assert len({kind[2] for kind in replayed}) > 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,19 +11,18 @@ import torch
 from specframe_std.graphs import captured_forward
 from specframe_std.graphs.captured_states import CapturedStates
 from specframe_std.graphs.kept_graphs import StoreGraphs
-from specframe_std.policies.fixed_length import FixedLength
 from specframe_std.states.row_states import RowStates
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.captured_graphs import SimRecording, tape
 from specframe_testing.device.counters import COUNTERS, LAUNCH
 from transformers import PreTrainedModel
+from turns import ByTurns
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.contracts.model import ForwardOptions
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Batch
 from specframe.errors import ContractError, SpecframeWarning
 from specframe.model.state_layers import ModuleState
 from specframe.text.sampling import Sampling
@@ -134,7 +132,7 @@ def test_samples_begin_from_copied_states() -> None:
 def test_draft_models_with_states(name: str) -> None:
     """A draft model that is the target is accepted whole, and its chain of forwards, of any length, is launched as graphs."""
     target, counted = architectures.build(name), Launches()
-    lengths = by_turns(3, 3, 1, 2, 3, 3)
+    lengths = ByTurns(3, 3, 1, 2, 3, 3)
     pipe = piped(target, architectures.build(name), draft_length=lengths, observers=[counted])
     for seed in (5, 6, 7):
         prompts = harness.random_prompts((5, 7, 9), zoo.VOCABULARY, seed=seed)
@@ -153,23 +151,10 @@ def test_draft_models_that_are_mostly_wrong(options: dict[str, Any]) -> None:
     target, counts = architectures.build("falcon_h1"), []
     for graphs in ("off", "on"):
         draft = zoo.good_draft(target)
-        pipe = piped(target, draft, graphs=graphs, draft_length=by_turns(3, 1, 4), rounds="synchronous", **options)
+        pipe = piped(target, draft, graphs=graphs, draft_length=ByTurns(3, 1, 4), rounds="synchronous", **options)
         results = [one for seed in (5, 6) for one in harness.check(pipe, asked_of(target, seed))]
         counts.append([one.metrics.acceptance_histogram for one in results])
     assert counts[0] == counts[1]
-
-
-def by_turns(*lengths: int) -> FixedLength:
-    """Return a policy of these draft lengths by turns."""
-
-    class Lengths(FixedLength):
-        offers = frozenset()
-
-        def budget(self, batch: Batch) -> Budget:
-            return Budget(next(turns))
-
-    turns = itertools.cycle(lengths)
-    return Lengths(max(lengths))
 
 
 @pytest.mark.wide(but=["the graph of a commit"])

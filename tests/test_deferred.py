@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from typing import Any
 
@@ -12,14 +11,14 @@ import numpy as np
 import pytest
 from planting import collected, opened, plant, raising, stepped, turns, wanted
 from specframe_std.acceptance.greedy import Greedy
-from specframe_std.policies.fixed_length import FixedLength
 from specframe_std.policies.goodput import Goodput
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.device.counters import COUNTERS, WAIT
 from specframe_testing.device.launches import refuse_waits
 from transformers import PreTrainedModel
+from turns import ByTurns
 
-from specframe.contracts.drafts import Acceptance, Budget, Draft, Scores
+from specframe.contracts.drafts import Acceptance, Draft, Scores
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
@@ -75,24 +74,6 @@ def test_equals_reference(draft: Any, batch_size: int, ahead: list[bool]) -> Non
     assert len(ahead) == told.rounds, "no round is launched when all rows are at their limits"
 
 
-class Depths(FixedLength):
-    """Draft lengths by turns; where one is a tuple, each row's own."""
-
-    offers = frozenset({"deferred"})
-
-    def __init__(self, *depths: int | tuple[int, ...]) -> None:
-        super().__init__(max(one if isinstance(one, int) else max(one) for one in depths))
-        self._turns = itertools.cycle(depths)
-
-    def budget(self, batch: Batch) -> Budget:
-        """Return the next one."""
-        depth = next(self._turns)
-        if isinstance(depth, int):
-            return Budget(depth)
-        own_B = np.resize(depth, len(batch))
-        return Budget(int(own_B.max()), depths_B=own_B)
-
-
 class Grudging(Greedy):
     """Accepts nothing of some drafts, and notes whether drafts are the target's own tokens."""
 
@@ -122,11 +103,13 @@ def assert_right(**options: Any) -> None:
 @pytest.mark.parametrize("depths", [(3,), (2, 3, 0, 0, 4), (2, 0, 3), ((0, 3, 1), (2, 0, 4), 0)], ids=str)
 def test_drafts_of_any_length(depths: Any) -> None:
     """Lengths that change, to none and back, leave the tokens; a draft model has read all of them: the target drafts rightly."""
-    found = [piped(rounds=rounds, draft_length=Depths(*depths)) for rounds in ("deferred", "synchronous")]
+    found = [
+        piped(rounds=rounds, draft_length=ByTurns(*depths, deferred=True)) for rounds in ("deferred", "synchronous")
+    ]
     deferred, synchronous = (harness.check(pipe, asked()) for pipe in found)
     if depths == (3,):
         assert [one.metrics for one in deferred] == [one.metrics for one in synchronous]
-    assert_right(draft_length=Depths(*depths))
+    assert_right(draft_length=ByTurns(*depths, deferred=True))
 
 
 @pytest.mark.wide(but=["branch=2/2/1"])

@@ -10,6 +10,7 @@ from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Budget, Draft, Scores
 from specframe.contracts.reports import Outcome
+from specframe.contracts.roles import Verifier
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError
 
@@ -71,14 +72,11 @@ def test_features_are_those_of_the_accepted_tokens(align: str) -> None:
     assert head.wrong == 0
 
 
-class Blind:
+class Blind(Verifier):
     """A verifier whose scores have logits alone."""
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"chain"})
-
-    def start(self, run: Any) -> None:
-        """Nothing is scored."""
 
     def score(self, batch: Batch, draft: Draft) -> Scores:
         """Nothing is scored."""

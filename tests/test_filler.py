@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from specframe_std.drafters.prompt_lookup import PromptLookup
-from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import harness, zoo
+from turns import ByTurns
 
-from specframe.contracts.drafts import Block, Budget
+from specframe.contracts.drafts import Block
 from specframe.contracts.roles import Observer
-from specframe.contracts.round import Batch
 from specframe.observe.counts import PaddingCounts
 from specframe.observe.watch import Watch
 from specframe.pipeline import Pipeline
@@ -52,26 +51,12 @@ class Told(Observer):
         self.all.append((model, real, computed))
 
 
-class Pausing(FixedLength):
-    """Drafts three tokens, but none in rounds of these numbers."""
-
-    offers: frozenset[str] = frozenset()
-
-    def __init__(self, pause: range) -> None:
-        super().__init__(3)
-        self._pause, self._round = pause, 0
-
-    def budget(self, batch: Batch) -> Budget:
-        """Return the budget of the next round."""
-        self._round += 1
-        return Budget(0) if self._round in self._pause else self.maximum
-
-
 def test_a_draft_model_reads_what_each_row_has_missed() -> None:
     """After rounds without a draft the prompts of rows that came meanwhile are read, and of others the tokens of those rounds."""
     target, told, feeds = zoo.build("qwen3"), Told(), harness.Feeds()
     asked = harness.requests(harness.random_prompts((60, 20, 50), zoo.VOCABULARY), [25, 70, 30])
-    pipe = harness.pipeline(target, target, batch_size=2, observers=[told, feeds], draft_length=Pausing(range(3, 40)))
+    pausing = ByTurns(3, 3, *[0] * 37, *[3] * 99)
+    pipe = harness.pipeline(target, target, batch_size=2, observers=[told, feeds], draft_length=pausing)
     harness.check(pipe, asked)
     reads = [computed for model, _, computed in told.all if model == "draft" and computed > 2 * 2]
     came, stayed = feeds.decoding[39].report.lengths

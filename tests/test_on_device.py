@@ -36,6 +36,7 @@ from specframe_testing.device.rounds import watched_rounds
 from specframe_testing.paged_fake import Pages
 from torch.nn.attention.varlen import varlen_attn
 from transformers import LogitsProcessor, PreTrainedModel
+from turns import ByTurns
 
 from specframe import Pipeline
 from specframe.contracts.cache import DenseView, KVStore, Placement
@@ -263,7 +264,7 @@ def test_short_drafts_of_several_lengths_share_a_recording(shelves: list[graph_c
     asked = harness.requests(harness.random_prompts([3] * 12, 61), 40)
     for rows, widths in ((1, {1, 2, 4, 8}), (12, {1, 2, 4, 5, 6})):
         shelves.clear()
-        options: dict[str, Any] = {"draft_length": Lengths(3, 1, 5, 2, 4, 0), "graphs": "on", "batch_size": rows}
+        options: dict[str, Any] = {"draft_length": ByTurns(3, 1, 5, 2, 4, 0), "graphs": "on", "batch_size": rows}
         harness.check(harness.pipeline(target, draft, **options), asked[:rows])
         assert {width for _, width, *_ in shelves[0]._kept} == widths
 
@@ -278,20 +279,6 @@ def test_prompts_are_recorded_when_their_shape_came_up_often(shelves: list[graph
         harness.check(harness.pipeline(target, draft, draft_length=3, graphs="on", batch_size=1), asked)
         recorded.append({width for _, width, *_ in shelves[0]._kept if width > captured_forward.LONGEST})
     assert recorded == [set(), {64}]
-
-
-class Lengths(FixedLength):
-    """Draft lengths by turns."""
-
-    offers = frozenset()
-
-    def __init__(self, *lengths: int) -> None:
-        super().__init__(max(lengths))
-        self._turns = itertools.cycle(lengths)
-
-    def budget(self, batch: Batch) -> Budget:
-        """Return the next one."""
-        return Budget(next(self._turns))
 
 
 @pytest.mark.wide(but=["gpt2-three rows", "gpt2-seven rows of eight bits"])

@@ -12,8 +12,8 @@ from specframe_testing.instrumentation.invariant_error import InvariantError
 from specframe_testing.paged_fake import Gathering, PagedFakeStore, Pages
 
 from specframe.contracts.drafts import Budget, Draft
-from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Drafter
 from specframe.contracts.round import Batch, Sequence
 from specframe.errors import CompositionError, ContractError, ModelError
 from specframe.model import padding_free
@@ -81,7 +81,7 @@ def fed_for_prompts(drafter: Any, prompts: list[list[int]], **options: Any) -> l
     return [fed for round in feeds.rounds if round.report.prefill for fed in round.target]
 
 
-class Reader:
+class Reader(Drafter):
     """Receives the target's features, and drafts nothing."""
 
     needs = frozenset({"hidden"})
@@ -90,9 +90,6 @@ class Reader:
     def start(self, run: Any) -> None:
         """Ask for the states after the first layer."""
         run.target.capture((1,))
-
-    def observe(self, outcome: Outcome) -> None:
-        """Nothing to learn."""
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return an empty draft."""

@@ -106,7 +106,7 @@ def test_heads(name: str, tmp_path: Path) -> None:
         check(harness.pipeline(TARGET, None, drafter=drafter, batch_size=3, draft_length=3))
 
 
-class Curious:
+class Curious(roles.Drafter):
     """A drafter that looks at what it may not use."""
 
     needs = frozenset[str]()
@@ -122,9 +122,6 @@ class Curious:
     def propose(self, batch: Any, budget: Any) -> Any:
         """Draft nothing."""
         raise NotImplementedError
-
-    def observe(self, outcome: Any) -> None:
-        """Do nothing."""
 
 
 @pytest.mark.wide(but=["<lambda>-Model declares no 'rope'"])

@@ -10,9 +10,9 @@ import pytest
 import torch
 from products import crossed
 from specframe_testing import fakes, harness, zoo
+from turns import ByTurns
 
 from specframe import Sampling
-from specframe.contracts.drafts import Budget
 
 TARGET = fakes.fake_target(context=128)
 DRAFT = fakes.fake_draft(TARGET)
@@ -136,32 +136,11 @@ def test_prompts_of_which_each_is_read(what):
     assert sum(rows for round in feeds.reading for rows, _ in round.target) == 2
 
 
-class Pauses:
-    """Policy that drafts in every fourth round."""
-
-    needs = offers = frozenset()
-    maximum = Budget(4)
-
-    def __init__(self):
-        self.rounds = 0
-
-    def start(self, run):
-        """Nothing to prepare."""
-
-    def budget(self, batch):
-        """Return the budget of the next round."""
-        self.rounds += 1
-        return Budget(4 if self.rounds % 4 == 0 else 0)
-
-    def observe(self, report):
-        """Nothing to learn."""
-
-
 def test_samples_do_not_read_their_prompt_each_by_itself():
     """A policy that may not draft leaves a run's first prompt unread, but for samples, which copy what was read."""
     for samples, reads in ((6, [(1, 29)]), (1, [])):
         feeds = harness.Feeds()
-        pipe = pipeline(batch_size=6, schedule="fixed", observers=[feeds], draft_length=Pauses())
+        pipe = pipeline(batch_size=6, schedule="fixed", observers=[feeds], draft_length=ByTurns(0, 0, 0, 4))
         (prompt,) = harness.random_prompts([30], 61)
         list(pipe.generate([prompt], 12, sampling=attrs.evolve(WARM, samples=samples)))
         assert [one for round in feeds.reading for one in round.draft] == reads

@@ -11,12 +11,11 @@ from products import crossed
 from specframe_std.states import scans
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.conformance import StateKindSuite
-from specframe_testing.conformance.decoding_suite import LENGTHS, RIGHT
+from specframe_testing.conformance.decoding_suite import RIGHT, usual_requests
 from specframe_testing.device.rounds import watched_rounds
 from transformers import PreTrainedModel
 
 import specframe
-from specframe.contracts.requests import Request
 from specframe.model.runner import ModelRunner
 from specframe.plugins.registry import registry
 
@@ -53,13 +52,6 @@ one_kind_by_default = pytest.mark.parametrize(
 )
 
 
-def usual(new: int = 9) -> list[Request]:
-    """Return ragged requests with pad and eos ids (the same) inside prompts, some of which stop early."""
-    prompts = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=3)
-    prompts[2][0] = prompts[2][5] = prompts[3][-1] = prompts[4][2] = zoo.EOS
-    return harness.requests(prompts, new, {zoo.EOS, 11})
-
-
 @pytest.mark.wide
 def test_every_kind_is_tried() -> None:
     """Each registered kind has a model in this file."""
@@ -85,7 +77,8 @@ def test_layers_are_known_by_their_kind(name: str) -> None:
 @each_kind
 def test_chains(name: str) -> None:
     """Drafts that are right for some tokens, by turns, and mixed batches: tokens are the reference decoder's."""
-    model, asked = architectures.build(name), usual()
+    model = architectures.build(name)
+    asked = usual_requests(model)
     drafter = fakes.ScriptedDrafter(harness.truth(model, asked), RIGHT["by-turns"])
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=4), asked)
     pipe = harness.pipeline(model, drafter, schedule="continuous,piece=4", batch_size=2, draft_length=3)
@@ -98,7 +91,8 @@ def test_chains(name: str) -> None:
 )
 def test_trees(name: str, right: Any) -> None:
     """Nodes go on from their parents' states and windows, and the accepted path alone is taken in."""
-    model, asked = architectures.build(name), usual()
+    model = architectures.build(name)
+    asked = usual_requests(model)
     drafter = fakes.ScriptedTree(harness.truth(model, asked), right)
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=3), asked)
 
@@ -110,7 +104,7 @@ def test_the_targets_first_layers_draft_on_its_states(name: str) -> None:
     pipe = harness.pipeline(
         architectures.build(name), None, drafter="early-exit,layers=1", batch_size=3, draft_length=3
     )
-    harness.check(pipe, usual())
+    harness.check(pipe, usual_requests(pipe.target_model))
     assert pipe.report.num_draft_tokens > 0
 
 
@@ -121,7 +115,7 @@ def test_attention_that_is_left_out_takes_its_states_along(name: str) -> None:
     pipe = harness.pipeline(
         architectures.build(name), None, drafter="layer-skip,skip=attn:1", batch_size=3, draft_length=3
     )
-    harness.check(pipe, usual())
+    harness.check(pipe, usual_requests(pipe.target_model))
     assert pipe.report.num_draft_tokens > 0
 
 
@@ -129,7 +123,8 @@ def test_attention_that_is_left_out_takes_its_states_along(name: str) -> None:
 @one_kind_by_default
 def test_as_on_a_gpu(name: str) -> None:
     """On a device as strict as CUDA a target and a draft model with states are exact, wait once a round and copy nothing."""
-    target, asked = architectures.build(name), usual()
+    target = architectures.build(name)
+    asked = usual_requests(target)
     with suite_device.running_on("sim"), watched_rounds() as watched:
         draft = zoo.good_draft(target)
         pipe = harness.pipeline(target, draft, batch_size=2, draft_length=3, observers=[watched])
@@ -162,7 +157,7 @@ def test_padding_adds_nothing_whatever_is_convolved(name: str) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Conv1d):
             module.bias = torch.nn.Parameter(torch.full((module.out_channels,), 0.5))
-    harness.check(harness.pipeline(model, None, batch_size=3), usual())
+    harness.check(harness.pipeline(model, None, batch_size=3), usual_requests(model))
 
 
 @pytest.mark.wide(but=["zamba2"])
@@ -176,7 +171,7 @@ def test_steps_of_prompts_are_bounded_and_others_are_not(name: str) -> None:
     for module in model.modules():
         if hasattr(module, "time_step_limit"):
             module.time_step_limit = (0.8, float("inf"))
-    asked = usual()
+    asked = usual_requests(model)
     drafter = fakes.ScriptedDrafter(harness.truth(model, asked), RIGHT["by-turns"])
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=4), asked)
 

@@ -18,12 +18,13 @@ from specframe_std.states import row_states as forward_states
 from specframe_std.states.row_states import RowStates
 from specframe_testing import fakes, harness, standard, states
 from specframe_testing.conformance import StateKindSuite
-from specframe_testing.conformance.decoding_suite import LENGTHS, RIGHT
+from specframe_testing.conformance.decoding_suite import RIGHT, usual_requests
 from test_releases import Failing
+from turns import ByTurns
 
-from specframe.contracts.drafts import Block, Budget
+from specframe.contracts.drafts import Block
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Batch, Kept, Sequence
+from specframe.contracts.round import Kept, Sequence
 from specframe.contracts.states import LayerState
 from specframe.engine import local_engine as engine_module
 from specframe.engine.local_engine import LocalEngine
@@ -43,13 +44,6 @@ def _known() -> Iterator[None]:
         yield
 
 
-def usual(new: int = 9) -> list[Request]:
-    """Return ragged requests with pad and eos ids (the same) inside prompts, some of which stop early."""
-    prompts = harness.random_prompts(LENGTHS, 61)
-    prompts[2][0] = prompts[2][5] = prompts[3][-1] = prompts[4][2] = 0
-    return harness.requests(prompts, new, {0, 5, 11})
-
-
 def scripted(asked: list[Request], right: fakes.Right = RIGHT["by-turns"]) -> fakes.ScriptedDrafter:
     """Return a drafter whose drafts are right for ``right`` tokens."""
     return fakes.ScriptedDrafter(harness.truth(TARGET, asked), right)
@@ -66,31 +60,10 @@ class TestFakeHash(StateKindSuite):
         return TARGET
 
 
-class Sometimes:
-    """Drafts nothing in most rounds."""
-
-    needs = offers = frozenset[str]()
-
-    def __init__(self, depth: int) -> None:
-        self.maximum, self._rounds = Budget(depth), 0
-
-    def start(self, run: Any) -> None:
-        """Nothing to prepare."""
-
-    def budget(self, batch: Batch) -> Budget:
-        """Return the budget of every fourth round, and else none."""
-        self._rounds += 1
-        return self.maximum if self._rounds % 4 == 0 else Budget(0)
-
-    def observe(self, report: Any) -> None:
-        """Learn nothing."""
-
-
 def test_a_draft_model_with_states_reads_along() -> None:
     """In rounds that draft nothing the draft model reads what was generated: its drafts after them are those of the target."""
     asked = harness.requests(harness.random_prompts([5, 1, 9, 4], 61), [20, 9, 14, 17])
-    policy = Sometimes(3)
-    pipe = harness.pipeline(TARGET, states.fake_state_target(), batch_size=2, draft_length=policy)
+    pipe = harness.pipeline(TARGET, states.fake_state_target(), batch_size=2, draft_length=ByTurns(0, 0, 0, 3))
     results = harness.check(pipe, asked)
     drafted = sum(one.metrics.num_draft_tokens for one in results)
     assert 0 < drafted == sum(one.metrics.num_accepted_draft_tokens for one in results)
@@ -220,7 +193,7 @@ def test_faults_of_a_kind_are_one_sentence(member: str, function: Any, said: str
     before = dict(known)
     known.clear()
     add_entry(registry(), "faulty-dist", "state kind", "faulty", wrong(member, function))
-    asked = usual()
+    asked = usual_requests(TARGET)
     try:
         with pytest.raises(SpecframeError, match=rf"state kind 'faulty' of faulty-dist: {said}$") as raised:
             harness.decode(harness.pipeline(TARGET, scripted(asked), batch_size=3, draft_length=3), asked)
@@ -285,7 +258,7 @@ def test_trees_of_a_draft_model_with_states_are_refused() -> None:
     pipe = harness.pipeline(TARGET, harness.strategy(registry(), "drafter", "model,branch=2/1"), draft_length=2)
     pipe.parts.draft = fakes.fake_draft(TARGET)
     with pytest.raises(CompositionError, match=r"a tree is drafted by feeding tokens again, .*: expected tree=chain"):
-        harness.decode(pipe, usual())
+        harness.decode(pipe, usual_requests(TARGET))
 
 
 @pytest.mark.wide
@@ -402,7 +375,7 @@ def test_a_state_forgets_nothing() -> None:
 def test_pieces_of_prompts_stand_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the tokens of a long prefill chunk nothing is kept to take in, and one that is to be kept in part is refused."""
     monkeypatch.setattr(forward_states, "LONG", 2)
-    asked = usual()
+    asked = usual_requests(TARGET)
     harness.check(harness.pipeline(TARGET, scripted(asked), batch_size=3, draft_length=3), asked)
     rows = Rows(5)
     rows.feed(rows.batch.last_tokens(4, -1), -5)

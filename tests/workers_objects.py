@@ -10,8 +10,8 @@ from transformers import LogitsProcessor, StoppingCriteria
 
 from specframe.contracts.constraints import Drafted
 from specframe.contracts.drafts import Budget, Draft
-from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
+from specframe.contracts.roles import Drafter
 from specframe.contracts.round import Batch
 
 
@@ -32,14 +32,11 @@ class After(StoppingCriteria):
         return torch.full((len(input_ids),), input_ids.shape[1] >= self.length, device=input_ids.device)
 
 
-class Twigs:
+class Twigs(Drafter):
     """A drafter of one static tree, whose rows share one row of parents: the row's last token twice, and once more after that."""
 
     needs = frozenset({"tree", "move"})
     offers = frozenset({"tree", "budget"})
-
-    def start(self, run: Any) -> None:
-        """Prepare nothing."""
 
     def budget(self, depth: int | None = None) -> Budget:
         """Return the budget of the tree."""
@@ -53,9 +50,6 @@ class Twigs:
             if budget.depth == 2
             else Draft(tokens_BN[:, :0])
         )
-
-    def observe(self, outcome: Outcome) -> None:
-        """Learn nothing."""
 
 
 class Tiring(Twigs):
