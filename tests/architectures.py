@@ -82,6 +82,20 @@ UNLIKE = INDEXED | {
 }
 """Layers of two kinds, with other numbers of heads each."""
 
+SHORT = {"layer_types": ["conv", "full_attention"]}
+INKLING = {
+    "layer_types": ["hybrid_sliding", "hybrid"],
+    "rel_extent": 6,
+    "log_scaling_n_floor": 3,
+    "log_scaling_alpha": 0.5,
+}
+ZAMBA = {
+    "num_hidden_layers": 4,
+    "layers_block_type": ["mamba", "hybrid"] * 2,
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+}
+
 OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"), MLA),
     "cohere_compass_text": {
@@ -94,36 +108,19 @@ OWN: dict[str, dict[str, Any]] = {
         "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "axk2": INDEXED,
-    "deepseek_v32": INDEXED,
+    **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"), INDEXED),
     "dots3_note": {"text_config": UNLIKE},
     "dots3_note_text": UNLIKE,
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {"num_kv_shared_layers": 0},
-    "glm_moe_dsa": INDEXED,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
-    "hy_v4": INDEXED,
-    "inkling2_text": {
-        "layer_types": ["hybrid_sliding", "hybrid"],
-        "rel_extent": 6,
-        "log_scaling_n_floor": 3,
-        "log_scaling_alpha": 0.5,
-    },
-    "inkling_text": {
-        "layer_types": ["hybrid_sliding", "hybrid"],
-        "mlp_layer_types": ["dense", "sparse"],
-        "rel_extent": 6,
-        "log_scaling_n_floor": 3,
-        "log_scaling_alpha": 0.5,
-        "logits_mup_width_multiplier": 1.0,
-    },
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "inkling2_text": INKLING,
+    "inkling_text": INKLING | {"mlp_layer_types": ["dense", "sparse"], "logits_mup_width_multiplier": 1.0},
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), SHORT),
     **dict.fromkeys(("granitemoehybrid", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), HYBRID),
     **dict.fromkeys(("bailing_hybrid", "kimi_linear"), MLA | HYBRID),
     "llama4": {"text_config": CHUNKED},
     "llama4_text": CHUNKED,
-    "lfm3": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"head_dim": 16, "n_groups": 2},
     "minimax": {"sliding_window": None},
     "qwen3_5": {"text_config": HYBRID},
@@ -134,18 +131,7 @@ OWN: dict[str, dict[str, Any]] = {
     "reformer": {"axial_pos_embds": False},
     "roc_bert": {"pronunciation_vocab_size": VOCABULARY, "shape_vocab_size": VOCABULARY},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
-    "zamba": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
-        "attention_hidden_size": 64,
-        "attention_head_dim": 16,
-    },
-    "zamba2": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
-        "attention_hidden_size": 64,
-        "attention_head_dim": 16,
-    },
+    **dict.fromkeys(("zamba", "zamba2"), ZAMBA),
     "zaya": {"num_experts_per_tok": 1},
 }
 """Further settings of model types besides :data:`SIZES`, also for the parts of their configurations."""

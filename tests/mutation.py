@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import multiprocessing
 import os
 import queue
@@ -20,13 +21,14 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import attrs
 
+Found = TypeVar("Found")
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "mutants"
 SECONDS = 300
@@ -224,16 +226,16 @@ def run(copy: Copy, mutant: Mutant, whole: bool = False, seconds: float = SECOND
     return Finding(mutant, outcome, detail, time.monotonic() - begun)
 
 
-def run_all(copies: Sequence[Copy], mutants: Sequence[Mutant], whole: bool = False) -> Iterator[Finding]:
-    """Yield the finding of every mutant as it is made; each copy holds one at a time."""
+def spread(copies: Sequence[Copy], mutants: Sequence[Mutant], act: Callable[[Copy, Mutant], Found]) -> Iterator[Found]:
+    """Yield what comes of each mutant as it comes; each copy holds one at a time."""
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)
 
-    def one(mutant: Mutant) -> Finding:
+    def one(mutant: Mutant) -> Found:
         copy = free.get()
         try:
-            return run(copy, mutant, whole)
+            return act(copy, mutant)
         finally:
             free.put(copy)
 
@@ -285,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(why, file=sys.stderr)
             return 2
         findings = []
-        for finding in run_all(copies, mutants, given.whole):
+        for finding in spread(copies, mutants, functools.partial(run, whole=given.whole)):
             print(finding, flush=True)
             findings.append(finding)
     missed = [finding for finding in findings if finding.outcome != "caught"]

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
+import pytest
 import torch
 from specframe_testing import harness
 
 from specframe.contracts.requests import Request, Result
 from specframe.engine.engine_clock import HandClock
 from specframe.engine.local_engine import LocalEngine
-from specframe.errors import SpecframeError
+from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import Composition
 
@@ -95,6 +96,28 @@ def plant(pipe: Pipeline, usual: Composition, point: Point, at: int, act: Act) -
     acting = Making(inner, maker, member, at, act) if maker else Acting(inner, member, at, act)
     pipe.parts.composition = attrs.evolve(usual, **{field: acting})
     return acting
+
+
+def assert_survived(pipe: Pipeline, asked: list[Request], point: Point, reported: range) -> None:
+    """Assert that at whatever call of a point memory runs out or it fails, no token is lost or comes twice.
+
+    ``reported``: how many errors an engine that goes on may report.
+    """
+    usual, expected = pipe.parts.composition, wanted(pipe.target_model, asked)
+    counted = plant(pipe, usual, point, 0, raising("error"))
+    harness.check(pipe, asked)
+    for at in turns(counted.calls):
+        plant(pipe, usual, point, at, raising("memory"))
+        with pytest.warns(SpecframeWarning, match="memory"):
+            harness.check(pipe, asked)
+        plant(pipe, usual, point, at, raising("error"))
+        ended, errors = stepped(opened(pipe, asked))
+        assert ended == expected
+        assert errors in reported
+        plant(pipe, usual, point, at, raising("error"))
+        results, told = collected(pipe.decode(asked))
+        assert bool(told) == bool(errors)
+        assert all(one.token_ids == expected[one.index] for one in results)
 
 
 def turns(count: int) -> list[int]:

@@ -19,14 +19,12 @@ import argparse
 import ast
 import json
 import os
-import queue
 import re
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -89,7 +87,7 @@ def measure(folder: Path, jobs: int, only: Sequence[str]) -> None:
         faults = [one for one in mutation.read() if not one.environment]
         left = [one for one in faults if one.name not in table.caught and (not only or one.name in only)]
         with (folder / "caught.jsonl").open("a", encoding="utf-8") as file:
-            for mutant, tests in by_rule(copies, left, table):
+            for mutant, tests in mutation.spread(copies, left, lambda *one: (one[1], catching(*one, table))):
                 print(json.dumps({"fault": mutant.name, "tests": tests}), file=file, flush=True)
                 print(f"{len(tests):4} catch {mutant.name}", flush=True)
 
@@ -102,24 +100,6 @@ def reach(copy: Copy, folder: Path, jobs: int) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "reach", "-n", str(jobs), "--dist", "loadfile", *ALL]
     if subprocess.run(command, cwd=copy.folder, env=environment).returncode:
         raise SystemExit("quick: tests fail without any fault: nothing was measured")
-
-
-def by_rule(copies: Sequence[Copy], mutants: Sequence[Mutant], table: Table) -> Iterator[tuple[Mutant, list[str]]]:
-    """Yield each fault with the tests that catch it."""
-    free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-    for copy in copies:
-        free.put(copy)
-
-    def one(mutant: Mutant) -> tuple[Mutant, list[str]]:
-        copy = free.get()
-        try:
-            return mutant, catching(copy, mutant, table)
-        finally:
-            free.put(copy)
-
-    with ThreadPoolExecutor(len(copies)) as pool:
-        for future in as_completed([pool.submit(one, mutant) for mutant in mutants]):
-            yield future.result()
 
 
 def catching(copy: Copy, mutant: Mutant, table: Table) -> list[str]:

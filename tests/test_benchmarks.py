@@ -55,6 +55,14 @@ def plan(rounds: int, seconds: float = 60) -> measure.Plan:
     return measure.Plan(pair, [[1], [2], [3]], 4, rounds, 1e9, time.perf_counter() + seconds)
 
 
+def measured(script: str, output: Path, *words: str) -> Any:
+    """Run a benchmark's script, which has to end well, and return what it has written."""
+    command = [sys.executable, str(BENCHMARKS / script), *words, "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=700, env=os.environ)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    return json.loads(output.read_text())
+
+
 @pytest.mark.slow
 def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Models, prompts: list[list[int]]) -> None:
     """transformers' own decoding and all schemes are measured on the same output."""
@@ -110,23 +118,9 @@ def test_what_benchmarks_import_is_declared() -> None:
 @pytest.mark.slow
 def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
     """All parts of the suite run, small, and find nothing wrong."""
-    output = tmp_path / "suite.json"
-    command = [sys.executable, str(BENCHMARKS / "gpu_suite.py"), "--small", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ)
-    result = json.loads(output.read_text())
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert {part: found["wrong"] for part, found in result.items()} == {
-        "traffic": False,
-        "sanitizer": False,
-        "bitwise": False,
-        "tests": False,
-        "suites": False,
-        "equivalence": False,
-        "attention": False,
-        "heads": False,
-        "rounds": False,
-        "bench": False,
-    }
+    result = measured("gpu_suite.py", tmp_path / "suite.json", "--small")
+    parts = "traffic sanitizer bitwise tests suites equivalence attention heads rounds bench"
+    assert {part: found["wrong"] for part, found in result.items()} == dict.fromkeys(parts.split(), False)
     assert [(row["equal"], row["bugs"]) for row in result["bitwise"]["rows"]] == [("3 of 3", 0)]
     assert [row["scheme"] for row in result["traffic"]["rows"]] == ["ragged", "eqspec"]
     assert {row["most_waits"] for row in result["traffic"]["rows"]} == {1}
@@ -150,11 +144,8 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_server_keeps_streams_apart(tmp_path: Path) -> None:
     """Clients that hang up, read slowly and err leave the streams of others as they are."""
-    output = tmp_path / "soak.json"
-    command = [sys.executable, str(BENCHMARKS / "soak.py"), "--streams", "9", "--seconds", "6", "--batch-size", "4"]
-    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    figures = json.loads(output.read_text())
+    words = ("--streams", "9", "--seconds", "6", "--batch-size", "4")
+    figures = measured("soak.py", tmp_path / "soak.json", *words)
     assert figures["streams"] > 0
     assert figures["kinds with other tokens"] == 0
 
@@ -163,15 +154,8 @@ def test_a_server_keeps_streams_apart(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_run_is_completed(tmp_path: Path) -> None:
     """A run of which a process was killed has every result once in the end, with the ids of one process."""
-    output = tmp_path / "kills.json"
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "kills.py"),
-        *["--victims", "driver", "--times", "1", "--count", "12", "--new", "3"],
-    ]
-    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    found = json.loads(output.read_text())["workers,count=2"]["cycles"]
+    words = ("--victims", "driver", "--times", "1", "--count", "12", "--new", "3")
+    found = measured("kills.py", tmp_path / "kills.json", *words)["workers,count=2"]["cycles"]
     assert [run["status"] for cycle in found["driver"] for run in cycle["runs"] if run["killed"]] == [-9]
     assert all(cycle["complete"] and not cycle["faults"] for cycle in found["driver"])
 
@@ -279,18 +263,13 @@ def test_a_cell_that_ends_its_process_is_a_line_and_the_others_go_on(
 @pytest.mark.slow
 def test_the_cells_of_a_gpu_run_on_the_simulated_device(tmp_path: Path) -> None:
     """Everything that exists is measured, small, and all that is not says why."""
-    output = tmp_path / "cells.json"
-    command = [sys.executable, str(BENCHMARKS / "gpu_fast.py"), "--small", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=700, env=os.environ)
-    rows = json.loads(output.read_text())["cells"]
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    rows = measured("gpu_fast.py", tmp_path / "cells.json", "--small")["cells"]
     assert {row["reason"] for row in rows if row["outcome"] == "skipped"} == {
         "there is no compiler for sim",
         "there is no Triton, or no CUDA",
         "sim has no kernel for it",
     }
-    measured = [row["section"] for row in rows if row["outcome"] == "measured"]
-    assert set(measured) == set(gpu_fast.SHARES)
+    assert {row["section"] for row in rows if row["outcome"] == "measured"} == set(gpu_fast.SHARES)
     assert all(one["nodes"] > 150 for row in rows if row["section"] == "forwards" for one in row.get("figures", []))
 
 

@@ -134,6 +134,7 @@ def test_worker_processes_are_offered_where_they_pay(pair: list[str], monkeypatc
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
+        ("--accept=greedy", "--temperature=1", "choose a rule that samples"),
         ("--align", "exspek", "did you mean 'exspec'?"),
         ("--kv", "dynamic", "alignment 'ragged' needs 'scatter' to be offered, and KV backend 'dynamic' does not"),
         ("--logprobs", "99999", f"logprobs: expected at most {len(zoo.CHARACTERS)}, the target's token ids, got 99999"),
@@ -455,3 +456,46 @@ def environment(folder: Path) -> Path:
     site = next(folder.glob("lib/python*/site-packages"))
     (site / "outer.pth").write_text(f"import site; site.addsitedir({str(here)!r})\n")
     return folder / "bin" / "python"
+
+
+TINY = ["--max-new-tokens", "10", "--draft-length", "3"]
+
+
+@pytest.mark.wide
+def test_log_probabilities_need_a_file() -> None:
+    """They are in the lines of a file alone: without one they are refused in a sentence."""
+    assert "--logprobs: expected --output with it" in command_line.refusal("run", *TINY, "import os", "--logprobs", "2")
+
+
+@pytest.mark.wide
+def test_parameters_of_one_line() -> None:
+    """What a JSON line says wins over the options; a wrong value fails that prompt alone, and other keys mean nothing."""
+    Path("p.jsonl").write_text(
+        '{"prompt": "import os", "max_new_tokens": 3, "id": 7}\n'
+        '{"prompt": "import os", "temperature": 0, "samples": 1}\n'
+        '{"prompt": "import os", "temperature": "hot"}\n'
+    )
+    options = ["--prompts", "p.jsonl", "--temperature", "1.3", "--samples", "2"]
+    result = run(*TINY, *options, "--output", "out.jsonl")
+    kept = records()
+    assert result.exit_code == 1
+    assert [(one["index"], len(one["token_ids"])) for one in kept] == [(0, 3), (0, 3), (1, 10), (2, 0)]
+    assert kept[3]["error"] == "p.jsonl line 3: temperature: expected a number of at least 0, got 'hot'"
+    Path("out.jsonl").unlink()
+    assert run(*TINY, "import os", "--output", "out.jsonl").exit_code == 0
+    assert kept[2]["token_ids"] == records()[0]["token_ids"]
+
+
+def test_resume_completes_the_samples_of_a_prompt() -> None:
+    """A file that lacks one sample of a prompt gets that one, the same as in one go."""
+    options = ["import os", "class A:", "--temperature", "1", "--samples", "2", "--output", "out.jsonl"]
+    assert run(*TINY, *options).exit_code == 0
+    whole = Path("out.jsonl").read_text().splitlines()
+    Path("out.jsonl").write_text("\n".join([whole[0], whole[1], whole[3]]) + "\n")
+    assert run(*TINY, *options, "--resume").exit_code == 0
+    assert Path("out.jsonl").read_text().splitlines() == whole
+    changed = run(*TINY, *options, "--resume", "--top-k", "5")
+    assert changed.exit_code == 2
+    assert "was made with top-k the default: expected 5" in changed.stderr
+    cold = run(*TINY, "import os", "class A:", "--samples", "2", "--output", "out.jsonl", "--resume")
+    assert "was made with temperature 1.0: expected the default" in cold.stderr

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
-from planting import collected, opened, plant, raising, stepped, turns, wanted
+from planting import assert_survived, opened, stepped, wanted
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.policies.goodput import Goodput
 from specframe_testing import fakes, harness, zoo
@@ -282,22 +281,7 @@ POINTS = [
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
 def test_errors_of_launches_and_landings(point: Any) -> None:
     """Wherever memory runs out nothing is lost; another error is reported after what has ended, and the others go on."""
-    pipe, requests = piped(batch_size=2), asked(5)
-    usual, expected = pipe.parts.composition, wanted(TARGET, requests)
-    planted = functools.partial(plant, pipe, usual, point)
-    counted = planted(0, raising("error"))
-    harness.check(pipe, requests)
-    for at in turns(counted.calls):
-        planted(at, raising("memory"))
-        with pytest.warns(RuntimeWarning, match="memory"):
-            harness.check(pipe, requests)
-        planted(at, raising("error"))
-        ended, errors = stepped(opened(pipe, requests))
-        assert (ended, errors) == (expected, 1)
-        planted(at, raising("error"))
-        results, told = collected(pipe.decode(requests))
-        assert told
-        assert all(one.token_ids == expected[one.index] for one in results)
+    assert_survived(piped(batch_size=2), asked(5), point, range(1, 2))
 
 
 KEPT: dict[str, dict[str, Any]] = {

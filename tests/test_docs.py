@@ -15,14 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
-from pages import BLOCK, FORMS, PAGES, ROOT, name, put
+from pages import BLOCK, FORMS, PAGES, ROOT, command_of, forgetting, name, put
 from specframe_lab.commands.lab_option_types import ListOf
 from specframe_lab.grid import split_list
 
 from specframe import Pipeline
-from specframe.cli import cli
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
 from specframe.plugins import hookspecs
@@ -107,11 +105,8 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "src"))
-    before = set(sys.modules)
-    yield tmp_path
-    for module in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[module], "__file__", "")):
-            del sys.modules[module]
+    with forgetting(tmp_path):
+        yield tmp_path
 
 
 @pytest.mark.wide
@@ -129,13 +124,7 @@ def test_python_blocks_run(page: Path, workshop: Path) -> None:
 @pytest.mark.parametrize("line", sorted(set(commands())))
 def test_commands_parse(line: str) -> None:
     """A ``specframe`` command in the documentation names a command, options and strategies that exist."""
-    words = shlex.split(line.partition(" #")[0])[1:]
-    command: click.Command = cli
-    context = click.Context(cli, info_name="specframe")
-    while isinstance(command, click.Group) and words:
-        found = command.get_command(context, words.pop(0))
-        assert found is not None, line
-        command, context = found, click.Context(found, parent=context)
+    command, context, words = command_of(shlex.split(line.partition(" #")[0])[1:])
     command.make_parser(context).parse_args(list(words))
     grids = {option for param in command.params if isinstance(param.type, ListOf) for option in param.opts}
     for option, value in itertools.pairwise(words):

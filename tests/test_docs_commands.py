@@ -5,16 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from command_line import invoke
-from pages import BLOCK, PAGES, ROOT, name, put
-
-from specframe.cli import cli
+from pages import BLOCK, PAGES, ROOT, command_of, forgetting, name, put
 
 FAST = {"README.md", "docs/output.md", "plugins/specframe-std/README.md"}
 """Pages whose commands take a few seconds."""
@@ -109,11 +105,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("benchmarks").mkdir()
     Path("benchmarks/results").symlink_to(ROOT / "benchmarks" / "results")
     monkeypatch.syspath_prepend(str(work / "src"))
-    imported = set(sys.modules)
-    yield work
-    for module in set(sys.modules) - imported:
-        if str(work) in str(getattr(sys.modules[module], "__file__", "")):
-            del sys.modules[module]
+    with forgetting(work):
+        yield work
 
 
 def words(command: str, models: dict[str, str]) -> list[str]:
@@ -172,13 +165,8 @@ def test_commands_of_a_page_write_to_places_of_their_own(page: Path) -> None:
 
 def output_of(arguments: list[str]) -> str | None:
     """Return the value of --output that a command has, the default where none is given."""
-    command: click.Command = cli
-    context = click.Context(cli, info_name="specframe")
-    while isinstance(command, click.Group) and arguments:
-        found = command.get_command(context, arguments.pop(0))
-        assert found is not None
-        command, context = found, click.Context(found, parent=context)
-    given, _, _ = command.make_parser(context).parse_args(list(arguments))
+    command, context, left = command_of(arguments)
+    given, _, _ = command.make_parser(context).parse_args(left)
     option = next((param for param in command.params if param.name == "output"), None)
     place = given.get("output", option.default if option else None)
     return place if isinstance(place, str) else None

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
 from specframe.reference import reference_decode
+from specframe.text.sampling import Sampling
 
 LAYOUTS = (("ragged", "slab"), ("eqspec", "dynamic"), ("eqspec", "slab"), ("exspec", "dynamic"), ("exspec", "slab"))
 SCHEDULERS = ("fixed", "continuous", "same-length,window=9,patience=4")
@@ -127,6 +129,36 @@ def test_reference_is_the_models_own_output(name: str) -> None:
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=10, eos_token_id=sorted(STOPS)
     )
     assert reference_decode(target, prompt, 10, STOPS) == own[0, len(prompt) :].tolist()
+
+
+TREES: dict[str, dict[str, Any]] = {"static": {"branch": "3/2/1"}, "dynamic": {"tree": "dynamic", "nodes": 8}}
+OF_TREES = [
+    ("llama", "ragged", "static", 1, "greedy"),
+    ("qwen3", "eqspec", "dynamic", 3, "greedy"),
+    ("mistral", "exspec", "static", 8, "gumbel"),
+    ("gemma3", "rollback", "dynamic", 1, "gumbel"),
+    ("gpt2", "ragged", "static", 3, "greedy"),
+    ("opt", "eqspec", "dynamic", 8, "greedy"),
+]
+"""Architectures, each with one alignment, tree, batch size and rule, by turns."""
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("name", "align", "tree", "batch_size", "rule"), OF_TREES)
+def test_trees_of_a_draft_model(name: str, align: str, tree: str, batch_size: int, rule: str) -> None:
+    """They give the target's own tokens, greedy and sampled with shared noise, and some of their nodes are accepted."""
+    target, warm = models(name)["target"], Sampling(temperature=0.9)
+    options = {"align": align, "accept": rule, "batch_size": batch_size, "draft_length": "auto", "seed": 3}
+    pipe = harness.pipeline(target, models(name)["good"], drafter=ModelDrafter(**TREES[tree]), **options)
+    if rule == "greedy":
+        harness.check(pipe, asked(9))
+    else:
+        plain = harness.pipeline(target, None, accept=rule, batch_size=4, seed=3)
+        found, wanted = (
+            [one.token_ids for one in each.generate(prompts(), 9, sampling=warm)] for each in (pipe, plain)
+        )
+        assert found == wanted
+    assert pipe.report.mean_acceptance_length > 1
 
 
 PAIR = fakes.fake_target(), fakes.fake_draft(fakes.fake_target())

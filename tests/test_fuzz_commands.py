@@ -6,7 +6,6 @@ import os
 import random
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import click
 import fuzzing
 import pytest
 from click.testing import CliRunner, Result
+from command_line import walk
 from fuzzing import TEXTS, Takes, number, whole, word
 
 from specframe.cli import cli
@@ -166,16 +166,6 @@ SMALL = {
 """What keeps a command at milliseconds, where nothing else is drawn."""
 
 
-def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Yield a command and those below it, with the words that lead there."""
-    yield words, command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            if (*words, name) not in LASTING:
-                yield from walk(command.get_command(context, name), *words, name)
-
-
 LASTING = {("serve",), ("heads",), ("models", "check"), ("predict",), ("plan",)}
 """Commands that run until they are ended, for as long as training takes, or while they measure the machine; they have tests of
 their own."""
@@ -183,9 +173,7 @@ their own."""
 
 def commands() -> list[tuple[tuple[str, ...], click.Command]]:
     """Return every command of specframe and the lab."""
-    context = click.Context(cli)
-    names = [name for name in cli.list_commands(context) if (name,) not in LASTING]
-    return [found for name in names for found in walk(cli.get_command(context, name), name)]
+    return [found for found in walk(left_out=LASTING) if found[0]]
 
 
 def long_name(option: click.Parameter) -> str:

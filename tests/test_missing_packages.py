@@ -54,34 +54,28 @@ def test_the_names_are_those_that_are_registered(monkeypatch: pytest.MonkeyPatch
         assert names == every, kind
 
 
-@pytest.mark.wide(but=["memory"])
+@pytest.mark.wide(but=["memory", "bitwise", "check"])
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("option", "value", "told"),
     [
-        (["--drafter", "eagle,checkpoint=x"], "drafter 'eagle' is part of specframe-heads"),
-        (["--target", "tiny"], "model 'tiny' is part of specframe-tiny"),
-        pytest.param(["--memory", "1GB"], "option 'memory' is part of specframe-memory", id="memory"),
+        ("drafter", "eagle,checkpoint=x", "drafter 'eagle' is part of specframe-heads"),
+        ("target", "tiny", "model 'tiny' is part of specframe-tiny"),
+        pytest.param("memory", "1GB", "option 'memory' is part of specframe-memory", id="memory"),
+        pytest.param("bitwise", True, "option 'bitwise' is part of specframe-bitwise", id="bitwise"),
+        pytest.param("check", True, "option 'check' is part of specframe-testing", id="check"),
     ],
 )
-def test_a_name_says_what_to_install(options: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name, or an option, that a distribution would offer is one sentence with the distribution, and exit status 2."""
+def test_a_name_says_what_to_install(option: str, value: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name, or an option, that a distribution would offer is one sentence with the distribution before a model is loaded."""
     alone(monkeypatch)
-    target = [] if "--target" in options else ["--target", "./nowhere"]
     part = told.rpartition(" ")[2]
-    assert refusal("run", *target, *options, "x") == f"{told}, which is not installed: pip install {part}"
-    name = options[1]
-    with pytest.raises(PluginError, match=f"which is not installed: pip install {part}$"):
-        Pipeline(**{"target": "./nowhere", options[0].removeprefix("--"): name})
-
-
-@pytest.mark.parametrize(("option", "part"), [("bitwise", "specframe-bitwise"), ("check", "specframe-testing")])
-def test_an_option_says_what_to_install(option: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option without its distribution is one sentence, before a model is loaded."""
-    alone(monkeypatch)
-    told = f"option '{option}' is part of {part}, which is not installed: pip install {part}"
-    assert refusal("run", "--target", str(FOLDER / "target"), "--drafter", "none", f"--{option}", "x") == told
-    with pytest.raises(PluginError, match=f"^{told}$"):
-        Pipeline(FOLDER / "target", "none", **{option: True})
+    told = f"{told}, which is not installed: pip install {part}"
+    given = {"target": str(FOLDER / "target"), "drafter": "none"} if value is True else {"target": "./nowhere"}
+    given |= {option: value}
+    words = (f"--{name}" if one is True else f"--{name}={one}" for name, one in given.items())
+    assert refusal("run", *words, "x") == told
+    with pytest.raises(PluginError, match=f"{told}$"):
+        Pipeline(**given)
 
 
 def test_what_the_standard_strategies_bring_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

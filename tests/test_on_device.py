@@ -1,7 +1,4 @@
-"""Everything runs on the simulated accelerator, with the tokens of the CPU, one wait per round and as few copies as can be.
-
-A sample runs by default; ``SPECFRAME_FULL_MATRIX=1`` runs all.
-"""
+"""Everything runs on the simulated accelerator, with the tokens of the CPU, one wait per round and as few copies as can be."""
 
 from __future__ import annotations
 
@@ -9,41 +6,33 @@ import contextlib
 import functools
 import gc
 import inspect
-import itertools
-import os
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from products import crossed
-from specframe_std.alignments.ragged import Ragged
 from specframe_std.attention import kernel_check, varlen
 from specframe_std.attention.varlen import Packed
 from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.graphs import captured_forward, graph_cache
-from specframe_std.kv.ragged_layout import RaggedLayout
 from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.captured_graphs import SimRecording, tape
 from specframe_testing.device.counters import ALLOCATION, COUNTERS
 from specframe_testing.device.device_memory import MEMORY
-from specframe_testing.device.rounds import watched_rounds
 from specframe_testing.paged_fake import Pages
 from torch.nn.attention.varlen import varlen_attn
 from transformers import LogitsProcessor, PreTrainedModel
 from turns import ByTurns
 
 from specframe import Pipeline
-from specframe.contracts.cache import DenseView, KVStore, Placement
-from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.contracts.cache import DenseView, Placement
+from specframe.contracts.drafts import Block, Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.devices.held import Held
 from specframe.devices.kinds import on_device
@@ -52,7 +41,6 @@ from specframe.model.attention import interface
 from specframe.model.run import Run
 from specframe.text.sampling import Sampling
 
-FULL = os.environ.get("SPECFRAME_FULL_MATRIX") == "1"
 LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 12
 STOPS = frozenset({zoo.EOS, 3})
 
@@ -84,27 +72,6 @@ def piped(name: str, **options: Any) -> Pipeline:
     target, draft = pair(name)
     given = {"batch_size": 3, "draft_length": 3, **options}
     return harness.pipeline(target, None if given.get("drafter") == "none" else draft, **given)
-
-
-LAYOUTS = ("ragged", "eqspec", "exspec", "rollback", "masking,positions=content")
-CELLS = [
-    (zoo.NAMES[place % len(zoo.NAMES)], align, batch_size, graphs)
-    for place, (align, batch_size, graphs) in enumerate(itertools.product(LAYOUTS[:3], (1, 3, 8), ("on", "off")))
-]
-"""The equivalence sample: every architecture, under alignments, batch sizes, and with or without captured forwards."""
-if FULL:
-    CELLS = list(itertools.product(zoo.NAMES, LAYOUTS, (1, 3, 8), ("on", "off")))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("device", ["cpu", "sim"])
-@pytest.mark.parametrize(("name", "align", "batch_size", "graphs"), CELLS[:: 1 if FULL else 2], ids=str)
-def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, device: str) -> None:
-    """The equivalence sample is exact on the CPU and on the device."""
-    with suite_device.running_on(device):
-        pipe = piped(name, align=align, batch_size=batch_size, graphs=graphs, kv="slab" if align == "eqspec" else None)
-        assert pipe.target_model.device.type == device
-        harness.check(pipe, asked(name, 8))
 
 
 def test_figures() -> None:
@@ -572,123 +539,6 @@ def test_pages_of_the_packed_kernel() -> None:
     assert torch.equal(found.cpu(), wanted.cpu())
     with pytest.raises(RuntimeError, match="multiple of 256 slots"):
         varlen_attn(query, pages[:, :16], pages[:, :16], *starts, 2, 512, block_table=table, **options)
-
-
-class Faulty(fakes.ScriptedDrafter):
-    """A drafter with a fault that shows on no CPU."""
-
-    def __init__(self, fault: str, truth: Any) -> None:
-        super().__init__(truth)
-        self._fault = fault
-
-    def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Return the script's draft, after doing what costs nothing on a CPU."""
-        if self._fault == "an index on the host":
-            batch.tokens_BS[torch.arange(len(batch)), 0]
-        if self._fault == "places on the host":
-            batch.tokens_BS.gather(1, torch.zeros(len(batch), 1, dtype=torch.long))
-        if self._fault == "item in a loop":
-            for row in range(len(batch)):
-                batch.lengths_B[row].item()
-        return super().propose(batch, budget)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("fault", ["an index on the host", "item in a loop"])
-def test_a_fault_that_costs_waits_is_counted(fault: str) -> None:
-    """A drafter that waits works everywhere, and breaks the budget of a round on the device."""
-    target, _ = pair("fake")
-    drafter = Faulty(fault, harness.truth(target, asked()))
-    with watched_rounds() as watched:
-        harness.check(harness.pipeline(target, drafter, batch_size=3, observers=[watched]), asked())
-    assert all(one.waits > 1 for one in watched.steady)
-    assert "test_on_device.py" in str(watched.steady[0])
-
-
-class Overwriting(Ragged):
-    """Writes the padding before a prompt, which repeats its first token, to the slot of its second one."""
-
-    class Layout(RaggedLayout):
-        def place(self, batch: Batch, block: Block) -> Placement:
-            placement = super().place(batch, block)
-            return attrs.evolve(placement, slots_BT=placement.index_BT.where(placement.index_BT >= 0, 1))
-
-    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, rows, capacity)
-
-
-@pytest.mark.wide
-def test_a_slot_that_is_written_twice_is_wrong_on_the_device() -> None:
-    """An alignment that counts on a CPU's order of writes decodes right there, and not on the device."""
-    target, _ = pair("fake")
-    with suite_device.running_on("cpu"):
-        harness.check(harness.pipeline(target, None, align=Overwriting(), batch_size=3), asked())
-    with pytest.raises(AssertionError):
-        harness.check(harness.pipeline(target, None, align=Overwriting(), batch_size=3), asked())
-
-
-@pytest.mark.wide
-def test_a_fault_that_mixes_devices_is_refused() -> None:
-    """A drafter that looks tokens up by indices of the host decodes on a CPU, and a sentence on the device says what it mixed."""
-    target, _ = pair("fake")
-    drafter = Faulty("places on the host", harness.truth(target, asked()))
-    with suite_device.running_on("cpu"):
-        harness.check(harness.pipeline(target, drafter, batch_size=3), asked())
-    with pytest.raises(Exception, match=r"same device, got cpu, sim:0"):
-        harness.decode(harness.pipeline(target, drafter, batch_size=3), asked())
-
-
-class Unfit(fakes.FakeModel):
-    """A fake with a fault that only a graph shows."""
-
-    fault = ""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.told = [0]
-        self.register_buffer("count", torch.zeros((), dtype=torch.long))
-
-    @functools.wraps(fakes.FakeModel.forward)
-    def forward(self, *args: Any, **options: Any) -> Any:
-        """Return the fake's output; a tensor made on the host goes into it, or the difference of two equal counts."""
-        output = super().forward(*args, **options)
-        if self.fault == "tensor of the host":
-            output.logits = output.logits + torch.tensor([0.0], device=output.logits.device)
-        if self.fault == "number of Python":
-            size = output.logits.shape[-1]
-            turned_V = (torch.arange(size, device=output.logits.device) + self.count - self.told[0]) % size
-            output.logits = output.logits[..., turned_V]
-        return output
-
-
-class Counted(harness.Feeds):
-    """Counts rounds in a model, in a number of Python and in a tensor of the device."""
-
-    model: Any = None
-
-    def round(self, report: Any) -> None:
-        """Count."""
-        self.model.told[0] += 1
-        self.model.count.add_(1)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("fault", ["tensor of the host", "number of Python"])
-@pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_a_fault_inside_a_recorded_forward(fault: str, device: str) -> None:
-    """A captured graph refuses a tensor made on the host, and bakes in a number of Python; a CPU shows neither."""
-    target, counted = Unfit(fakes.fake_target().config).eval(), Counted()
-    target.fault = fault
-    with suite_device.running_on(device), warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        pipe = harness.pipeline(target, None, drafter="none", graphs="on", batch_size=3, observers=[counted])
-        counted.model = pipe.target_model
-        results = harness.decode(pipe, asked())
-    wanted = [harness.expected(fakes.fake_target(), request)[0] for request in asked()]
-    refused = any("are not captured as CUDA graphs" in str(one.message) for one in told)
-    assert refused == (fault == "tensor of the host" and device == "sim")
-    right = [result.token_ids for result in results] == wanted
-    assert right == (fault == "tensor of the host" or device == "cpu")
 
 
 def test_streaming() -> None:

@@ -9,14 +9,13 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import click
 import pytest
-from command_line import refusal
+from command_line import refusal, walk
 from specframe_lab.commands.lab_option_types import Arrivals, ListOf
 
-from specframe.cli import cli, option_types
+from specframe.cli import option_types
 from specframe.errors import OptionError, SpecframeError
 from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import parse_specification, registry
@@ -173,18 +172,10 @@ for words in json.load(sys.stdin):
 """
 
 
-def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Option]]:
-    """Yield every option with a value of a command and of those below it, with the words that lead there."""
-    if isinstance(command, click.Group):
-        for name, below in command.commands.items():
-            yield from walk(below, *words, name)
-    yield from ((words, one) for one in command.params if isinstance(one, click.Option) and not one.is_flag)
-
-
 def all_options() -> list[tuple[tuple[str, ...], click.Option]]:
     """Return every option with a value of every command of specframe and the lab."""
-    context = click.Context(cli)
-    return [found for name in cli.list_commands(context) for found in walk(cli.get_command(context, name), name)]
+    found = ((words, one) for words, command in walk(left_out={("models", "check")}) if words for one in command.params)
+    return [(words, one) for words, one in found if isinstance(one, click.Option) and not one.is_flag]
 
 
 def wrong(kind: click.ParamType) -> list[str]:
