@@ -23,6 +23,17 @@ FAULTS: dict[str, Callable[[], BaseException]] = {
     "exit": lambda: SystemExit(3),
 }
 
+FIELDS = {
+    "drafter": "drafter",
+    "verifier": "verifier",
+    "acceptance rule": "rule",
+    "alignment": "alignment",
+    "scheduler": "scheduler",
+    "KV backend": "kv",
+    "draft-length policy": "policy",
+}
+"""The roles' names in a composition."""
+
 Point = tuple[str, str, str]
 """A role, what it makes that is called ("" for itself), and the member called."""
 
@@ -118,6 +129,20 @@ def assert_survived(pipe: Pipeline, asked: list[Request], point: Point, reported
         results, told = collected(pipe.decode(asked))
         assert bool(told) == bool(errors)
         assert all(one.token_ids == expected[one.index] for one in results)
+
+
+def noting(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., Any]) -> list[Any]:
+    """Return a list that gets, after each call of a member, what ``note`` makes of its result and arguments but None."""
+    found, usual = list[Any](), getattr(owner, name)
+
+    def noted(*given: Any, **named: Any) -> Any:
+        result = usual(*given, **named)
+        if (one := note(result, *given, **named)) is not None:
+            found.append(one)
+        return result
+
+    patch.setattr(owner, name, noted)
+    return found
 
 
 def turns(count: int) -> list[int]:

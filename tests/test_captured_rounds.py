@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from planting import Acting, Point, assert_survived, opened, stepped, wanted
+from planting import Acting, Point, assert_survived, noting, opened, stepped, wanted
 from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.graphs import captured_rounds
 from specframe_testing import fakes, harness, suite_device, zoo
@@ -40,16 +40,8 @@ def _soon(on_sim: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The kinds of the rounds that were replayed or captured."""
-    found: list[Any] = []
-    decoded = captured_rounds.CapturedRounds.decoded
-
-    def noted(self: Any, kind: Any, *given: Any) -> Any:
-        flight = decoded(self, kind, *given)
-        found.extend([kind] if flight else [])
-        return flight
-
-    monkeypatch.setattr(captured_rounds.CapturedRounds, "decoded", noted)
-    return found
+    rounds = captured_rounds.CapturedRounds
+    return noting(monkeypatch, rounds, "decoded", lambda flight, self, kind, *_: kind if flight else None)
 
 
 def piped(draft: Any = DRAFT, **options: Any) -> Pipeline:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import architectures
 import pytest
 import torch
+from planting import noting
 from specframe_std.graphs import captured_forward
 from specframe_std.graphs.captured_states import CapturedStates
 from specframe_std.graphs.kept_graphs import StoreGraphs
@@ -242,13 +243,7 @@ def test_memory_that_runs_out_between_two_layers_commits(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("drafts", [False, True], ids=["target", "draft model"])
 def test_no_plan_of_memory_has_what_graphs_keep(drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory has a bound, forwards of a target or a draft model with states are not captured."""
-    made, usual = list[RowStates](), RowStates.__init__
-
-    def noted(self: RowStates, *given: Any) -> None:
-        usual(self, *given)
-        made.append(self)
-
-    monkeypatch.setattr(RowStates, "__init__", noted)
+    made = noting(monkeypatch, RowStates, "__init__", lambda _, states, *given: states)
     hybrid, other = architectures.build("lfm2"), zoo.build("qwen3")
     with suite_device.running_on("cpu"):
         for memory in (None, "1 GB"):

@@ -113,7 +113,7 @@ def test_broken_commands_of_plugins(site: Callable[..., None]) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize(("name", "other"), [("greet", "other"), ("run", "specframe-std")])
 def test_plugins_in_conflict(site: Callable[..., None], name: str, other: str) -> None:
-    """Of two commands of one name, also specframe's own, neither can be used, and both distributions are named; all else can."""
+    """Of two commands of one name, also specframe's own, neither can be used, and both are named; all else can be used."""
     site("greeter", PLUGIN.replace('"greet", greet', f'"{name}", greet'))
     if other == "other":
         site("other", PLUGIN.replace("greeter_plugin:", "other_plugin:"))

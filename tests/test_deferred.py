@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from planting import assert_survived, opened, stepped, wanted
+from planting import assert_survived, noting, opened, stepped, wanted
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.policies.goodput import Goodput
 from specframe_testing import fakes, harness, zoo
@@ -45,16 +45,7 @@ def piped(draft: Any = DRAFT, rounds: str = "deferred", **options: Any) -> Pipel
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each round was launched before the one before it was landed."""
-    found: list[bool] = []
-    launch = loop.launch
-
-    def noted(*given: Any) -> Any:
-        flight = launch(*given)
-        found.append(given[-1] is not None)
-        return flight
-
-    monkeypatch.setattr(loop, "launch", noted)
-    return found
+    return noting(monkeypatch, loop, "launch", lambda flight, *given: given[-1] is not None)
 
 
 @pytest.mark.wide(but=["plain-3"])

@@ -17,8 +17,9 @@ from specframe.plugins.versions import bounds
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
-PROJECTS = {tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"]: path for path in FILES}
-"""The project file of each distribution, by its name."""
+LOADED = {path.parent: tomllib.loads(path.read_text(encoding="utf-8")) for path in FILES}
+PROJECTS = {loaded["project"]["name"]: (folder, loaded) for folder, loaded in LOADED.items()}
+"""The folder and the project file of each distribution, by its name."""
 
 NAMES = {"attr": "attrs", "markdown_it": "markdown-it-py"}
 """Distributions that are called otherwise than the package that is imported."""
@@ -67,8 +68,8 @@ def undeclared(name: str, project: dict, folder: Path) -> list[str]:
 @pytest.mark.parametrize("name", PROJECTS)
 def test_imports_are_declared(name):
     """Whatever a distribution's modules import, lazily or not, is among its dependencies, or in the extra of that part."""
-    project = tomllib.loads(PROJECTS[name].read_text(encoding="utf-8"))
-    folder = PROJECTS[name].parent / name.replace("-", "_")
+    folder, project = PROJECTS[name]
+    folder /= name.replace("-", "_")
     assert any(folder.rglob("*.py"))
     assert undeclared(name, project, folder) == []
 
@@ -77,7 +78,7 @@ def test_imports_are_declared(name):
 @pytest.mark.parametrize("name", PROJECTS)
 def test_distributions_have_one_version_and_fit_each_other(name):
     """Each is of the core's version, and depends on the others as a new plugin is made to."""
-    project = tomllib.loads(PROJECTS[name].read_text(encoding="utf-8"))["project"]
+    project = PROJECTS[name][1]["project"]
     assert project["version"] == specframe.__version__
     inside = {one: at for one, at in requirements(project["dependencies"]).items() if one.startswith("specframe")}
     assert set(inside.values()) <= {bounds()}
@@ -87,7 +88,7 @@ def test_distributions_have_one_version_and_fit_each_other(name):
 @pytest.mark.parametrize("name", PROJECTS)
 def test_dependencies_have_a_lower_bound(name):
     """Every dependency but another distribution of this project says the least version that it was tried with."""
-    project = tomllib.loads(PROJECTS[name].read_text(encoding="utf-8"))["project"]
+    project = PROJECTS[name][1]["project"]
     listed = [*project["dependencies"], *itertools.chain(*project.get("optional-dependencies", {}).values())]
     outside = {one: bounds for one, bounds in requirements(listed).items() if not one.startswith("specframe")}
     assert [one for one, bounds in outside.items() if not re.match(r"(\[[\w,-]+\])?>=", bounds)] == []

@@ -14,7 +14,6 @@ from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import ExecutorSuite
 
 from specframe import Pipeline
-from specframe.contracts.drafts import Budget
 from specframe.engine.local_engine import LocalEngine
 from specframe.errors import ContractError, ModelError, OptionError, UnknownNameError
 from specframe.plugins.recipe import Recipe
@@ -26,23 +25,15 @@ PROMPTS = harness.random_prompts((6, 1, 9, 4), 61, seed=5)
 
 
 class Asked:
-    """Decodes in this process and notes the values that it is asked to broadcast.
-
-    Options:
-        halved: give half of a budget, as another rank's might be.
-    """
+    """Decodes in this process and broadcasts nothing."""
 
     offers = frozenset[str]()
-
-    def __init__(self, halved: bool = False) -> None:
-        self.halved, self.values = halved, []
 
     def open(self, recipe: Any, parts: Any, observers: Any, clock: Any) -> LocalEngine:
         return LocalEngine(recipe, parts, observers, clock, self)
 
     def broadcast(self, value: Any) -> Any:
-        self.values.append(value)
-        return Budget(value.depth // 2) if self.halved and isinstance(value, Budget) else value
+        return value
 
 
 @pytest.mark.wide(but=["test_equals_reference[eqspec]"])
@@ -82,69 +73,47 @@ def test_what_is_no_executor_is_refused(executor: Any, error: type[Exception], t
         harness.pipeline(TARGET, DRAFT, executor=executor)
 
 
-class NoEngine(Asked):
-    def open(self, *_: Any) -> Any:
-        return torch.zeros(2)
+def raising(error: Exception) -> Callable[..., Any]:
+    """Return what raises an error."""
 
+    def member(*_: Any) -> Any:
+        raise error
 
-class Broken(Asked):
-    def open(self, *_: Any) -> Any:
-        raise RuntimeError("no port is free")
-
-
-class Changing(Asked):
-    def broadcast(self, value: Any) -> Any:
-        return str(value)
-
-
-class Raising(Asked):
-    def broadcast(self, value: Any) -> Any:
-        raise ValueError("rank 1 is gone")
+    return member
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("executor", "told"),
+    ("member", "function", "told"),
     [
-        (NoEngine(), r"executor NoEngine.*: open\(\) must return an engine with abort, add, .* got a tensor of shape"),
-        (Broken(), r"executor Broken.*: open\(\) raised RuntimeError: no port is free"),
-        (Changing(), r"executor Changing.*: broadcast\(\) must return rank 0's float, got '"),
-        (Raising(), r"executor Raising.*: broadcast\(\) raised ValueError: rank 1 is gone"),
+        ("open", lambda *_: torch.zeros(2), r"must return an engine with abort, add, .* got a tensor of shape"),
+        ("open", raising(RuntimeError("no port is free")), "raised RuntimeError: no port is free"),
+        ("broadcast", lambda self, value: str(value), "must return rank 0's float, got '"),
+        ("broadcast", raising(ValueError("rank 1 is gone")), "raised ValueError: rank 1 is gone"),
     ],
     ids=["engine", "open", "type", "broadcast"],
 )
-def test_faults_of_an_executor_are_one_sentence(executor: Any, told: str) -> None:
+def test_faults_of_an_executor_are_one_sentence(member: str, function: Any, told: str) -> None:
     """An executor that raises, or returns another kind of thing, is named with its member; the pipeline is free afterwards."""
-    pipe = harness.pipeline(TARGET, DRAFT, draft_length=3, executor=executor)
+    faulty = type("Faulty", (Asked,), {member: function})()
+    pipe = harness.pipeline(TARGET, DRAFT, draft_length=3, executor=faulty)
     for _ in range(2):
-        with pytest.raises(ContractError, match=told):
+        with pytest.raises(ContractError, match=rf"executor Faulty.*: {member}\(\) {told}"):
             harness.decode(pipe, harness.requests(PROMPTS, 6))
 
 
 class Ranked(Asked):
-    """An executor with ranks, of which another one has no memory, or fails, in a step."""
+    """An executor with ranks, whose others do as this one."""
 
     offers = frozenset({"ranks"})
     rank = 0
 
-    def __init__(self, step: int = 0, error: Exception | None = None) -> None:
-        super().__init__()
-        self._left, self._error = step, error
-        self.stood = self.steps = 0
-
     @contextlib.contextmanager
     def barrier(self) -> Iterator[Callable[[], None]]:
-        self.steps += 1
-        yield self._stand
+        yield lambda: None
 
     def end(self, status: int, told: str) -> int:
         return status
-
-    def _stand(self) -> None:
-        self.stood += 1
-        self._left -= 1
-        if self._left == 0 and self._error:
-            raise self._error
 
 
 def test_ranks_keep_nothing_of_prompts_between_runs() -> None:
@@ -161,7 +130,6 @@ class Loading(Asked):
     offers = frozenset({"loading"})
 
     def __init__(self, fault: str = "") -> None:
-        super().__init__()
         self._fault, self.loaded = fault, {}
 
     def device(self, recipe: Recipe) -> torch.device:

@@ -14,6 +14,7 @@ import pairing
 import pytest
 from planting import (
     FAULTS,
+    FIELDS,
     WRONG,
     Act,
     Acting,
@@ -43,17 +44,6 @@ ASKED = harness.requests(harness.random_prompts((5, 1, 3), 61), [4, 7, 3])
 PIPE = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=2, kv=pairing.Paired())
 MOVING = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=2, align="eqspec")
 USUAL = {id(one): one.composition for one in (PIPE, MOVING)}
-
-FIELDS = {
-    "drafter": "drafter",
-    "verifier": "verifier",
-    "acceptance rule": "rule",
-    "alignment": "alignment",
-    "scheduler": "scheduler",
-    "KV backend": "kv",
-    "draft-length policy": "policy",
-}
-"""The roles' names in a composition."""
 
 WANTED = wanted(TARGET, ASKED)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from planting import (
     FAULTS,
+    FIELDS,
     WRONG,
     Acting,
     assert_once,
@@ -198,8 +199,6 @@ ELSEWHERE = [
     ("acceptance rule", "choose", None),
     ("acceptance rule", "accept", None),
 ]
-FIELDS = {"drafter": "drafter", "verifier": "verifier", "acceptance rule": "rule"}
-"""The roles' names in a composition."""
 
 
 @pytest.mark.wide(but=["drafter-propose-logits_BNV"])

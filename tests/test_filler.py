@@ -1,4 +1,4 @@
-"""Figures and the clock; and the share of padding: tokens that were computed and meant nothing, compared with counts by hand."""
+"""Figures and the clock; and the share of padding: tokens that were computed and meant nothing, counted by hand."""
 
 from __future__ import annotations
 

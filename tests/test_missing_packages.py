@@ -66,7 +66,7 @@ def test_the_names_are_those_that_are_registered(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_name_says_what_to_install(option: str, value: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name, or an option, that a distribution would offer is one sentence with the distribution before a model is loaded."""
+    """A name, or an option, that a distribution would offer is one sentence with the distribution."""
     alone(monkeypatch)
     part = told.rpartition(" ")[2]
     told = f"{told}, which is not installed: pip install {part}"

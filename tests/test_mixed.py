@@ -10,6 +10,7 @@ import architectures
 import numpy as np
 import pytest
 import torch
+from planting import noting
 from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.graphs import captured_forward
 from specframe_std.graphs.captured_forward import CapturedForward
@@ -154,13 +155,7 @@ def test_lack_of_memory(place: str, monkeypatch: pytest.MonkeyPatch, joined: lis
 )
 def test_they_are_captured(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of all lengths up to a power of two replay one captured graph, a new one where other rows read them."""
-    kept, usual = list[CapturedForward](), CapturedForward.__attrs_post_init__
-
-    def noted(self: CapturedForward) -> None:
-        usual(self)
-        kept.append(self)
-
-    monkeypatch.setattr(CapturedForward, "__attrs_post_init__", noted)
+    kept = noting(monkeypatch, CapturedForward, "__attrs_post_init__", lambda _, captured: captured)
     monkeypatch.setattr(captured_forward, "EAGER", 1)
     target = zoo.build("qwen3")
     prompts = harness.random_prompts([5, 3, *range(12, 44, 2)], zoo.VOCABULARY, seed=8)
@@ -193,13 +188,11 @@ def test_they_are_unasked_for_where_one_captured_forward_reads_both(
     """A round reads no more tokens of prompts than a graph computes, and none where these took a forward of their own, or no plan
     of memory has them."""
     monkeypatch.setattr(continuous, "PROMPTS", 16)
-    chunks, usual = list[tuple[int, int]](), Pool.batch
 
-    def noted(self: Pool, sequences: Any, piece: int = 0, mixed: Any = ()) -> Batch:
-        chunks.extend([(len(mixed), piece)] if mixed else [])
-        return usual(self, sequences, piece, mixed)
+    def chunk(made: Batch, pool: Pool, sequences: Any, piece: int = 0, mixed: Any = ()) -> tuple[int, int] | None:
+        return (len(mixed), piece) if mixed else None
 
-    monkeypatch.setattr(Pool, "batch", noted)
+    chunks = noting(monkeypatch, Pool, "batch", chunk)
     target = architectures.build(name) if name == "falcon_h1" else zoo.build(name)
     prompts = harness.random_prompts((3, 9, 9, 50, 40, 33), zoo.VOCABULARY, seed=8)
     with suite_device.running_on(device):

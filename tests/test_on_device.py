@@ -1,4 +1,4 @@
-"""Everything runs on the simulated accelerator, with the tokens of the CPU, one wait per round and as few copies as can be."""
+"""Everything runs on the simulated accelerator: with the tokens of the CPU, one wait per round and few copies."""
 
 from __future__ import annotations
 

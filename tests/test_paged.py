@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+from planting import noting
 from specframe_testing import fakes, harness, paged_fake, zoo
 from specframe_testing.conformance import AttentionBackendSuite
 from specframe_testing.instrumentation.invariant_error import InvariantError
@@ -28,15 +29,7 @@ PROMPTS = [COMMON, [*COMMON, 5, 6, 7], [3], [*COMMON[:9], 1, 2], COMMON]
 @pytest.fixture
 def sharing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note how many pages are shared whenever a batch is arranged."""
-    found: list[int] = []
-    arrange = PagedFakeStore.arrange
-
-    def noted(self: PagedFakeStore, sequences: Any) -> None:
-        arrange(self, sequences)
-        found.append(self.shared)
-
-    monkeypatch.setattr(PagedFakeStore, "arrange", noted)
-    return found
+    return noting(monkeypatch, PagedFakeStore, "arrange", lambda _, store, sequences: store.shared)
 
 
 @pytest.mark.wide
@@ -113,22 +106,16 @@ def test_a_cached_beginning_is_not_fed_for_a_neighbour(
 ) -> None:
     """Of a row whose first tokens are cached only the others are computed and written, in a batch with an uncached row."""
     monkeypatch.setattr(padding_free, "LAYING_OUT", 0 if laid else 10**12)
-    target, slots, computed = zoo.build("llama"), list[list[list[int]]](), list[int]()
-    expect, laying = PagedFakeStore.expect, ModelRunner._padding_free
-
-    def expected(self: PagedFakeStore, placement: Any) -> None:
-        slots.append(placement.slots_BT.tolist())
-        expect(self, placement)
-
-    def noted(self: ModelRunner, block: Any) -> Any:
-        found = laying(self, block)
-        computed.append(found.tokens if found else block.ids_BT.numel())
-        return found
-
+    target = zoo.build("llama")
     prompts = [[*COMMON, 5], [3], [4], [*COMMON, 6, 7], OWN[0]]
     pipe = harness.pipeline(target, None, kv=Pages(), attention=Gathering(), batch_size=3, **options)
-    monkeypatch.setattr(PagedFakeStore, "expect", expected)
-    monkeypatch.setattr(ModelRunner, "_padding_free", noted)
+    slots = noting(monkeypatch, PagedFakeStore, "expect", lambda _, store, placement: placement.slots_BT.tolist())
+    computed = noting(
+        monkeypatch,
+        ModelRunner,
+        "_padding_free",
+        lambda found, runner, block: found.tokens if found else block.ids_BT.numel(),
+    )
     harness.check(pipe, harness.requests(prompts, [30, 3, 3, 5, 5]))
     reading = [forward for forward in slots if len(forward) == 2 and len(forward[0]) > 1]
     written = [{slot for forward in reading for slot in forward[row] if slot < 16} for row in (0, 1)]

@@ -186,7 +186,7 @@ WRONG: dict[tuple[str, str], dict[str, tuple[Callable[..., Any], str]]] = {
         "policy says true": (lambda *_: Budget(True), DEPTH + "True"),
     },
 }
-"""Of each member what it may do wrong, and the sentence. The patterns hold for three rows, four draft tokens and 61 token ids."""
+"""Of each member what it may do wrong, and the sentence, for three rows, four draft tokens and 61 token ids."""
 FAULTS = {case: Fault(*key, *fault) for key, cases in WRONG.items() for case, fault in cases.items()}
 
 

@@ -16,9 +16,15 @@ from typing import Any
 
 import pytest
 from command_line import invoke
+from specframe_lab.commands.grids import readable
 from specframe_std.prompts.entries import KEYS, load
 from specframe_std.prompts.files import from_file, open_prompts
+from specframe_std.prompts.tables import TABLES
+from specframe_std.prompts.text_files import READERS
+from specframe_std.run_command.results import record
+from specframe_std.run_command.sampling import SamplingFlags
 
+from specframe.contracts.requests import Result, SequenceMetrics
 from specframe.engine.encoding import LONGEST, encode_prompt
 from specframe.errors import OptionError, PromptError, SpecframeWarning
 from specframe.text.prompts.prompt import Prompt
@@ -368,10 +374,6 @@ def test_a_run_of_chats(pipe: Any) -> None:
 
 def test_an_entrys_id_comes_back_with_its_result() -> None:
     """The record of a result has the id of its entry, of one that cannot be decoded, too; null and no id give none."""
-    from specframe_std.run_command.results import record
-
-    from specframe.contracts.requests import Result, SequenceMetrics
-
     entries = [{"id": 7}, {"id": "q-7"}, {"id": [1, {"a": 2}]}, {"id": None}, {}]
     asked = [
         *({"prompt": "a"} | one for one in entries),
@@ -389,8 +391,6 @@ def test_an_entrys_id_comes_back_with_its_result() -> None:
 @pytest.mark.wide
 def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRecorder) -> None:
     """Parameters of single prompts have no effect on a grid, which is said once; what else an object holds is not named."""
-    from specframe_lab.commands.grids import readable
-
     Path("p.jsonl").write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 2, "top_k": 3}\n')
     assert readable((), "p.jsonl") == ["a", "b"]
     (warning,) = (one for one in recwarn if issubclass(one.category, SpecframeWarning))
@@ -401,8 +401,6 @@ def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRec
 @pytest.mark.parametrize("second", [7, "7"])
 def test_an_id_that_is_given_twice_is_told_of(second: int | str, recwarn: pytest.WarningsRecorder) -> None:
     """A warning names the first line whose id an earlier line has; a number is no text of the same digits."""
-    from specframe_std.run_command.sampling import SamplingFlags
-
     entries = [{"prompt": "a", "id": 7}, {"prompt": "b"}, {"prompt": "c", "id": second}, {"prompt": "d", "id": 7}]
     found = written("\n".join(map(json.dumps, entries)), "p.jsonl")
     assert SamplingFlags({}).survey(found) == (4, 4)
@@ -416,9 +414,6 @@ def test_an_id_that_is_given_twice_is_told_of(second: int | str, recwarn: pytest
 @pytest.mark.wide
 def test_every_ending_is_documented() -> None:
     """The page of formats names each ending that is read in a way of its own, and each key."""
-    from specframe_std.prompts.tables import TABLES
-    from specframe_std.prompts.text_files import READERS
-
     page = (Path(__file__).parents[1] / "docs/prompts.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in [*READERS, *TABLES, *KEYS])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
@@ -16,8 +15,7 @@ from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
-from specframe.plugins.hookspecs import hookimpl
-from specframe.plugins.registry import offer, registry
+from specframe.plugins.registry import add_entry, registry
 
 
 class Relay:
@@ -91,13 +89,7 @@ class Folders:
 @pytest.fixture
 def _folders() -> Iterator[None]:
     """Register the executor "folders" for one test."""
-    plugin = types.SimpleNamespace()
-
-    def implementation(register: Any) -> None:
-        register("folders", Folders)
-
-    plugin.specframe_register_executors = hookimpl(implementation, specname="specframe_register_executors")
-    offer(registry(), plugin, "specframe-stranger")
+    add_entry(registry(), "specframe-stranger", "executor", "folders", Folders)
     yield
     registry.cache_clear()
 

@@ -7,11 +7,10 @@ import functools
 import itertools
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
-from planting import Acting, assert_once, collected, opened, raising, stepped, turns, wanted
+from planting import FIELDS, assert_once, collected, opened, plant, raising, stepped, turns, wanted
 from policy_worlds import Rows, round_report
 from specframe_std.policies.goodput import Goodput
 from specframe_testing import fakes, harness
@@ -39,14 +38,14 @@ HEADS = tuple(
 PIPES = [*itertools.product(TREES, POLICIES)]
 OF_HEADS = [pytest.param(*one, marks=pytest.mark.slow) for one in itertools.product(HEADS, POLICIES)]
 POINTS = (
-    ("drafter", "drafter", "propose"),
-    ("drafter", "drafter", "observe"),
-    ("verifier", "verifier", "score"),
-    ("acceptance rule", "rule", "accept"),
-    ("draft-length policy", "policy", "budget"),
-    ("draft-length policy", "policy", "observe"),
+    ("drafter", "propose"),
+    ("drafter", "observe"),
+    ("verifier", "score"),
+    ("acceptance rule", "accept"),
+    ("draft-length policy", "budget"),
+    ("draft-length policy", "observe"),
 )
-"""Members that fail: the role that is named, its field of a composition, and the name."""
+"""Members that fail, each with its role."""
 
 
 class Seconds(Observer):
@@ -83,37 +82,26 @@ def seasoned(drafter: str, policy: str) -> tuple[Pipeline, Any, list[Any]]:
     return pipe, pipe.composition, asked
 
 
-def planted(pipe: Pipeline, usual: Any, field: str, member: str, at: int, act: Any) -> Acting:
-    """Put what acts at a call of a member into a pipeline, and return it."""
-    acting = Acting(getattr(usual, field), member, at, act)
-    pipe.parts.composition = attrs.evolve(usual, **{field: acting})
-    return acting
-
-
-def calls(pipe: Pipeline, usual: Any, asked: Any, field: str, member: str) -> int:
-    """Return how often a member is called."""
-    acting = planted(pipe, usual, field, member, 0, raising("error"))
-    harness.check(pipe, asked)
-    return acting.calls
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize(("drafter", "policy"), [*PIPES, *OF_HEADS])
 @pytest.mark.parametrize("point", POINTS, ids=" ".join)
-def test_every_call_of_a_round_may_fail(point: tuple[str, str, str], drafter: str, policy: str) -> None:
+def test_every_call_of_a_round_may_fail(point: tuple[str, str], drafter: str, policy: str) -> None:
     """A lack of memory changes no token; an error names its strategy's role, and an engine that goes on loses nothing."""
-    (role, field, member), (pipe, usual, asked) = point, seasoned(drafter, policy)
+    (role, member), (pipe, usual, asked) = point, seasoned(drafter, policy)
+    planted = functools.partial(plant, pipe, usual, (FIELDS[role], "", member))
+    counted = planted(0, raising("error"))
+    harness.check(pipe, asked)
     target, tokens = pipe.target_model, wanted(pipe.target_model, asked)
-    for at in turns(calls(pipe, usual, asked, field, member)):
-        planted(pipe, usual, field, member, at, raising("memory"))
+    for at in turns(counted.calls):
+        planted(at, raising("memory"))
         results, told = collected(pipe.decode(asked))
         assert told == "", at
         assert_once(target, asked, results, complete=True)
-        acting = planted(pipe, usual, field, member, at, raising("error"))
+        acting = planted(at, raising("error"))
         results, told = collected(pipe.decode(asked))
         assert_once(target, asked, results, complete=False)
         assert acting.calls < at or told.startswith(f"{role} "), (at, told)
-        acting = planted(pipe, usual, field, member, at, raising("error"))
+        acting = planted(at, raising("error"))
         assert stepped(opened(pipe, asked)) == (tokens, int(acting.calls >= at)), at
 
 

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from planting import noting
 from products import crossed
 from specframe_std.drafters.draft_model import ModelDrafter
 from specframe_std.graphs.captured_forward import CapturedForward, in_bucket
@@ -28,18 +29,14 @@ PROMPTS = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=2)
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the ids that targets are fed."""
-    shapes: list[tuple[int, ...]] = []
-    usual = ModelRunner.call
 
-    def call(self: ModelRunner, ids_BT: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-        trial = isinstance(arguments[2], (Reordered, Scratch))
-        if self.role == "target" and not trial:
-            laid = arguments[-1].padding_free
-            shapes.append(tuple(ids_BT.shape) if laid is None else (1, laid.tokens))
-        return usual(self, ids_BT, *arguments, **options)
+    def shape(_: Any, runner: ModelRunner, ids_BT: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        if runner.role != "target" or isinstance(arguments[2], Reordered | Scratch):
+            return None
+        laid = arguments[-1].padding_free
+        return tuple(ids_BT.shape) if laid is None else (1, laid.tokens)
 
-    monkeypatch.setattr(ModelRunner, "call", call)
-    return shapes
+    return noting(monkeypatch, ModelRunner, "call", shape)
 
 
 @pytest.mark.wide
