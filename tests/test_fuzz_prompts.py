@@ -311,13 +311,8 @@ def test_an_interrupted_run(number: int, saved_pair: list[str]) -> None:
 
 
 def keys_held() -> set[tuple[int, int]]:
-    """Return the prompts and samples that the file has results of; one with an error is tried again, and may go."""
-    return {(one["index"], one.get("sample", 0)) for one in records_whole() if one["finish_reason"] != "error"}
-
-
-def records_whole() -> list[dict[str, Any]]:
-    """Return the results that are whole in the file, if there is one."""
-    if not Path("out.jsonl").exists():
-        return []
-    *lines, _ = Path("out.jsonl").read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines]
+    """Return the prompts and samples that whole lines have results of; one with an error is tried again, and may go."""
+    path = Path("out.jsonl")
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    kept = map(json.loads, lines)
+    return {(one["index"], one.get("sample", 0)) for one in kept if one["finish_reason"] != "error"}

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from products import crossed
 from specframe_std.attention import kernel_check, varlen
 from specframe_std.attention.varlen import Packed
 from specframe_std.drafters.draft_model import ModelDrafter
@@ -120,7 +119,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:attention 'flex'")
-@pytest.mark.parametrize("kind", crossed([*KINDS]))
+@pytest.mark.parametrize("kind", KINDS)
 def test_as_on_the_cpu(kind: str) -> None:
     """Rules, processors, samples, log-probabilities, drafters and all else give on the device what they give on the CPU."""
     options, sampling = KINDS[kind]
