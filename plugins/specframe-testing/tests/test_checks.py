@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import architectures
 import attrs
 import pytest
 import torch
+from specframe_heads import head
 from specframe_lab.grid import checked, expand
 from specframe_lab.verify import verify
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.masking import MaskedColumns, Masking
 from specframe_std.alignments.ragged import Ragged
+from specframe_std.drafters import translated as drafters
 from specframe_std.kv.ragged_layout import RaggedLayout
 from specframe_std.kv.slab import Slab, SlabStore
 from specframe_testing import fakes, harness, zoo
+from specframe_testing.heads import checkpoints as heads
 from specframe_testing.instrumentation.invariant_error import InvariantError
 
 from specframe import hookimpl
@@ -30,16 +34,51 @@ from specframe.plugins.hookspecs import Register
 from specframe.plugins.registry import offer, registry
 
 
-class OffByOne(Ragged):
-    """Counts the bonus token twice: positions are one too high as soon as tokens are drafted."""
+def misplacing(
+    change: Callable[[Placement, bool], Placement], right: type = Ragged, layout: type = RaggedLayout
+) -> type:
+    """Return an alignment whose layout changes each placement: ``change`` is given it, and whether a prompt is read."""
 
-    class Layout(RaggedLayout):
+    class Layout(layout):
         def place(self, batch: Batch, block: Block) -> Placement:
-            placement = super().place(batch, block)
-            return attrs.evolve(placement, positions_BT=placement.positions_BT + (not batch.prefill))
+            return change(super().place(batch, block), batch.prefill)
 
-    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, rows, capacity)
+    class Misplacing(right):
+        def layout(self, store: KVStore, *sizes: int) -> Any:
+            return Layout(store, *sizes[: 2 if layout is RaggedLayout else 1])
+
+    return Misplacing
+
+
+def off_by_one(placement: Placement, prefill: bool) -> Placement:
+    """Count the bonus token twice: positions are one too high as soon as tokens are drafted."""
+    return attrs.evolve(placement, positions_BT=placement.positions_BT + (not prefill))
+
+
+def shortsighted(placement: Placement, prefill: bool) -> Placement:
+    """Hide every row's first token."""
+    slots_1S = torch.arange(placement.key_index_BS.shape[1])[None]
+    return attrs.evolve(placement, key_index_BS=placement.key_index_BS.where(slots_1S > 0, -1))
+
+
+def foresight(placement: Placement, prefill: bool) -> Placement:
+    """Let every query see all tokens that are there."""
+    return attrs.evolve(placement, index_BT=placement.index_BT.amax(1, keepdim=True).expand_as(placement.index_BT))
+
+
+def overwriting(placement: Placement, prefill: bool) -> Placement:
+    """Write the padding before a prompt to the slot of its first token, which is written after it on a CPU."""
+    return attrs.evolve(placement, slots_BT=placement.index_BT.clamp(min=0))
+
+
+def claiming(placement: Placement, prefill: bool) -> Placement:
+    """Say of rows with padding on the left that each token's slot is its place, which kernels without masks depend on."""
+    return attrs.evolve(placement, in_order=True)
+
+
+def claiming_even(placement: Placement, prefill: bool) -> Placement:
+    """Say of rows of unequal length that all are as long as the longest."""
+    return attrs.evolve(placement, even_of=(placement.slots_BT, placement.index_BT, placement.key_index_BS))
 
 
 class Stale(EqSpec):
@@ -54,14 +93,18 @@ class Stale(EqSpec):
         return self.Layout(store, rows)
 
 
+def with_another_bonus(acceptance: Acceptance) -> Acceptance:
+    """Return an acceptance result whose bonus tokens are other ones."""
+    place_B1 = acceptance.accepted_B[:, None]
+    bonus_B1 = (acceptance.tokens_BT.gather(1, place_B1) + 1) % 61
+    return Acceptance(acceptance.accepted_B, acceptance.tokens_BT.scatter(1, place_B1, bonus_B1))
+
+
 class WrongBonus(Ragged):
     """Emits another token than the target's own."""
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        acceptance = transfer.acceptance
-        place_B1 = acceptance.accepted_B[:, None]
-        bonus_B1 = (acceptance.tokens_BT.gather(1, place_B1) + 1) % 61
-        return transfer.of(Acceptance(acceptance.accepted_B, acceptance.tokens_BT.scatter(1, place_B1, bonus_B1)))
+        return transfer.of(with_another_bonus(transfer.acceptance))
 
 
 class Endless(Ragged):
@@ -84,8 +127,8 @@ class Swapped(Ragged):
         return self.Layout(store, rows, capacity)
 
 
-FIVE = {
-    "off-by-one": (OffByOne, "position"),
+FIVE: dict[str, tuple[type, str]] = {
+    "off-by-one": (misplacing(off_by_one), "position"),
     "stale": (Stale, "cache"),
     "wrong-bonus": (WrongBonus, "bonus"),
     "endless": (Endless, "stop"),
@@ -148,78 +191,18 @@ class Unmasked(Masking):
         return self.Layout(store, rows, True)
 
 
-class Shortsighted(Ragged):
-    """Hides every row's first token."""
-
-    class Layout(RaggedLayout):
-        def place(self, batch: Batch, block: Block) -> Placement:
-            placement = super().place(batch, block)
-            slots_1S = torch.arange(placement.key_index_BS.shape[1])[None]
-            return attrs.evolve(placement, key_index_BS=placement.key_index_BS.where(slots_1S > 0, -1))
-
-    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, rows, capacity)
-
-
-class Foresight(Ragged):
-    """Lets every query see all tokens that are there."""
-
-    class Layout(RaggedLayout):
-        def place(self, batch: Batch, block: Block) -> Placement:
-            placement = super().place(batch, block)
-            return attrs.evolve(placement, index_BT=placement.index_BT.amax(1, keepdim=True).expand(-1, block.width))
-
-    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, rows, capacity)
-
-
-class Overwriting(Ragged):
-    """Writes the padding before a prompt to the slot of its first token, which is written after it on a CPU."""
-
-    class Layout(RaggedLayout):
-        def place(self, batch: Batch, block: Block) -> Placement:
-            placement = super().place(batch, block)
-            return attrs.evolve(placement, slots_BT=placement.index_BT.clamp(min=0))
-
-    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, rows, capacity)
-
-
-class Claiming(EqSpec):
-    """Says of rows with padding on the left that each token's slot is its place, which kernels without masks depend on."""
-
-    class Layout(LeftPadded):
-        def place(self, batch: Batch, block: Block) -> Placement:
-            return attrs.evolve(super().place(batch, block), in_order=True)
-
-    def layout(self, store: KVStore, rows: int, capacity: int) -> LeftPadded:
-        return self.Layout(store, rows)
-
-
-class ClaimingEven(Ragged):
-    """Says of rows of unequal length that all are as long as the longest."""
-
-    class Layout(RaggedLayout):
-        def place(self, batch: Batch, block: Block) -> Placement:
-            placement = super().place(batch, block)
-            return attrs.evolve(placement, even_of=(placement.slots_BT, placement.index_BT, placement.key_index_BS))
-
-    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, rows, capacity)
-
-
-OTHERS = {
-    "overwriting": (Overwriting, "slot"),
-    "claiming": (Claiming, "slot"),
-    "claiming-even": (ClaimingEven, "slot"),
+OTHERS: dict[str, tuple[type, str]] = {
+    "overwriting": (misplacing(overwriting), "slot"),
+    "claiming": (misplacing(claiming, EqSpec, LeftPadded), "slot"),
+    "claiming-even": (misplacing(claiming_even), "slot"),
     "swapped-verdicts": (SwappedVerdicts, "row"),
     "swapped-in-place": (SwappedInPlace, "row"),
     "reordered": (Reordered, "row"),
     "greedier": (Greedier, "bonus"),
     "overlong": (Overlong, "stop"),
     "unmasked": (Unmasked, "cache"),
-    "shortsighted": (Shortsighted, "mask"),
-    "foresight": (Foresight, "mask"),
+    "shortsighted": (misplacing(shortsighted), "mask"),
+    "foresight": (misplacing(foresight), "mask"),
 }
 """More ways to be wrong."""
 
@@ -284,11 +267,7 @@ class AnotherBonus(Greedy):
 
     def accept(self, batch: Batch, draft: Draft, scores: Scores) -> Acceptance:
         acceptance = super().accept(batch, draft, scores)
-        if not draft.nodes:
-            return acceptance
-        place_B1 = acceptance.accepted_B[:, None]
-        bonus_B1 = (acceptance.tokens_BT.gather(1, place_B1) + 1) % 61
-        return Acceptance(acceptance.accepted_B, acceptance.tokens_BT.scatter(1, place_B1, bonus_B1))
+        return with_another_bonus(acceptance) if draft.nodes else acceptance
 
 
 def test_a_rules_wrong_bonus_token_is_named() -> None:
@@ -327,7 +306,6 @@ def test_verify_finds_what_is_broken(name: str, monkeypatch: pytest.MonkeyPatch)
     (outcome,) = verify(grid, PROMPTS, 12)
     assert outcome.fault is None
     assert not outcome.sound
-    assert outcome.batch_one is not None
     assert outcome.batch_one.bugs > 0
 
 
@@ -376,26 +354,22 @@ def test_published_flaws_are_named(align: str, invariant: str) -> None:
     assert caught.value.invariant == invariant
 
 
-class Coarse(Slab):
+class OwnStore(Slab):
+    """A KV backend whose stores are of its class ``Store``."""
+
+    def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> SlabStore:
+        return self.Store(shapes, rows, capacity + 1, device)
+
+
+class Coarse(OwnStore):
     """Stores keys and values to one decimal place: whole numbers survive, real ones do not."""
 
     class Store(SlabStore):
         def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> DenseView:
             return super().write(layer, keys.round(), values.round())
 
-    def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> SlabStore:
-        return self.Store(shapes, rows, capacity + 1, device)
 
-
-def test_wrong_keys_in_the_right_place_are_found() -> None:
-    """A KV backend that keeps something else than it was given shows in the target's choices."""
-    target = zoo.build("qwen3")
-    with pytest.raises(InvariantError, match="computed without a cache") as caught:
-        decode(target, zoo.good_draft(target), kv=Coarse())
-    assert caught.value.invariant == "cache"
-
-
-class HalfShifted(Slab):
+class HalfShifted(OwnStore):
     """Realigns only the first layer's keys and values."""
 
     class Store(SlabStore):
@@ -405,16 +379,18 @@ class HalfShifted(Slab):
             for some, rest in zip(self._moved, kept, strict=True):
                 some[1:] = rest
 
-    def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> SlabStore:
-        return self.Store(shapes, rows, capacity + 1, device)
 
-
-@pytest.mark.wide
-def test_layers_that_part_are_found() -> None:
-    """A KV backend that moves some layers only is caught where they differ."""
+@pytest.mark.wide(but=["Coarse"])
+@pytest.mark.parametrize(
+    ("kv", "align", "told"),
+    [(Coarse, "auto", "computed without a cache"), (HalfShifted, "eqspec", "hold different tokens")],
+    ids=["Coarse", "HalfShifted"],
+)
+def test_stores_that_keep_something_else_are_found(kv: type[Slab], align: str, told: str) -> None:
+    """Other keys than were given show in the target's choices, and layers of which some were moved where they differ."""
     target = zoo.build("qwen3")
-    with pytest.raises(InvariantError, match="hold different tokens") as caught:
-        decode(target, zoo.good_draft(target), align="eqspec", kv=HalfShifted())
+    with pytest.raises(InvariantError, match=told) as caught:
+        decode(target, zoo.good_draft(target), align=align, kv=kv())
     assert caught.value.invariant == "cache"
 
 
@@ -432,3 +408,43 @@ def test_a_rule_that_picks_another_token_is_found() -> None:
 def test_a_rule_that_promises_nothing_is_left_alone() -> None:
     """Forced acceptance is checked for everything but whose tokens they are."""
     assert len(decode(accept="synthetic,rate=0.5")) == len(PROMPTS)
+
+
+def translated(check: bool) -> Any:
+    """Return a pipeline whose draft model has another tokenizer: its cache has a layout of its own, and rows of its own tokens."""
+    options = {"drafter": "translated", "batch_size": 2, "draft_length": 6, "check": check}
+    pipe = harness.pipeline(TARGET, DRAFT, **options)
+    pipe.parts.tokenizer, pipe.parts.draft_tokenizer = fakes.spelled_tokenizer(3), fakes.spelled_tokenizer(1)
+    return pipe
+
+
+def test_a_cache_of_another_vocabulary_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected tokens that stay in it change no token, and break an invariant."""
+    texts = harness.requests(harness.random_prompts([4, 2], 61), 30)
+    harness.check(translated(check=True), texts)
+    monkeypatch.setattr(drafters, "common", lambda cached, ids: len(cached))
+    harness.check(translated(check=False), texts)
+    with pytest.raises(InvariantError, match=r"cache.*in the draft, slot \d+ holds token \d+"):
+        harness.decode(translated(check=True), texts)
+
+
+class Late(RaggedLayout):
+    """Gives every token the position before its own."""
+
+    def place(self, batch: Batch, block: Block) -> Placement:
+        placement = super().place(batch, block)
+        return attrs.evolve(placement, positions_BT=placement.positions_BT - 1)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("shape", ["", ",tree=dynamic,nodes=8,top=2"], ids=["chain", "tree"])
+def test_the_cache_of_a_head_is_checked(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head is fed rows without their first token, into a slab of its own; wrong positions there break an invariant."""
+    target = zoo.build("qwen3")
+    heads.eagle3(tmp_path, target, drafted=70, layers=2)
+    options = {"drafter": f"eagle,checkpoint={tmp_path}{shape}", "batch_size": 3, "draft_length": 3, "check": True}
+    asked = harness.requests(harness.random_prompts([3, 19, 1, 7], zoo.VOCABULARY), [9, 14, 3, 12], {zoo.EOS})
+    harness.check(harness.pipeline(target, None, **options), asked)
+    monkeypatch.setattr(head, "RaggedLayout", Late)
+    with pytest.raises(InvariantError, match=r"position.*in the draft"):
+        harness.decode(harness.pipeline(target, None, align="eqspec", **options), asked)

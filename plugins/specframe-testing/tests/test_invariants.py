@@ -41,17 +41,13 @@ def batch_of(sequences: list[Sequence], rows: Any = PROMPTS) -> Batch:
 @pytest.mark.parametrize(
     ("rows", "on_host", "told"),
     [
-        (
-            ([3, 4, 5], [6, 7]),
-            [3, 3],
-            "invariant 'row' is broken: the row's length is 3 on the host and 2 on the device",
-        ),
+        (PROMPTS, [3, 3], "the row's length is 3 on the host and 2 on the device"),
         (
             ([3, 4, 5], [6, 7, 8]),
             [3, 3],
             "the row's length is 3 on the host and 3 on the device, expected its 2 tokens",
         ),
-        (([3, 4, 5], [6, 8]), [3, 2], "invariant 'row' is broken: the row's tokens differ from its sequence's tokens"),
+        (([3, 4, 5], [6, 8]), [3, 2], "the row's tokens differ from its sequence's tokens"),
     ],
 )
 def test_rows_that_do_not_hold_their_sequence(
@@ -59,7 +55,7 @@ def test_rows_that_do_not_hold_their_sequence(
 ) -> None:
     """A row is as long as its sequence, on the host and on the device, and has its tokens."""
     batch = attrs.evolve(batch_of(sequences, rows), lengths=np.array(on_host))
-    with pytest.raises(InvariantError, match=told) as caught:
+    with pytest.raises(InvariantError, match=f"invariant 'row' is broken: {told}") as caught:
         Checks().batch(batch)
     assert (caught.value.row, caught.value.index) == (1, 1)
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import invoke
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.scaffold.package import write
 from specframe_testing.scaffold.templates import TEMPLATES
 
-from specframe.cli import cli
 from specframe.errors import OptionError, UnknownNameError
 from specframe.plugins.compose import OPTIONS
 from specframe.plugins.registry import registry
@@ -23,11 +22,6 @@ pytest_plugins = ["pytester"]
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
-
-
-def invoke(*arguments: str) -> Result:
-    """Run the command line in this process."""
-    return CliRunner().invoke(cli, arguments, prog_name="specframe")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from specframe_testing import conformance, fakes, harness
@@ -29,9 +30,6 @@ Ragged, EqSpec = made("alignment", "ragged"), made("alignment", "eqspec")
 Greedy, Chain = made("acceptance rule", "greedy"), made("verifier", "chain")
 ModelDrafter, Slab = made("drafter", "model"), made("KV backend", "slab")
 Continuous, Fixed = made("scheduler", "continuous"), made("draft-length policy", "fixed")
-
-
-# ---- fakes -----------------------------------------------------------------------------------------------------------
 
 
 def logits(tokens, positions=None, mask=None, cache=None):
@@ -79,9 +77,6 @@ def test_fake_reads_through_its_cache():
         assert not torch.equal(logits(PLAIN[4:], [4], cache=cache), logits(PLAIN))
 
 
-# ---- the reference's tokens ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
 def test_known_tokens_of_the_reference_go_on():
     """More tokens are those after the known ones; fewer are the first of them; the context's end is the end."""
@@ -106,12 +101,6 @@ def test_an_error_is_no_end_of_the_references_tokens(monkeypatch):
 def failing(*arguments, **options):
     """Run out of memory."""
     raise torch.OutOfMemoryError("planted")
-
-
-# ---- the zoo ---------------------------------------------------------------------------------------------------------
-
-
-# ---- faults that the suites have to catch ----------------------------------------------------------------------------
 
 
 class Shifted(Ragged):
@@ -250,6 +239,60 @@ class Orphaned(Slab):
         return store
 
 
+class SiblingSeen(Chain):
+    """A verifier that feeds a tree as the chain of its nodes: each sees those before it."""
+
+    def score(self, batch, draft):
+        return super().score(batch, attrs.evolve(draft, parents_BN=None))
+
+
+class PathLeftInColumns(EqSpec):
+    """An alignment that drops what was rejected as if the draft were a chain."""
+
+    def layout(self, store, rows, capacity):
+        layout = super().layout(store, rows, capacity)
+        commit = layout.commit
+        layout.commit = lambda batch, kept: commit(batch, attrs.evolve(kept, path_BT=None))
+        return layout
+
+
+class OneByOne(Slab):
+    """A store that moves slots one after the other, so that a later one may be overwritten before it is read."""
+
+    def open(self, shapes, rows, capacity, device):
+        store = super().open(shapes, rows, capacity, device)
+        move = store.move
+
+        def singly(sources_BT, targets_BT=None):
+            for column in range(sources_BT.shape[1]):
+                here = slice(column, column + 1)
+                move(sources_BT[:, here], None if targets_BT is None else targets_BT[:, here])
+
+        store.move = singly
+        return store
+
+
+class AnyParent(Greedy):
+    """A rule that accepts as if every node followed every other."""
+
+    def accept(self, batch, draft, scores):
+        if draft.parents_BN is not None:
+            draft = attrs.evolve(draft, parents_BN=draft.parents_BN.clamp(max=-1))
+        return super().accept(batch, draft, scores)
+
+
+class StaleBranch(ModelDrafter):
+    """A drafter that forgets to move what was accepted in its own cache."""
+
+    def __init__(self):
+        super().__init__(branch="2/2/1")
+
+    def _keep(self, batch, transfer, fed_BN):
+        beyond = np.maximum(transfer.host.accepted - 1, 0)
+        self._cached[: len(batch)] = batch.lengths + beyond
+        self._cache.commit(batch, Kept(beyond))
+
+
 DEFAULT = {"surroundings": {}}
 FAULTS = [
     (conformance.AlignmentSuite, Shifted, "test_equals_reference", DEFAULT),
@@ -267,10 +310,26 @@ FAULTS = [
     (conformance.KVBackendSuite, KeysOnly, "test_append_and_shift", {"seed": 0}),
     (conformance.KVBackendSuite, Unarranged, "test_scatter", {"seed": 0}),
     (conformance.KVBackendSuite, Orphaned, "test_samples_begin_with_the_row_of_their_prompt", {}),
+    (conformance.VerifierSuite, SiblingSeen, "test_scores_of_a_tree", {}),
+    (
+        conformance.AlignmentSuite,
+        PathLeftInColumns,
+        "test_trees",
+        {"surroundings": {"kv": "slab", "schedule": "fixed"}},
+    ),
+    (conformance.KVBackendSuite, OneByOne, "test_paths_are_moved", {}),
+    (conformance.AcceptanceRuleSuite, AnyParent, "test_tree_path", {}),
+    (conformance.TreeDrafterSuite, StaleBranch, "test_what_stood_stays", {"align": "ragged"}),
 ]
 
 
-@pytest.mark.wide(but=["Orphaned-test_samples_begin_with_the_row_of_their_prompt", "Wary-test_samples_are_the_targets"])
+@pytest.mark.wide(
+    but=[
+        "Orphaned-test_samples_begin_with_the_row_of_their_prompt",
+        "Wary-test_samples_are_the_targets",
+        "StaleBranch-test_what_stood_stays",
+    ]
+)
 @pytest.mark.parametrize(
     ("suite", "fault", "test", "arguments"), FAULTS, ids=[f"{f[1].__name__}-{f[2]}" for f in FAULTS]
 )
@@ -334,14 +393,8 @@ def test_suite_without_make_says_what_is_missing():
         conformance.DrafterSuite().test_finished_rows_are_not_run()
 
 
-# ---- the pytest plugin -----------------------------------------------------------------------------------------------
-
-
 def test_plugin_offers_fixtures_and_suites(pytester):
-    """In a folder that knows nothing of specframe the fixtures are there, cuda tests skip, and a suite runs.
-
-    Its own option ``--device`` is not the plugin's.
-    """
+    """In a folder that knows nothing of specframe fixtures are there, cuda tests skip, and a suite runs."""
     pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--device')")
     pytester.makepyfile(
         """
