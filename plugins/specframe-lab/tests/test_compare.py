@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from command_line import invoke
 from specframe_lab import grid_models
 from specframe_lab.commands.dry_run_command import duration, in_time
 from specframe_lab.comparison import compare as comparing
@@ -24,7 +24,7 @@ from specframe_lab.comparison.comparison_tables import tables
 from specframe_lab.comparison.forecast import Forecast, forecast
 from specframe_lab.comparison.modelled_time import modelled_seconds
 from specframe_lab.comparison.oracle import READING
-from specframe_lab.comparison.schemes import Case, cases
+from specframe_lab.comparison.schemes import cases
 from specframe_lab.comparison.shared_parts import with_shared_parts
 from specframe_lab.comparison.summary import summary
 from specframe_lab.grid import checked, expand
@@ -35,7 +35,6 @@ from specframe_testing import fakes, harness, zoo
 from specframe_testing.device.captured_graphs import SimRecording
 
 from specframe import Pipeline
-from specframe.cli import cli
 from specframe.engine.local_engine import LocalEngine
 from specframe.models import loading as models
 
@@ -64,14 +63,6 @@ def command(pair: dict[str, str], *more: str) -> list[str]:
     return ["compare", *named, *sizes, "--output", "out", *more, *PROMPTS]
 
 
-def run(*arguments: str) -> Result:
-    """Run the command line in this process; an exception that is not an exit is raised."""
-    result = CliRunner().invoke(cli, arguments, prog_name="specframe")
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
 def lines(folder: str = "out") -> list[dict]:
     """Return the results of a comparison."""
     return [json.loads(line) for line in (Path(folder) / RESULTS).read_text(encoding="utf-8").splitlines()]
@@ -94,19 +85,12 @@ def interrupted_after(count: int):
     return progress
 
 
-# ---- which runs ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
 def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
     """What is left to another choice counts as that choice; without a draft, its length does not matter."""
-    found = cases(
-        expand({**pair, "drafter": f"none,{pair['drafter']}", "schedule": [None, "continuous"], "draft_length": "3,5"})
-    )
+    drafters = f"none,{pair['drafter']}"
+    found = cases(expand({**pair, "drafter": drafters, "schedule": [None, "continuous"], "draft_length": "3,5"}))
     assert [case.scheme for case in found] == ["plain", "plain", "drafter · K 3", "drafter · K 5"]
-
-
-# ---- what is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
@@ -126,7 +110,7 @@ def test_bad_values_are_refused_before_any_model_loads(
     pair: dict[str, str], monkeypatch: pytest.MonkeyPatch, wrong: tuple[str, str], message: str
 ):
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
-    result = run(*command(pair, *wrong))
+    result = invoke(*command(pair, *wrong))
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -137,20 +121,18 @@ def test_bad_values_are_refused_before_any_model_loads(
 def test_requests_have_a_table_of_their_own(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     """On the clock of passes all repeats are alike; another objective only writes the report again."""
     options = ["--arrivals", "gamma:0.5,burstiness=0.5", "--clock", "passes", "--max-concurrency", "2"]
-    result = run(*command(pair, *options, "--slo", "ttft:1000000"))
+    result = invoke(*command(pair, *options, "--slo", "ttft:1000000"))
     assert result.exit_code == 0, result.output
     assert "ttft P50/P90/P99 passes" in result.stdout
     assert "good requests/pass" in result.stdout
     assert "100.0%" in result.stdout
     found = lines()
-    requests = {
-        json.dumps(line["requests"]) for line in found if line["scheme"] == "plain" and line["cell"]["batch_size"] == 2
-    }
-    assert len(requests) == 1
-    (kept,) = map(json.loads, requests)
+    plain = [line for line in found if line["scheme"] == "plain" and line["cell"]["batch_size"] == 2]
+    kept = plain[0]["requests"]
+    assert all(line["requests"] == kept for line in plain)
     assert all(served["tokens"] == [1] * 6 and served["chunks"] == sorted(served["chunks"]) for served in kept)
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
-    other = run(*command(pair, *options, "--slo", "ttft:1"))
+    other = invoke(*command(pair, *options, "--slo", "ttft:1"))
     assert other.exit_code == 0
     assert "100.0%" not in other.stdout.partition("good requests/pass")[2]
     assert lines() == found
@@ -182,7 +164,7 @@ def test_prompts_that_cannot_be_decoded_are_refused(
         monkeypatch.setattr(decoder, lambda *_, **__: pytest.fail("something was decoded"))
     Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ["ab", bad]))
     named = [text for option, value in pair.items() for text in (f"--{option}", value)]
-    result = run(name, *named, "--prompts", "prompts.jsonl", *LAB[name])
+    result = invoke(name, *named, "--prompts", "prompts.jsonl", *LAB[name])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
     assert message in result.stderr
     assert not [path for path in Path().rglob("*") if path.is_file() and path.name != "prompts.jsonl"]
@@ -192,7 +174,7 @@ def test_prompts_that_cannot_be_decoded_are_refused(
 def test_rules_that_cannot_sample_are_left_out_up_front(pair: dict[str, str]):
     """Such cells are named once, whatever their number, and only plain sampling and the rules that draw are run."""
     asked = ["--temperature", "0.8", "--repeats", "1", "--batch-size", "1,2", "--align", "ragged"]
-    result = run(*command(pair, *asked, "--accept", "greedy,gumbel"))
+    result = invoke(*command(pair, *asked, "--accept", "greedy,gumbel"))
     assert result.exit_code == 0
     refused = [text for text in result.stderr.splitlines() if text.startswith("left out: ")]
     assert refused == [
@@ -202,16 +184,11 @@ def test_rules_that_cannot_sample_are_left_out_up_front(pair: dict[str, str]):
     assert {line["cell"]["accept"] for line in lines()} == {"gumbel"}
 
 
-# ---- foreseen --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
 def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
-    """Every cell with its runs, what is left out and why, the tokens, and about how long that takes by the models' shapes; no
-    model is loaded and nothing is written.
-    """
+    """Every cell with its runs, what is left out and why, the tokens and the time; nothing is loaded or written."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
-    result = run(*command(pair, "--dry-run", "--kv", "slab,dynamic"))
+    result = invoke(*command(pair, "--dry-run", "--kv", "slab,dynamic"))
     assert result.exit_code == 0, result.stderr
     assert "left out: align ragged, kv dynamic: alignment 'ragged' needs 'scatter' to be offered" in result.stderr
     rows = [tuple(line.split("  ")) for line in result.stdout.partition("\n\n")[0].splitlines()]
@@ -224,9 +201,8 @@ def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pyt
         ["exspec · dynamic", "continuous", "dynamic", "2", "2", "0"],
     ]
     assert f"9 of 9 runs to make: at most {9 * len(PROMPTS) * 6} new tokens" in result.stdout
-    assert re.search(
-        r"\nabout [\d.]+ s of decoding, modelled by the shapes of the models, .* out holds no run", result.stdout
-    )
+    told = r"\nabout [\d.]+ s of decoding, modelled by the shapes of the models, .* out holds no run"
+    assert re.search(told, result.stdout)
     assert not Path("out").exists()
 
 
@@ -243,19 +219,18 @@ def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
     assert [(step.case.scheme, step.repeat) for step in found.missing] == [("ragged", 1), ("plain", 1)]
     assert found.seconds == pytest.approx(took["ragged", 2] + took["plain", 2])
     kept = {path: path.read_bytes() for path in Path("out").iterdir()}
-    assert (
-        show(found)
-        == f"about {in_time(found.seconds)} of decoding, by the 5 runs in out; loading models and warming up come on top"
+    told = (
+        f"about {in_time(found.seconds)} of decoding, by the 5 runs in out; loading models and warming up come on top"
     )
+    assert show(found) == told
     assert {path: path.read_bytes() for path in Path("out").iterdir()} == kept
     fewer = attrs.evolve(found, lines={key: line for key, line in found.lines.items() if "exspec" in line["scheme"]})
     known = [line["figures"]["seconds"] for line in fewer.lines.values()]
     assert fewer.seconds == pytest.approx(5 * sum(known) / len(known))
     assert show(attrs.evolve(found, steps=[])) == "out holds all of them: only the report would be written again"
     other = comparing.about(cells, planned, ComparisonSettings(PROMPTS, 7, repeats=2), "")
-    assert show(forecast([], "out", other)).startswith(
-        "out would be refused: it holds another comparison, made with max new"
-    )
+    told = "out would be refused: it holds another comparison, made with max new"
+    assert show(forecast([], "out", other)).startswith(told)
     Path("out", ABOUT).write_text("[]")
     assert show(forecast([], "out", asked)) == "out would be refused: it holds something else"
 
@@ -266,9 +241,7 @@ def show(found: Forecast) -> str:
 
 
 def test_modelled_time_goes_by_rows_and_repeats(monkeypatch: pytest.MonkeyPatch):
-    """Twice the tokens or the repeats take twice as long, twice the rows half as long where a pass costs as much; a device that
-    nobody has measured has no estimate.
-    """
+    """Time goes by tokens, repeats and rows where a pass costs as much; an unknown device has no estimate."""
     overhead = DeviceProfile(flops=1e30, bandwidth=1e30, layer_overhead=1.0)
     monkeypatch.setattr(modelled_time, "profile_of", lambda device, dtype: overhead)
 
@@ -279,7 +252,6 @@ def test_modelled_time_goes_by_rows_and_repeats(monkeypatch: pytest.MonkeyPatch)
         return modelled_seconds(timed, lambda case: settings)
 
     usual = seconds(100, 1, 4)
-    assert usual is not None
     assert seconds(100, 3, 4) == pytest.approx(3 * usual)
     assert seconds(200, 1, 4) == pytest.approx(2 * usual, rel=0.05)  # prompts are read once
     assert seconds(100, 1, 8) == pytest.approx(usual / 2)
@@ -296,15 +268,12 @@ def test_durations_have_a_unit_that_is_read_at_once(seconds: float, words: str):
     assert in_time(seconds) == words
 
 
-# ---- one part differs ------------------------------------------------------------------------------------------------
-
-
 def test_each_at_its_best_has_its_own_parts_in_rows_and_labels(pair: dict[str, str]):
     """With the option each alignment has what it asks for, and names and rows tell it; what is asked for by name stays."""
     given = with_shared_parts(expand({**pair, "align": "exspec", "schedule": "fixed", "kv": "paged", "batch_size": 2}))
     assert [(cell["schedule"], cell["kv"]) for cell in given] == [("fixed", "paged")]
     few = ["--repeats", "1", "--max-new-tokens", "2", "--warm-up", "0"]
-    result = run(*command(pair, "--each-at-its-best", *few))
+    result = invoke(*command(pair, "--each-at-its-best", *few))
     assert result.exit_code == 0, result.output
     schemes = ["plain · continuous · slab", "ragged · continuous · slab", "exspec · same-length · dynamic"]
     assert {line["scheme"] for line in lines()} == set(schemes)
@@ -313,12 +282,9 @@ def test_each_at_its_best_has_its_own_parts_in_rows_and_labels(pair: dict[str, s
     assert (
         "ragged on continuous and slab; exspec on same-length and dynamic. Without --each-at-its-best" in result.stdout
     )
-    shared = run(*command(pair, *few, "--output", "shared"))
+    shared = invoke(*command(pair, *few, "--output", "shared"))
     assert {(line["cell"]["schedule"], line["cell"]["kv"]) for line in lines("shared")} == {("continuous", "slab")}
     assert "All schemes have scheduler continuous and KV backend slab; --each-at-its-best takes what" in shared.stdout
-
-
-# ---- cut short, and continued ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
@@ -352,14 +318,11 @@ def test_a_folder_takes_one_comparison_only(pair: dict[str, str]):
         (["--sort"], "made with sort False where True is now asked for"),
         (["another"], "made with prompts 3 "),
     ):
-        result = run(*command(pair, "--repeats", "1", *change))
+        result = invoke(*command(pair, "--repeats", "1", *change))
         assert result.exit_code == 2
         assert message in result.stderr
         assert result.stderr.count("\n") == 1
         assert Path("out", RESULTS).read_bytes() == before
-
-
-# ---- what is measured ------------------------------------------------------------------------------------------------
 
 
 def test_load_options_tell_models_and_plain_decoding_apart(
@@ -373,10 +336,8 @@ def test_load_options_tell_models_and_plain_decoding_apart(
     assert len({id(models_of.target(cell)) for cell in [*grid.cells, *grid.cells]}) == 2
     assert loaded == [{}, {"use_safetensors": True}]
     made = cases(grid.cells)
-    assert [case.cell.get("load_options") for case in made if case.plain and case.batch_size == 1] == [
-        None,
-        "none,use_safetensors=true",
-    ]
+    plain = [case.cell.get("load_options") for case in made if case.plain and case.batch_size == 1]
+    assert plain == [None, "none,use_safetensors=true"]
     assert len({case.scheme for case in made}) == 4
 
 
@@ -385,11 +346,9 @@ def test_branches_of_trees_are_counted() -> None:
     """Each path counts the children of its nodes, within the row's limit; of a depth one child at most is accepted."""
     target = fakes.fake_target()
     asked = harness.requests(harness.random_prompts([5, 1, 8], 61), 9)
-    drafter, branches, positions = (
-        fakes.ScriptedTree(harness.truth(target, asked), {0: 3, 1: 0, 2: 2}),
-        Branches(),
-        Positions(),
-    )
+    drafter = fakes.ScriptedTree(harness.truth(target, asked), {0: 3, 1: 0, 2: 2})
+    branches = Branches()
+    positions = Positions()
     pipe = harness.pipeline(target, drafter, batch_size=3, observers=[branches, positions])
     harness.check(pipe, asked)
     counts = {(depth, branch): (reached, stood) for depth, branch, reached, stood in branches.lines()}
@@ -401,12 +360,6 @@ def test_branches_of_trees_are_counted() -> None:
     assert counts[1, 1][0] == counts[1, 2][0] == positions.drafted[0]
     assert counts[3, 1][1] > 0
     assert sum(stood for _, stood in counts.values()) == pipe.report.num_accepted_draft_tokens
-
-
-def kept(line: dict[str, Any]) -> tuple[list[Case], dict[str, dict[int, Any]]]:
-    """Return the case of a line, and the line by its case and repeat."""
-    case = Case(line["scheme"], line["cell"])
-    return [case], {case.key: {0: line}}
 
 
 @pytest.mark.quick
@@ -490,13 +443,13 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(pair: dict[str, str], m
 
     with monkeypatch.context() as patched:
         patched.setattr(comparing, "measure", failing)
-        result = run(*command(pair, "--batch-size", "1"))
+        result = invoke(*command(pair, "--batch-size", "1"))
     assert result.exit_code == 1
     assert tried == ["exspec, batch size 1"]
     assert "exspec, batch size 1 could not be run: MemoryError: no room for more rows." in result.stdout
     failed = [("plain", False), ("ragged", False), ("exspec", True), ("exspec", True), ("ragged", False)]
     assert [(line["scheme"], "error" in line) for line in lines()] == [*failed, ("plain", False)]
-    assert run(*command(pair, "--batch-size", "1")).exit_code == 0
+    assert invoke(*command(pair, "--batch-size", "1")).exit_code == 0
     assert not any("error" in line for line in lines())
     assert sorted(runs(lines())) == sorted((s, 1, r) for s in ("plain", "ragged", "exspec") for r in (0, 1))
 
@@ -504,7 +457,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(pair: dict[str, str], m
 @pytest.mark.wide
 def test_bitwise_runs_every_scheme_twice_and_tells_the_price(pair: dict[str, str]):
     """Each scheme, plain decoding too, is run as it is and bitwise, held against its own kind, and the price is their ratio."""
-    told = run(*command(pair, "--bitwise", "--repeats", "1"))
+    told = invoke(*command(pair, "--bitwise", "--repeats", "1"))
     assert told.exit_code == 0, told.output
     names = ["plain", "ragged", "exspec"]
     timed = [line for line in lines() if line["cell"]["batch_size"] == 2]
@@ -528,7 +481,7 @@ def test_later_turns_follow_the_target_s_own_answers() -> None:
     """Every cell decodes a second turn after the answer that plain decoding gave to the first, and its category has that turn."""
     Path("set.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in TURNS))
     more = ["--batch-size", "2", "--repeats", "1", "--max-new-tokens", "4", "--align", "ragged", "--warm-up", "0"]
-    result = CliRunner().invoke(cli, ["compare", "--prompts", "mt-bench@set.jsonl", *more])
+    result = invoke("compare", "--prompts", "mt-bench@set.jsonl", *more)
     assert result.exit_code == 0, result.output
     about = json.loads(Path("comparison", ABOUT).read_text())
     assert about["categories"] == [["c", 1], ["c", 2], ["d", 1]]
@@ -540,9 +493,7 @@ def test_later_turns_follow_the_target_s_own_answers() -> None:
     second = next(pipe.generate([chat], 4))
     found = [json.loads(line)["token_ids"] for line in Path("comparison", RESULTS).read_text().splitlines()]
     assert [ids[:2] for ids in found] == [[first.token_ids, second.token_ids]] * len(found)
-    other = CliRunner().invoke(
-        cli, ["verify", "--prompts", "mt-bench@set.jsonl", "--max-new-tokens", "2", "--align", "ragged"]
-    )
+    other = invoke("verify", "--prompts", "mt-bench@set.jsonl", "--max-new-tokens", "2", "--align", "ragged")
     assert other.exit_code == 0, other.output
     assert "later turns of chats: 1 left out" in other.output
 
@@ -559,12 +510,11 @@ def test_transformers_beside(pair: dict[str, str]) -> None:
     shown = tables(found)
     rates = {name: [line["figures"]["tokens_per_second"] for line in runs.values()] for name, runs in by_name.items()}
     ratios = [one / other for one, other in zip(rates["ragged"], rates["transformers"], strict=True)]
-    assert {row[0]: row[2] for row in shown["speed_up_over_transformers"].rows}["ragged"] == pytest.approx(
-        sum(ratios) / 2
-    )
-    assert [row[0] for row in shown["speed_up_over_transformers"].rows] == ["plain", "ragged"]
+    speed_up = {row[0]: row[2] for row in shown["speed_up_over_transformers"].rows}
+    assert speed_up["ragged"] == pytest.approx(sum(ratios) / 2)
+    assert [*speed_up] == ["plain", "ragged"]
     (row,) = (row for row in summary(found, shown) if row[0] == "transformers")
     assert (row[2:4], row[10]) == (("-", "-"), "-")
     for option in ("--arrivals=poisson:3", "--temperature=0.5"):
-        refused = CliRunner().invoke(cli, command(pair, "--transformers", option))
+        refused = invoke(*command(pair, "--transformers", option))
         assert re.search(r"--transformers: expected no --(arrivals|temperature) with it", refused.output)

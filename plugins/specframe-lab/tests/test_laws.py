@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command_line import invoke
 from specframe_lab.laws.acceptance_laws import AcceptanceLaw, acceptance_of
-from specframe_lab.laws.budget_laws import Budgets, budgets_of
+from specframe_lab.laws.budget_laws import budgets_of
 from specframe_lab.laws.draft_choice import LONGEST, choose_drafts
 from specframe_lab.laws.draft_table import TableDraft
 from specframe_lab.laws.least_squares import resample
@@ -24,7 +24,6 @@ from specframe_lab.prediction.profiles import PROFILES
 from specframe_lab.report import report_page
 from specframe_testing import zoo
 
-from specframe.cli import cli
 from specframe.errors import OptionError
 
 TOKENS, LAYERS, CONSTANT = 0.12, 0.4, 0.3
@@ -75,14 +74,10 @@ def acceptance(
     return acceptance_of(runs, drafts, None, resamples, 0)
 
 
-# ---- laws of acceptance ----------------------------------------------------------------------------------------------
-
-
 def test_planted_coefficients_are_recovered() -> None:
     """Each coefficient lies in its interval and near the planted one, in the law by both and in those by one quantity."""
     found = acceptance(drawn(FAMILY))
     barrier = found.barrier
-    assert barrier is not None
     assert barrier.names == ("tokens", "layers")
     assert barrier.coefficients_C == pytest.approx([TOKENS, LAYERS, CONSTANT], abs=0.08)
     for value, (low, high) in zip((TOKENS, LAYERS, CONSTANT), barrier.intervals, strict=True):
@@ -139,9 +134,6 @@ def test_resamples_draw_as_many_prompts() -> None:
     assert (counts != resample(7, 50, 4)).any()
 
 
-# ---- laws of budgets -------------------------------------------------------------------------------------------------
-
-
 SIZES, LENGTHS = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 BUDGET = (-0.7, float(np.log(12)))
 """Planted: slope and constant of log K by log batch size; at 32 rows K is 1."""
@@ -165,12 +157,6 @@ def timed(sizes: Iterable[int] = SIZES, plain: float = 0.5, noise: float = 0.0) 
     return found
 
 
-def only(found: list[Budgets]) -> Budgets:
-    """Return the only one."""
-    assert len(found) == 1
-    return found[0]
-
-
 def test_a_batch_size_that_is_left_out_is_not_fitted() -> None:
     """Speeds of one batch size do not change what the law of the others predicts for it, and a wrong prediction costs speed."""
     runs = timed()
@@ -178,7 +164,7 @@ def test_a_batch_size_that_is_left_out_is_not_fitted() -> None:
         attrs.evolve(one, speed=100.0 if one.draft_length == 16 else 1.0) if one.batch_size == 8 else one
         for one in runs
     ]
-    before, after = (only(budgets_of(found, 50, 0)) for found in (runs, turned))
+    (before,), (after,) = (budgets_of(found, 50, 0) for found in (runs, turned))
     at = SIZES.index(8)
     assert before.held_out[at].predicted == after.held_out[at].predicted
     assert (before.held_out[at].kept, after.held_out[at].kept) == (1, 0.01)
@@ -188,17 +174,19 @@ def test_a_batch_size_that_is_left_out_is_not_fitted() -> None:
 @pytest.mark.wide
 def test_plain_decoding_may_be_the_best() -> None:
     """Where plain decoding is the fastest the best length is 0; it is no point of the law, and is in vLLM's list."""
-    runs = [attrs.evolve(one, speed=99.0) if one.drafter == "none" and one.batch_size > 8 else one for one in timed()]
-    found = only(budgets_of(runs, 50, 0))
+
+    def faster(least: int) -> list[MeasuredRun]:
+        return [
+            attrs.evolve(one, speed=99.0) if one.drafter == "none" and one.batch_size > least else one
+            for one in timed()
+        ]
+
+    (found,) = budgets_of(faster(8), 50, 0)
     assert [best.draft_length for best in found.best][-2:] == [0, 0]
-    assert found.law is not None
     assert len(found.law.y_N) == 4
     assert found.law.coefficients_C == pytest.approx(BUDGET, abs=0.1)
     assert found.schedule == [[1, 1, 12], [2, 3, 8], [4, 7, 5], [8, 15, 3], [16, 32, 0]]
-    assert (
-        budgets_of([attrs.evolve(one, speed=99.0) if one.drafter == "none" else one for one in timed()], 9, 0)[0].law
-        is None
-    )
+    assert budgets_of(faster(0), 9, 0)[0].law is None
 
 
 def test_speeds_of_two_files_are_not_compared() -> None:
@@ -219,9 +207,6 @@ def test_speeds_of_two_files_are_not_compared() -> None:
     assert budgets_of([one for one in timed() if one.draft_length == 4], 20, 0) == []
 
 
-# ---- the best draft on a device --------------------------------------------------------------------------------------
-
-
 def costs(layers: int) -> ModelCosts:
     """Return the costs of a model with ``layers`` layers of 100 million weights."""
     return ModelCosts(layers, 32000, 100_000_000 * layers, 0, 1, 2048 * layers, 4096 * layers, 2)
@@ -231,7 +216,6 @@ def test_the_best_draft_and_budget_are_those_of_the_cost_model() -> None:
     """For each volume and batch size no other depth, and no other draft length, is predicted to be faster."""
     found = acceptance(drawn(FAMILY))
     law = found.barrier
-    assert law is not None
     asked: Any = {"tokens": [1000, 10**9], "layers": [1, 2, 4, 8], "batch_sizes": [1, 256], "context": 64}
     choices = choose_drafts(found, costs(40), costs, PROFILES["h100"], **asked)
     assert [(one.batch_size, one.tokens) for one in choices] == [(1, 1000), (1, 10**9), (256, 1000), (256, 10**9)]
@@ -249,9 +233,6 @@ def test_the_best_draft_and_budget_are_those_of_the_cost_model() -> None:
         assert one.acceptance == law.at(one.tokens, one.layers)
         assert one.speed_interval[0] <= one.speed <= one.speed_interval[1]
     assert choices[0].draft_length > choices[2].draft_length
-
-
-# ---- files and the command -------------------------------------------------------------------------------------------
 
 
 def line(one: MeasuredRun) -> str:
@@ -276,12 +257,6 @@ def table(file: Path, drafts: Iterable[TableDraft]) -> str:
     return str(file)
 
 
-def invoked(*arguments: str) -> Result:
-    found = CliRunner().invoke(cli, ["laws", *arguments])
-    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
-    return found
-
-
 @pytest.mark.quick
 def test_results_of_a_real_comparison_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `compare` and `run` write of the same run has the same counts; policies and failed runs are left out."""
@@ -291,7 +266,7 @@ def test_results_of_a_real_comparison_are_read(tmp_path: Path, monkeypatch: pyte
     options += ["--align", "ragged"]
     prompts = ["ab", "def f(x):", "x = 1", "import os", "zz"]
     for command in (["compare", "--repeats", "1", "--warm-up", "0", "--output", "c"], ["run", "--output", "o.jsonl"]):
-        ran = CliRunner().invoke(cli, [*command, *options, *prompts])
+        ran = invoke(*command, *options, *prompts)
         assert ran.exit_code == 0, ran.output
     results = tmp_path / "c" / "results.jsonl"
     drafted = [one for one in read_runs([str(results)]) if one.draft_length]
@@ -318,7 +293,7 @@ def test_the_command_prints_laws(tmp_path: Path) -> None:
     results, budgets = write(tmp_path / "a.jsonl", drawn(FAMILY)), write(tmp_path / "b.jsonl", timed())
     drafts = ("--drafts", table(tmp_path / "drafts.csv", FAMILY))
     pair = ("--target", "tiny", "--drafter", "tiny-draft", "--device-profile", "h100", "--batch-size", "1,8")
-    shown = invoked(results, budgets, *drafts, *pair, "--resamples", "50")
+    shown = invoke("laws", results, budgets, *drafts, *pair, "--resamples", "50")
     assert shown.exit_code == 0, shown.output
     for text in (
         "Mean acceptance length at draft length 8, 60 prompts",
@@ -332,14 +307,14 @@ def test_the_command_prints_laws(tmp_path: Path) -> None:
     ):
         assert text in shown.stdout
     assert "arXiv 2505.07858" in shown.stderr
-    found = json.loads(invoked(results, budgets, *drafts, *pair, "--resamples", "50", "--json").stdout)
+    found = json.loads(invoke("laws", results, budgets, *drafts, *pair, "--resamples", "50", "--json").stdout)
     assert found["acceptance"]["barrier"]["coefficients"]["tokens"] == pytest.approx(TOKENS, abs=0.05)
     assert len(found["acceptance"]["barrier"]["residuals"]) == len(FAMILY)
     assert [len(found["acceptance"]["held_out"][name]["barrier"]) for name in ("tokens", "layers")] == [3, 4]
     assert found["budgets"][0]["best"][0]["draft_length"] == 12
     assert [one["batch_size"] for one in found["choices"]] == [1, 8]
     assert found["published"]["layers"] == [0.74, 4.61]
-    alone = invoked(budgets, "--resamples", "50")
+    alone = invoke("laws", budgets, "--resamples", "50")
     assert alone.exit_code == 0
     assert "Mean acceptance length" not in alone.stdout
 
@@ -377,31 +352,20 @@ def test_bad_input_is_one_sentence(case: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     runs = drawn(FAMILY)
     write(Path("a.jsonl"), runs)
-    write(
-        Path("prompts.jsonl"),
-        [attrs.evolve(runs[0], steps_P=runs[0].steps_P[1:], accepted_P=runs[0].accepted_P[1:]), *runs[1:]],
-    )
-    write(Path("target.jsonl"), [attrs.evolve(runs[0], setting=("a", "other")), *runs[1:]])
+    fewer = attrs.evolve(runs[0], steps_P=runs[0].steps_P[1:], accepted_P=runs[0].accepted_P[1:])
+    write(Path("prompts.jsonl"), [fewer, *runs[1:]])
     write(Path("silent.jsonl"), [attrs.evolve(runs[0], steps_P=runs[0].steps_P * 0), *runs[1:]])
-    write(Path("wrong.jsonl"), [attrs.evolve(runs[0], accepted_P=-runs[0].accepted_P)])
     Path("older.jsonl").write_text(line(runs[0]).replace("spec_steps", "steps") + "\n")
     Path("empty.jsonl").write_text("")
-    Path("text.jsonl").write_text("text\n")
-    for name, drafts in {
-        "all": FAMILY, "one": FAMILY[:1], "depth": FAMILY[:4], "header": [], "twice": FAMILY[:1] * 2,
-        "other": [TableDraft("x", 1, 1), TableDraft("y", 2, 1)], "number": [attrs.evolve(FAMILY[0], tokens=0)],
-    }.items():  # fmt: skip
+    others = [TableDraft("x", 1, 1), TableDraft("y", 2, 1)]
+    for name, drafts in {"all": FAMILY, "twice": FAMILY[:1] * 2, "other": others}.items():
         table(Path(f"{name}.csv"), drafts)
     Path("lacks.csv").write_text("drafter,layers\nx,1\n")
-    Path("object.json").write_text("5")
     arguments, sentence = BAD[case]
-    found = invoked(*arguments.split())
+    found = invoke("laws", *arguments.split())
     assert found.exit_code == 2, found.output
     assert sentence in found.output
     assert found.stdout == ""
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
 
 
 ROOT = Path(__file__).parents[3]
@@ -425,6 +389,6 @@ def test_the_page_shows_what_the_committed_results_give() -> None:
     page = (ROOT / "docs" / "laws.md").read_text(encoding="utf-8")
     shown = certain(" ".join(re.findall(r"```text\n(Mean acceptance.*?)```", page, flags=re.DOTALL)))
     assert len(shown) > 100
-    assert shown == certain(invoked(*files, *table).stdout)
+    assert shown == certain(invoke("laws", *files, *table).stdout)
     shown = certain(" ".join(re.findall(r"```text\n(The fastest draft.*?)```", page, flags=re.DOTALL)))
-    assert shown == certain(invoked(files[0], *table, *device, *pair).stdout.split("\n\n")[-2])
+    assert shown == certain(invoke("laws", files[0], *table, *device, *pair).stdout.split("\n\n")[-2])

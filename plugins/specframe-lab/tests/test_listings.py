@@ -7,15 +7,9 @@ from pathlib import Path
 
 import architectures
 import pytest
-from click.testing import CliRunner, Result
+from command_line import invoke
 
-from specframe.cli import cli
 from specframe.plugins.registry import registry
-
-
-def invoke(*arguments: str) -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(cli, arguments, prog_name="specframe")
 
 
 def rows(text: str) -> list[list[str]]:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
+from command_line import invoke
 from specframe_lab.planning.candidates import Candidate, CandidatePlan, measured_speeds
 from specframe_memory.allocations import Allocations
 from specframe_testing import zoo
 
 from specframe import Pipeline
-from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.models import loading
 
@@ -46,13 +45,7 @@ def test_measured_speeds_are_the_medians_of_runs(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     runs = [
         {"cell": {"batch_size": 2, "draft_length": length}, "plain": plain, "figures": {"tokens_per_second": speed}}
-        for length, plain, speed in (
-            ("3", False, 5),
-            ("3", False, 9),
-            ("3", False, 6),
-            ("5", True, 2),
-            ("auto", False, 7),
-        )
+        for length, plain, speed in (*(("3", False, speed) for speed in (5, 9, 6)), ("5", True, 2), ("auto", False, 7))
     ]
     file.write_text("".join(json.dumps(run) + "\n" for run in runs))
     assert measured_speeds(str(file)) == {(2, 3): 6, (2, 0): 2}
@@ -71,14 +64,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def run(pair: list[str], *options: str) -> Any:
     """Return what the command has done with a pair."""
-    asked = [
-        "--target",
-        pair[0],
-        "--drafter",
-        pair[1],
-        *["--batch-size", "2", "--draft-length", "2", "--dtype", "float32"],
-    ]
-    return CliRunner().invoke(cli, ["plan", *asked, "--prompt-tokens", "8", "--max-new-tokens", "3", *options])
+    asked = ["--target", pair[0], "--drafter", pair[1], "--batch-size", "2", "--draft-length", "2"]
+    asked += ["--dtype", "float32", "--prompt-tokens", "8", "--max-new-tokens", "3"]
+    return invoke("plan", *asked, *options)
 
 
 @pytest.mark.quick

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from browser import browsing, needs_chromium
 from browser import faults as faults_of
 from specframe_lab.comparison import comparison_figures as f
 from specframe_lab.comparison.compare import ComparisonSettings, compare
-from specframe_lab.comparison.comparison_results import RESULTS, Comparison
+from specframe_lab.comparison.comparison_results import Comparison
 from specframe_lab.comparison.comparison_tables import tables
 from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.schemes import Case
@@ -73,9 +71,6 @@ def made(results: dict[tuple[str, int], list[dict[str, Any]]]) -> Comparison:
     about = {"command": "specframe compare", "started": "today", "settings": {}, "environment": {}, "refused": []}
     lines = {cases[cell].key: dict(enumerate(runs)) for cell, runs in results.items()}
     return Comparison(about, list(cases.values()), lines)
-
-
-# ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 
 def test_an_interval_is_students():
@@ -285,9 +280,6 @@ def test_prompts_that_failed_are_not_equal():
     assert {row[4] for row in summary(found, tables(found))} == {"failed"}
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
 DRAWN = set(plots.PAINTERS) - {"bitwise_price", "request_goodput", "acceptance_by_branch", "calibration"}
 DRAWN -= {"state_bytes", "peak_device_bytes", "grouping_rate", "speed_up_over_transformers"}
 """The figures of a comparison of chains with arrivals at no particular time, of models without states, on a CPU, in which no batch
@@ -321,15 +313,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def rows(folder: Path, name: str) -> list[dict[str, str]]:
-    with (folder / "figures" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def results(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in (folder / RESULTS).read_text(encoding="utf-8").splitlines()]
-
-
 @pytest.mark.wide
 def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
     """All that was measured is drawn; bitwise equality, objectives, trees and ``generate`` were not asked for."""
@@ -348,9 +331,6 @@ def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
         start = path.read_bytes()[:8]
         assert path.suffix != ".png" or start == b"\x89PNG\r\n\x1a\n"
         assert path.suffix != ".svg" or start == b"<?xml ve"
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -388,9 +368,7 @@ LOOK = """() => {
 @pytest.mark.slow
 @needs_chromium
 def test_page_in_a_browser(folder: Path):
-    """It renders without a word on the console, on a screen of 360 px only tables scroll, in their own boxes, and it breaks no rule
-    of accessibility.
-    """
+    """Nothing is said on the console, at 360 px only tables scroll, in their boxes, and it is accessible."""
     with browsing() as page:
         page.goto((folder / "report.html").as_uri())
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from browser import browsing, faults, needs_chromium
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 from specframe_lab.comparison.comparison_results import RESULTS
 from specframe_lab.reproduction import reproduction_page as reproduction
 from specframe_testing import zoo
 
-from specframe.cli import cli
 from specframe.models import loading as models
 
 PROMPTS = ["def f(x):", "x = 1", "ab", "import os, sys", "class A:", "for i in range(3):"]
@@ -33,14 +33,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*named, "--prompts", str(questions), "--device", "cpu", "--dtype", "float32"]
 
 
-def run(*arguments: str) -> Result:
-    """Run the command in this process; an exception that is not an exit is raised."""
-    result = CliRunner().invoke(cli, ["reproduce", *arguments], prog_name="specframe")
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
 def lines(folder: Path) -> list[dict]:
     """Return the kept results."""
     return [json.loads(line) for line in (folder / RESULTS).read_text(encoding="utf-8").splitlines()]
@@ -51,11 +43,11 @@ def whole(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished reproduction with arrivals, run part by part."""
     folder = tmp_path_factory.mktemp("whole") / "out"
     command = [*pair, *SIZES, *TOKENS, *ARRIVING, "--output", str(folder)]
-    first = run(*command, "--parts", "match")
+    first = invoke("reproduce", *command, "--parts", "match")
     assert first.exit_code == 0, first.stderr
     assert {line["cell"]["part"] for line in lines(folder)} == {"match"}
     assert "Not measured yet." in (folder / reproduction.PAGE).read_text(encoding="utf-8")
-    rest = run(*command)
+    rest = invoke("reproduce", *command)
     assert rest.exit_code == 0, rest.stderr
     return folder
 
@@ -103,9 +95,9 @@ def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatc
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
     before = (whole / RESULTS).read_bytes()
     command = [*pair, *SIZES, *TOKENS, *ARRIVING, "--output", str(whole)]
-    assert run(*command).exit_code == 0
+    assert invoke("reproduce", *command).exit_code == 0
     assert (whole / RESULTS).read_bytes() == before
-    other = run(*command, "--match-tokens", "9")
+    other = invoke("reproduce", *command, "--match-tokens", "9")
     assert other.exit_code == 2
     assert "made with match: max new tokens 8 where 9 is now asked for" in other.stderr
 
@@ -128,7 +120,7 @@ def test_bad_values_are_refused(
 ) -> None:
     """Before any model is loaded, in one sentence."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
-    result = run(*pair, *wrong, "--output", str(tmp_path / "out"))
+    result = invoke("reproduce", *pair, *wrong, "--output", str(tmp_path / "out"))
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -145,7 +137,9 @@ def failing(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[
     folder = tmp_path_factory.mktemp("failing") / "out"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("specframe_lab.reproduction.reproduce.assisted", fails)
-        return run(*pair, *SIZES, *TOKENS, "--limit", "1", "--parts", "match", "--output", str(folder)), folder
+        return invoke(
+            "reproduce", *pair, *SIZES, *TOKENS, "--limit", "1", "--parts", "match", "--output", str(folder)
+        ), folder
 
 
 @pytest.mark.quick
@@ -169,7 +163,9 @@ def test_batches_that_prompts_do_not_fill_are_told(pair: list[str], failing: tup
     assert f"<li>{told}</li>" in (folder / reproduction.HTML).read_text(encoding="utf-8")
     more = ["--match-batch-sizes", "2,3,4", "--batch-sizes", "1", "--limit", "2", "--parts", "match", "--dry-run"]
     told = "match: with 2 prompts no batch has more than 2 rows, so batch sizes 3, 4 measure a batch of 2"
-    assert told in run(*pair, *more, *TOKENS, "--output", str(folder.parent / "none")).stderr.splitlines()
+    assert (
+        told in invoke("reproduce", *pair, *more, *TOKENS, "--output", str(folder.parent / "none")).stderr.splitlines()
+    )
 
 
 @pytest.mark.wide(but=["99--"])

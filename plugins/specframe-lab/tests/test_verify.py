@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import torch
 from browser import browsing, faults, needs_chromium
-from click.testing import CliRunner
 from click.testing import Result as Exit
+from command_line import invoke
 from specframe_lab.grid import checked, expand
 from specframe_lab.verify import Divergence, Verification, decodings, verify
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.instrumentation.ties import Scales, tie_bound
 from transformers import PreTrainedModel
 
-from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.pipeline import Pipeline
 from specframe.reference import reference_decode
@@ -29,10 +28,13 @@ PROMPTS = harness.random_prompts([7, 1, 13, 2, 7, 19], 61)
 
 
 def outcomes(
-    target: PreTrainedModel, draft: Any, prompts: Any = PROMPTS, new: int = 12, **options: Any
+    target: PreTrainedModel, draft: Any, prompts: Any = PROMPTS, new: int = 12, temperature: float = 0.0, **options: Any
 ) -> list[Verification]:
     cell = {"target": target, "drafter": [draft], "batch_size": 3, "draft_length": 4, **options}
-    return list(verify(checked(expand(cell)), prompts, new))
+    return list(verify(checked(expand(cell)), prompts, new, temperature=temperature))
+
+
+GUMBEL = {"accept": "gumbel", "seed": 5}
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +57,8 @@ def test_samples_are_compared_with_samples_that_are_rounded_alike(
     pair: tuple[PreTrainedModel, PreTrainedModel],
 ) -> None:
     """Plain sampling at batch 1, too, has the cell's dtype."""
-    cell = {"target": pair[0], "drafter": [pair[1]], "batch_size": 3, "accept": "gumbel", "kv": ["slab,dtype=int8"]}
-    (found,) = verify(checked(expand(cell)), PROMPTS, 8, temperature=1.0)
+    (found,) = outcomes(*pair, new=8, temperature=1.0, **GUMBEL, kv=["slab,dtype=int8"])
     assert found.sound
-    assert found.batch_one is not None
     assert found.batch_one.exact_match == 100
 
 
@@ -68,8 +68,6 @@ def test_flawed_combinations_do_not(pair: tuple[PreTrainedModel, PreTrainedModel
     (one,) = outcomes(*pair, align="masking")
     assert not one.sound
     assert not one.lossless
-    assert one.batch_one is not None
-    assert one.plain is not None
     assert one.batch_one.exact_match < 50
     assert one.batch_one.exact_match < one.batch_one.partial_match < 100
     assert one.batch_one.bugs == len(one.batch_one.divergences)
@@ -81,7 +79,6 @@ def test_a_divergence_says_where_and_how_close() -> None:
     """Position, both tokens and the float64 gap at that place are those of the two continuations."""
     target = zoo.build("qwen3")
     (one,) = outcomes(target, zoo.good_draft(target), align="masking")
-    assert one.batch_one is not None
     for found in one.batch_one.divergences:
         prompt = PROMPTS[found.index]
         expected = reference_decode(target, prompt, 12, [zoo.EOS])
@@ -97,17 +94,11 @@ def test_a_divergence_says_where_and_how_close() -> None:
         assert str(found).endswith("short of the best logit: bug")
 
 
-def sampled(pair: tuple[Any, Any], temperature: float, **options: Any) -> list[Verification]:
-    cell = {"target": pair[0], "drafter": [pair[1]], "batch_size": 3, "accept": "gumbel", "seed": 5, **options}
-    return list(verify(checked(expand(cell)), PROMPTS, 12, temperature=temperature))
-
-
 @pytest.mark.wide
 def test_divergences_of_samples_are_weighed_under_their_noise() -> None:
     """Where a flawed alignment draws another token, the expected one is the best once the noise is added: no gap is missed."""
     target = zoo.build("qwen3")
-    (one,) = sampled((target, zoo.good_draft(target)), 0.8, align="masking")
-    assert one.batch_one is not None
+    (one,) = outcomes(target, zoo.good_draft(target), temperature=0.8, **GUMBEL, align="masking")
     assert one.batch_one.divergences
     for found in one.batch_one.divergences:
         assert found.kind == "bug"
@@ -120,11 +111,10 @@ def test_rules_whose_ids_cannot_be_compared_are_refused(
     pair: tuple[PreTrainedModel, PreTrainedModel], rule: str
 ) -> None:
     """They draw other ids than plain sampling; without a temperature they decode greedily and are compared."""
-    with pytest.raises(
-        OptionError, match=rf"^acceptance rule '{rule}' cannot be verified with a temperature: .*gumbel"
-    ):
-        sampled(pair, 1.0, accept=rule)
-    (one,) = sampled(pair, 0.0, accept=rule)
+    told = rf"^acceptance rule '{rule}' cannot be verified with a temperature: .*gumbel"
+    with pytest.raises(OptionError, match=told):
+        outcomes(*pair, temperature=1.0, accept=rule)
+    (one,) = outcomes(*pair, accept=rule)
     assert one.sound
 
 
@@ -149,17 +139,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*zoo.save_pair(tmp_path_factory.mktemp("pair")), "--max-new-tokens", "10"]
 
 
-def invoke(*arguments: str) -> Exit:
-    return CliRunner().invoke(cli, ["verify", *arguments], prog_name="specframe")
-
-
 @pytest.mark.quick
 def test_the_command_says_which_cells_are_sound(saved: list[str], tmp_path: Path) -> None:
     """A grid with a flawed alignment exits with 1, shows a row per cell and writes a line for each."""
     file = tmp_path / "out.jsonl"
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"turns": ["def f(x):", "more"]}\n{"prompt": "a"}\n{"text": "class A:"}\n')
-    result = invoke(*saved, "--align", "ragged,masking", "--prompts", str(prompts), "--output", str(file))
+    result = invoke("verify", *saved, "--align", "ragged,masking", "--prompts", str(prompts), "--output", str(file))
     assert result.exit_code == 1, result.output
     assert "align=ragged" in result.stdout
     assert "align=masking: prompt" in result.stdout
@@ -175,7 +161,7 @@ def test_the_command_says_which_cells_are_sound(saved: list[str], tmp_path: Path
 @pytest.mark.wide
 def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) -> None:
     """A temperature takes gumbel unless another rule is named, which is refused; so is what is no temperature."""
-    result = invoke(*saved, "hello", "a", "--temperature", "0.9", "--batch-size", "1,2")
+    result = invoke("verify", *saved, "hello", "a", "--temperature", "0.9", "--batch-size", "1,2")
     assert result.exit_code == 0, result.output
     assert "2 of 2 combinations" in result.stdout
     for wrong, message in (
@@ -184,7 +170,7 @@ def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) 
         (["--temperature", "warm"], "--temperature: expected a number of at least 0, got 'warm'"),
         (["--temperature", "inf"], "--temperature: expected a finite number of at least 0, got 'inf'"),
     ):
-        result = invoke(*saved, "hello", *wrong)
+        result = invoke("verify", *saved, "hello", *wrong)
         assert result.exit_code == 2
         assert message in result.stderr
 
@@ -204,11 +190,11 @@ def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) 
 )
 def test_a_value_that_cannot_be_used_is_told_for_its_cell(saved: list[str], given: list[str], message: str) -> None:
     """The other cells are verified; the command exits with 1, and so does ``--dry-run``, which says the same."""
-    result = invoke(*saved, "--max-new-tokens", "4", "ab", *given)
+    result = invoke("verify", *saved, "--max-new-tokens", "4", "ab", *given)
     assert result.exit_code == 1, result.output
     assert re.search(rf"^{re.escape(message)}", result.stdout, re.MULTILINE), result.output
     assert "1 of 2 combinations decode as the reference decoder does" in result.stdout
-    foreseen = invoke(*saved, "ab", *given, "--dry-run")
+    foreseen = invoke("verify", *saved, "ab", *given, "--dry-run")
     assert foreseen.exit_code == 1
     assert re.search(rf"^{re.escape(message)}", foreseen.stderr, re.MULTILINE), foreseen.output
 
@@ -218,7 +204,7 @@ def test_a_value_that_cannot_be_used_is_told_for_its_cell(saved: list[str], give
 def test_a_model_that_cannot_be_loaded_is_told_for_its_cell(saved: list[str], option: str) -> None:
     """A target has a reference of its own: it is missing for its cells alone."""
     given = [f"{saved[1]},no/where/at-all", "none"] if option == "target" else [saved[1], "none,no/where/at-all"]
-    result = invoke("--target", given[0], "--drafter", given[1], "--max-new-tokens", "4", "ab")
+    result = invoke("verify", "--target", given[0], "--drafter", given[1], "--max-new-tokens", "4", "ab")
     assert result.exit_code == 1, result.output
     assert re.search(rf"^{option}=no/where/at-all: ", result.stdout, re.MULTILINE), result.output
     assert "1 of 2 combinations decode as the reference decoder does" in result.stdout
@@ -231,7 +217,7 @@ def test_a_dry_run_counts_what_would_be_decoded(saved: list[str], tmp_path: Path
     asked = ["--align", "ragged,eqspec", "--batch-size", "1,2", "--temperature", str(temperature), "ab", "c"]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("specframe.models.loading.load_model", lambda *_: pytest.fail("a model was loaded"))
-        result = invoke(*saved, *asked, "--dry-run", "--output", str(tmp_path / "out.jsonl"))
+        result = invoke("verify", *saved, *asked, "--dry-run", "--output", str(tmp_path / "out.jsonl"))
     assert result.exit_code == 0, result.output
     assert not list(tmp_path.iterdir())
     made = []
@@ -241,7 +227,7 @@ def test_a_dry_run_counts_what_would_be_decoded(saved: list[str], tmp_path: Path
         patched.setattr(
             "specframe_lab.verify.reference_decode", lambda *given, **how: made.append(1) or decode(*given, **how)
         )
-        assert invoke(*saved, *asked).exit_code == 0
+        assert invoke("verify", *saved, *asked).exit_code == 0
     assert f"4 combinations to verify: 2 prompts decoded {sum(made) // 2} times" in result.stdout
     assert f"at most {sum(made) * 10} new tokens" in result.stdout
 
@@ -251,7 +237,7 @@ def written(saved: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple
     """What the command says of a grid with a sound, a flawed and a broken combination and one left out, and its page."""
     page = tmp_path_factory.mktemp("page") / "verified.html"
     grid = ["--align", "ragged,masking,nothing", "--kv", "slab,dynamic", "def f(x):", "<a>"]
-    return invoke(*saved, *grid, "--output", str(page)), page
+    return invoke("verify", *saved, *grid, "--output", str(page)), page
 
 
 @pytest.mark.wide
@@ -289,12 +275,10 @@ def test_the_page_on_screens(written: tuple[Exit, Path]) -> None:
 def test_bitwise_knows_no_ties() -> None:
     """With bitwise, half precision is exact, the reference is computed alike, and a divergence that rounding explains is a bug."""
     target = zoo.build("llama").to(torch.bfloat16)
-    (found,) = outcomes(
-        target, zoo.good_draft(zoo.build("llama")).to(torch.bfloat16), [[5, 9, 2], [7]], 6, bitwise=True
-    )
+    draft = zoo.good_draft(zoo.build("llama")).to(torch.bfloat16)
+    (found,) = outcomes(target, draft, [[5, 9, 2], [7]], 6, bitwise=True)
     assert found.cell["bitwise"] is True
     assert found.sound
-    assert found.batch_one is not None
     assert found.batch_one.exact_match == 100
     near = {"index": 0, "position": 3, "expected": 1, "got": 2, "gap": 0.0, "short": 0.001, "bound": 0.1}
     assert Divergence(**near).kind == "tie"
