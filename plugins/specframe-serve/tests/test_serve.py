@@ -11,6 +11,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 import torch
+from command_line import invoke
+from specframe_serve import serve_command
+from specframe_serve.service import STOPS
 
 from specframe import Pipeline, Sampling
 from specframe.engine.local_engine import LocalEngine
@@ -331,3 +334,87 @@ def test_many_streams_are_not_mixed(running, pipe):
     with concurrent.futures.ThreadPoolExecutor(16) as threads:
         assert [*threads.map(read, range(16))] == [expected[number % 5] for number in range(16)]
     assert running.server.service.unfinished == 0
+
+
+LONG = {**GOOD, "max_tokens": 1500, "ignore_eos": True}
+
+
+def test_requests_end_with_a_sentence_where_there_is_no_grace(serve, hold):
+    """A stream and a whole answer that would never end receive that the server stops, and the server ends."""
+    made = serve(grace=0, batch_size=2)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(made.post, {**LONG, "stream": stream}) for stream in (True, False)]
+        made.until(lambda: made.server.service.unfinished == 2)
+        made.stop()
+        streamed, whole = [one.result() for one in asked]
+    assert made.ended()
+    assert STOPS in streamed.text
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    assert (whole.status_code, whole.json()["error"]["message"]) == (503, STOPS)
+
+
+@pytest.mark.wide
+def test_requests_under_way_get_all_their_tokens_within_the_grace(serve, hold):
+    """A request that is under way when the signal comes is answered as if none had come."""
+    made = serve(grace=3600)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(made.post, {**LONG, "max_tokens": 20, "return_token_ids": True})
+        made.until(lambda: made.server.service.unfinished)
+        made.stop()
+        made.until(lambda: not made.server.service.alive)
+        hold.released = True
+        answer = asked.result()
+    assert len(answer.json()["choices"][0]["token_ids"]) == 20
+    assert made.ended()
+
+
+def test_a_reader_that_has_stalled_does_not_hold_up_the_end(serve: Any, capfd: Any):
+    """A client that has stopped to read its stream is left when the time is up, without a traceback on standard error."""
+    made = serve(grace=0)
+    with made.asking({**LONG, "max_tokens": 60, "n": 3, "logprobs": 20, "stream": True}, buffer=4096) as reader:
+        made.until(lambda: made.server.service.unfinished)
+        made.settle()  # all is there, log-probabilities of a hundred kilobytes among it, and waits for the reader
+        made.stop()
+        assert made.ended()
+        reader.settimeout(20)
+        read = b""
+        while part := reader.recv(1 << 20):
+            read += part
+    assert read.startswith(b"HTTP/1.1 200 OK")
+    assert b"[DONE]" not in read
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments with which the server is run; it is not."""
+    given: list[Any] = []
+    monkeypatch.setattr(serve_command, "run", lambda *arguments: given.extend(arguments))
+    return given
+
+
+def test_an_open_door_is_told_of(asked):
+    """Whoever listens for other machines without a key is warned; a key, or this machine alone, needs no warning."""
+    for host, key, warned in (("0.0.0.0", None, True), ("0.0.0.0", "secret", False), ("127.0.0.1", None, False)):
+        given = ["serve", "--host", host, "--port", "0", *(["--api-key", key] if key else [])]
+        outcome = invoke(*given)
+        assert outcome.exit_code == 0, outcome.output
+        assert ("Warning: listening at 0.0.0.0 without --api-key" in outcome.stderr) == warned
+
+
+@pytest.mark.wide
+def test_a_negative_grace_is_refused(asked):
+    """The grace is a number of seconds of at least 0."""
+    outcome = invoke("serve", "--port", "0", "--grace", "-1")
+    assert outcome.exit_code == 2
+    assert "--grace: expected a number of at least 0" in outcome.stderr
+    assert not asked
+
+
+@pytest.mark.wide(but=["given0-None"])
+@pytest.mark.parametrize(("given", "seed"), [((), None), (("--seed", "0"), 0), (("--seed", "7"), 7)])
+def test_the_servers_seed_is_the_one_asked_for(asked, given, seed):
+    """Without the option requests without a seed follow from nothing; the option's default is no such choice."""
+    outcome = invoke("serve", "--port", "0", *given)
+    assert outcome.exit_code == 0, outcome.output
+    assert asked[-1] == seed

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_serve.metrics import Metrics
 from specframe_serve.service import STOPS, BusyError, ServedRequest, Service, StoppedError
 from specframe_testing import fakes, harness
 
@@ -55,14 +56,16 @@ class Faults:
 class FailingEngine:
     """An engine whose calls fail as planted."""
 
-    peak_kv_bytes = state_bytes = remote = 0
-
     def __init__(self, inner: LocalEngine, faults: Faults) -> None:
         self.inner, self._faults = inner, faults
         self.keys: list[Any] = []
         """Of the requests that it was given."""
         self.streams: list[int] = []
         """Their streams of random numbers."""
+
+    def __getattr__(self, member: str) -> Any:
+        found = getattr(self.inner, member)
+        return (lambda *given: (self._faults.call(member), found(*given))[1]) if callable(found) else found
 
     @property
     def idle(self) -> bool:
@@ -76,22 +79,10 @@ class FailingEngine:
         self.streams.append(request.stream)
         self.inner.add(request)
 
-    def make_room(self, tokens: int) -> None:
-        self._faults.call("make_room")
-        self.inner.make_room(tokens)
-
-    def abort(self, key: Any) -> Any:
-        self._faults.call("abort")
-        return self.inner.abort(key)
-
     def step(self) -> Any:
         assert self._faults.gate.acquire(timeout=LATEST)
         self._faults.call("step")
         return self.inner.step()
-
-    def close(self) -> None:
-        self._faults.call("close")
-        self.inner.close()
 
 
 class Forgetful(Faults):
@@ -250,3 +241,12 @@ def test_no_two_jobs_draw_the_same_unless_they_have_one_seed(serving):
     assert chosen[0] == chosen[1]
     unseeded = [stream for one in (first, second, *chosen[1:]) for stream in one[:4]]
     assert len({*unseeded, *first[4:]}) == 4 * 4 + 12
+
+
+def test_tokens_that_were_cached_are_counted() -> None:
+    """What later prompts find in blocks of earlier ones is a figure of its own."""
+    metrics = Metrics("fake")
+    pipe = harness.pipeline(TARGET, None, kv="paged,block=4,share=on", batch_size=2, observers=[metrics])
+    beginning = harness.random_prompts([14], 61)[0]
+    harness.check(pipe, harness.requests([[*beginning, 5], [*beginning, 6], [3]], 4))
+    assert 'vllm:prefix_cache_hits_total{model_name="fake"} 12.0' in metrics.text().decode().splitlines()
