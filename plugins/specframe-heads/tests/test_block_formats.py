@@ -3,116 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from edited_heads import edited, without
 from specframe_heads.blocks.block_drafter import DSpark
 from specframe_heads.blocks.block_formats import evenly
 from specframe_heads.blocks.markov import confident
-from specframe_heads.blocks.net import sight
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import drafter_of, format_of
 from specframe_heads.head_vocabulary import DraftVocabulary
-from specframe_heads.target import Target
 from specframe_testing import harness, zoo
-from specframe_testing.heads import block_heads as block_heads
-from torch import nn
+from specframe_testing.heads import block_heads, checkpoints, mtp
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe.contracts.drafts import Draft
 from specframe.contracts.round import Batch
 from specframe.errors import SpecframeError
 from specframe.text.sampling import Sampling
-
-FIXTURES = Path(__file__).parent / "fixtures"
-HIDDEN, TOKENS = 8, 24
-
-
-# ---- fixtures of the library `speculators`
-
-
-class FixtureModel(nn.Module):
-    """A target with what the fixtures' heads take of one."""
-
-    def __init__(self, expected: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        self.embedding, self.output = nn.Embedding(TOKENS, HIDDEN), nn.Linear(HIDDEN, TOKENS, bias=False)
-        for module, name in ((self.embedding, "embed_tokens"), (self.output, "lm_head")):
-            if name in expected:
-                module.weight.data = expected[name].float()
-        self.dtype = torch.float32
-        self.config = zoo.build("qwen3", vocab_size=TOKENS, hidden_size=HIDDEN).config
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embedding
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.output
-
-
-class Kept:
-    """The keys and values of one row, of layers that write one after the other."""
-
-    def __init__(self) -> None:
-        self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def __call__(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if layer in self.held:
-            keys, values = (torch.cat(pair, dim=2) for pair in zip(self.held[layer], (keys, values), strict=True))
-        self.held[layer] = keys, values
-        return keys, values
-
-
-def fixture(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the head of a fixture, in 32 bits, and what is expected of it."""
-    checkpoint = Checkpoint(name, FIXTURES / name)
-    expected = load_file(FIXTURES / name / "expected" / "outputs.safetensors")
-    return format_of(checkpoint).made(checkpoint, Target(FixtureModel(expected))), expected  # type: ignore[arg-type]
-
-
-@pytest.mark.wide
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["dflash", "dspark"])
-def test_a_block_gives_the_librarys_logits(name: str) -> None:
-    """The logits of a block after some context, and the confidences, are those of `speculators`."""
-    head, expected = fixture(name)
-    anchor, count, cache = int(expected["anchor"]), len(expected["logits"]), Kept()
-    before_BT = torch.arange(anchor)[None]
-    head.net.remember(head.fuse(expected["hidden"][None, :anchor]), before_BT, cache)
-    places_BT = torch.arange(anchor, anchor + count)[None]
-    ids = torch.tensor([[int(expected["ids"][anchor])] + [head.facts.mask] * (count - 1)])
-    seen = sight(torch.arange(anchor + count)[None], places_BT, head.net.windows, head.facts.reach, torch.float32)
-    states = head.net(head.embed(ids), places_BT, seen, cache)
-    logits = head.head(states)[0]
-    if head.markov is not None:
-        before, state = expected["ids"][anchor : anchor + count], head.markov.initial(1)
-        biases = []
-        for slot in range(count):
-            state, bias = head.markov.step(state, before[slot : slot + 1], states[:, slot])
-            biases.append(bias[0])
-        logits = logits + torch.stack(biases)
-        assert torch.allclose(head.chances(states, before[None])[0], expected["confidence"].sigmoid(), atol=1e-4)
-    assert torch.allclose(logits, expected["logits"], atol=1e-4)
-
-
-@pytest.mark.wide
-@torch.no_grad()
-def test_peagle_gives_the_librarys_logits() -> None:
-    """The logits after true pairs and the masks behind them are those of `speculators`."""
-    head, expected = fixture("peagle")
-    count, features = len(expected["logits"]), head.fuse(expected["hidden"][None])
-    features = torch.cat([features, head.masked_D.expand(1, count - 1, -1)], dim=1)
-    ids = torch.cat([expected["ids"], torch.full((count - 1,), head.mask)])[None]
-    states = head.backbone(ids, features=features).logits
-    assert torch.allclose(head.logits(states)[0, -count:], expected["logits"], atol=1e-4)
-
-
-# ---- the meaning of layer ids
 
 LAYERS = 5
 SHIFTED: dict[str, tuple[Callable[..., str], dict[str, Any], int]] = {
@@ -142,9 +53,6 @@ def test_an_offset_of_one_lowers_acceptance(form: str, tmp_path: Path) -> None:
         shares[shift] = pipe.report.num_accepted_draft_tokens / pipe.report.num_draft_tokens
     assert shares[0] > 0.6
     assert max(shares[-1], shares[1]) < 0.2
-
-
-# ---- drafts of different lengths
 
 
 def test_a_row_ends_before_its_first_unlikely_token() -> None:
@@ -219,20 +127,6 @@ def test_shortened_drafts_draw_from_the_target(way: dict[str, float], tmp_path: 
     assert chance_of(biased.generate, target, 8000) < 1e-9
 
 
-# ---- what is wrong with a checkpoint
-
-
-def edited(folder: str, drop: str = "", cut: int = 0, **changes: Any) -> str:
-    """Return a checkpoint's folder after dropping a tensor, cutting bytes of its file off, or changing its configuration."""
-    config, path = Path(folder) / "config.json", Path(folder) / "model.safetensors"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
-    if drop:
-        save_file({name: one for name, one in load_file(path).items() if name != drop}, path)
-    if cut:
-        path.write_bytes(path.read_bytes()[:-cut])
-    return folder
-
-
 WRONG: dict[str, tuple[Callable[..., str], dict[str, Any], dict[str, Any], str]] = {
     "another-target": (block_heads.z_lab, {}, {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0]}},
         r"is a head for another target: expected 1 hidden states of size 64, got 32"),
@@ -240,13 +134,14 @@ WRONG: dict[str, tuple[Callable[..., str], dict[str, Any], dict[str, Any], str]]
         r"has hidden states 0 \(its embedding\) to 2, and 3 before its final norm, got 8"),
     "no-mask": (block_heads.deepspec, {}, {"mask_token_id": None}, r"expected a whole number mask_token_id, got None"),
     "other-layers": (block_heads.deepspec, {}, {"model_type": "gemma4"}, r"has layers of 'gemma4': expected those of 'qwen3'"),
-    "a-tensor-is-missing": (block_heads.z_lab, {}, {"drop": "layers.1.mlp.up_proj.weight"},
+    "a-tensor-is-missing": (block_heads.z_lab, {}, {"tensors": without("layers.1.mlp.up_proj.weight")},
         r"lacks the tensor 'layers.1.mlp.up_proj.weight'"),
-    "no-d2t": (block_heads.speculators, {"drafted": 50}, {"drop": "d2t"},
+    "no-d2t": (block_heads.speculators, {"drafted": 50}, {"tensors": without("d2t")},
         r"logits for 50 of 97 tokens and no mapping: expected a tensor d2t"),
     "truncated": (block_heads.speculators, {}, {"cut": 100}, r"model.safetensors of .* cannot be read: expected a whole file"),
     "markov-kind": (block_heads.deepspec, {}, {"markov_head_type": "lstm"}, r"Markov head of kind 'lstm': expected one of vanilla"),
-    "peagle-no-mask": (block_heads.peagle, {}, {"drop": "mask_hidden"}, r"a tensor 'mask_hidden' with 96 values, got none"),
+    "peagle-no-mask": (block_heads.peagle, {}, {"tensors": without("mask_hidden")},
+        r"a tensor 'mask_hidden' with 96 values, got none"),
     "pard-mask": (block_heads.pard, {}, {"pard_token": 97}, r"has pard_token 97: expected an id that is embedded, 0 to 96"),
 }  # fmt: skip
 
@@ -257,7 +152,12 @@ def test_what_is_wrong_is_told_in_one_sentence(case: str, tmp_path: Path) -> Non
     """A checkpoint that does not fit, or is not whole, is refused in one sentence with what was expected and what was got."""
     save, options, changes, message = WRONG[case]
     target = zoo.build("qwen3")
-    folder = edited(save(tmp_path / "head", target, **options), **changes)
+    folder = save(tmp_path / "head", target, **options)
+    if cut := changes.get("cut"):
+        file = Path(folder, "model.safetensors")
+        file.write_bytes(file.read_bytes()[:-cut])
+    else:
+        edited(folder, **changes)
     drafter = drafter_of(folder) or f"dflash,checkpoint={folder}"
     with pytest.raises(SpecframeError, match=message) as told:
         harness.decode(harness.pipeline(target, drafter), harness.requests([[5, 6]], 4))
@@ -296,3 +196,39 @@ def test_vocabularies_without_a_mapping() -> None:
     assert DraftVocabulary.of("a head", 6, 6, 4, None).full(logits).tolist() == [0, 1, 2, 3]
     padded = DraftVocabulary.of("a head", 6, 6, 8, None).full(logits)
     assert padded.tolist() == [*range(6), -torch.inf, -torch.inf]
+
+
+DEPTH, K = 8, 4
+
+HEADS: dict[str, Callable] = {
+    "speculators": lambda folder, target: checkpoints.planted_eagle3(folder, target, 3, [1, 3, 6]),
+    "speculators, no ids": lambda folder, target: checkpoints.planted_eagle3(folder, target, 4, None),
+    "authors": lambda folder, target: checkpoints.planted_eagle3(folder, target, 4, None, "authors"),
+    "sglang": lambda folder, target: checkpoints.planted_eagle3(folder, target, 4, [1, 3, 6], "sglang"),
+    "eagle-1": lambda folder, target: checkpoints.planted_eagle1(folder, target),
+    "eagle-1, speculators": lambda folder, target: checkpoints.planted_eagle1(folder, target, "speculators"),
+    "mtp": mtp.planted,
+}
+
+
+def acceptance(target, folder: Path, shift: int = 0, options: str = "", name: str = "eagle", **more) -> float:
+    """Return the mean acceptance length of a head, fed hidden states with a shift."""
+    asked = harness.requests(harness.random_prompts([3, 1], 12), 16)
+    drafter = f"{name},checkpoint={folder},shift={shift}{options}"
+    pipe = harness.pipeline(target, drafter, batch_size=3, draft_length=f"fixed,length={K}", **more)
+    harness.check(pipe, asked)
+    return pipe.report.mean_acceptance_length
+
+
+@pytest.mark.wide(but=["authors"])
+@pytest.mark.parametrize("layout", HEADS)
+def test_an_offset_lowers_the_acceptance_of_planted_heads(layout: str, tmp_path: Path) -> None:
+    """As the format is read nearly every draft token is accepted; with the layers before, or those after, hardly any is."""
+    target = checkpoints.planted_target(DEPTH)
+    folder = HEADS[layout](tmp_path, target)
+    name = "mtp" if layout == "mtp" else "eagle"
+    as_read = acceptance(target, folder, name=name)
+    assert as_read > 1 + 0.6 * K  # the last draft of each row is cut by its limit
+    for shift in (-1, 1):
+        if shift < 0 or not layout.startswith(("eagle-1", "mtp")):  # nothing comes after the last state
+            assert acceptance(target, folder, shift, name=name) < as_read - 0.4 * K

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file, save_file
+from edited_heads import edited, without
 from specframe_heads import doctor
 from specframe_heads.doctor import examine, measured
 from specframe_testing import zoo
 from specframe_testing.heads import checkpoints
 
 from specframe.cli import cli
-
-
-def changed(folder: Path, **config: object) -> None:
-    """Replace keys of a checkpoint's configuration, or None if take one out."""
-    path = folder / "config.json"
-    found = json.loads(path.read_text()) | config
-    path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
-
-
-def rewritten(folder: Path, change) -> None:
-    """Change a checkpoint's tensors."""
-    path = folder / "model.safetensors"
-    save_file(change(load_file(path)), path)
 
 
 def wrong(drafter: Path, target) -> list[str]:
@@ -88,8 +74,8 @@ def test_runs_are_compared_text_by_text() -> None:
     ("change", "says"),
     [
         (lambda t: {**t, "d2t": t["d2t"] + torch.arange(40)}, "d2t seems to have ids where offsets are expected"),
-        (lambda t: {name: one for name, one in t.items() if name != "fc.weight"}, "lacks the tensor 'fc.weight'"),
-        (lambda t: {name: one for name, one in t.items() if name not in ("d2t", "t2d")}, "expected a tensor d2t"),
+        (without("fc.weight"), "lacks the tensor 'fc.weight'"),
+        (without("d2t", "t2d"), "expected a tensor d2t"),
         (
             lambda t: {**t, "fc.weight": t["fc.weight"][:, :60].contiguous()},
             "expected shape (16, 96), as its configuration says",
@@ -100,7 +86,7 @@ def test_wrong_tensors_are_named(change, says: str, tmp_path: Path) -> None:
     """A mapping of ids, a missing tensor, a missing mapping and a tensor of another shape are each named in a sentence."""
     target = zoo.build("qwen3")
     folder = checkpoints.eagle3(tmp_path, target, drafted=40)
-    rewritten(folder, change)
+    edited(folder, change)
     assert says in " ".join(wrong(folder, target))
 
 
@@ -109,11 +95,10 @@ def test_another_targets_head_is_named(tmp_path: Path) -> None:
     """A head for another hidden size, for another vocabulary and for another depth are each told apart."""
     target = zoo.build("qwen3")
     folder = checkpoints.eagle3(tmp_path, target)
-    changed(folder, target_hidden_size=64)
-    assert "for another target: expected a target with hidden states of size 64, got 32" in " ".join(
-        wrong(folder, target)
-    )
-    changed(folder, target_hidden_size=32, eagle_aux_hidden_state_layer_ids=[2, 18, 33])
+    edited(folder, target_hidden_size=64)
+    told = "for another target: expected a target with hidden states of size 64, got 32"
+    assert told in " ".join(wrong(folder, target))
+    edited(folder, target_hidden_size=32, eagle_aux_hidden_state_layer_ids=[2, 18, 33])
     assert "for a target of another depth" in wrong(folder, target)[0]
 
 

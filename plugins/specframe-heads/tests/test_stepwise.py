@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from edited_heads import edited, without
 from specframe_testing import harness, zoo
 from specframe_testing.heads import stepwise
 
 from specframe.errors import ModelError, SpecframeError
-from specframe.text.sampling import Sampling
 
 KINDS = stepwise.KINDS
 PLAINER = ("hydra", "medusa of vLLM", "clover")
@@ -77,34 +76,6 @@ def test_a_head_without_logits_of_its_own_needs_a_target_of_its_size(folder: Any
         decode("medusa", folder("medusa", "opt"), "opt")
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(("kind", "tree"), [("clover2", "chain"), ("hydra++", "dynamic")])
-def test_samples_of_one_prompt(kind: str, tree: str, folder: Any) -> None:
-    """Samples that fork from one prompt are those of plain decoding at the same seed: the draft never shows."""
-    model, drafter = target("qwen3"), f"{kind.rstrip('+')},checkpoint={folder(kind, 'qwen3')},tree={tree}"
-    sampling = Sampling(temperature=1.0, samples=3)
-    found = [
-        [
-            (one.index, one.sample, one.token_ids)
-            for one in harness.pipeline(model, draft, accept="gumbel", batch_size=4, draft_length=3, seed=5).generate(
-                KNOWN, 10, sampling=sampling
-            )
-        ]
-        for draft in (drafter, None)
-    ]
-    assert found[0] == found[1]
-    assert len({tuple(tokens) for _, _, tokens in found[0]}) > len(KNOWN)
-
-
-def changed(folder: Path, into: Path, tensors: Any = None, **config: Any) -> Path:
-    """Copy a checkpoint with other tensors and another configuration."""
-    into.mkdir()
-    held = load_file(folder / "model.safetensors")
-    save_file(tensors(held) if tensors else held, into / "model.safetensors")
-    (into / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
-    return into
-
-
 def test_a_token_map_holds_ids(folder: Any, tmp_path: Path) -> None:
     """Heads with a part of the vocabulary name the target's ids in token_map; read as offsets they would be refused or useless."""
     kept = torch.randperm(zoo.VOCABULARY, generator=torch.Generator().manual_seed(0))[:80].sort().values
@@ -115,14 +86,9 @@ def test_a_token_map_holds_ids(folder: Any, tmp_path: Path) -> None:
         }
 
     whole = folder("medusa of vLLM", "qwen3")
-    part = changed(whole, tmp_path / "part", cut)
+    part = edited(shutil.copytree(whole, tmp_path / "part"), cut)
     rates = [decode("medusa of vLLM", place).draft_acceptance_rate for place in (whole, part)]
     assert 0.4 * rates[0] < rates[1] <= rates[0]
-
-
-def without(part: str) -> Any:
-    """Return what drops the tensors with a part in their names."""
-    return lambda held: {name: one for name, one in held.items() if part not in name}
 
 
 def shortened(part: str) -> Any:
@@ -144,7 +110,7 @@ def shortened(part: str) -> Any:
 )
 def test_heads_that_do_not_fit(kind: str, spoil: Any, config: Any, message: str, folder: Any, tmp_path: Path) -> None:
     """Whatever a file lacks ends in one sentence that names the head."""
-    place = changed(folder(kind, "qwen3"), tmp_path / "head", spoil, **config)
+    place = edited(shutil.copytree(folder(kind, "qwen3"), tmp_path / "head"), spoil, **config)
     with pytest.raises(SpecframeError, match=message) as caught:
         decode(kind, place)
     assert "\n" not in str(caught.value)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import functools
-import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from edited_heads import edited
+from safetensors.torch import load_file
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import format_of
 from specframe_heads.target import Target
-from specframe_testing import zoo
+from specframe_std.trees import growth
+from specframe_testing import harness, zoo
 from specframe_testing.heads import block_heads as block_heads
 from specframe_testing.heads import checkpoints
 from specframe_testing.heads import mtp as mtp_heads
 from specframe_testing.heads import stepwise as step_heads
 
-from specframe.errors import ModelError, SpecframeWarning
+from specframe.errors import CompositionError, ModelError, OptionError, SpecframeWarning
 
 
 def stepwise(kind: str, folder: Path, target: Any) -> None:
@@ -59,18 +61,6 @@ def head(folder: Path) -> Any:
     return format_of(checkpoint).made(checkpoint, Target(target()))
 
 
-def with_tensors(folder: Path, **more: torch.Tensor) -> None:
-    """Put tensors into a file, in place of those with the same names."""
-    path = folder / "model.safetensors"
-    save_file(load_file(path) | {name.replace("__", "."): one for name, one in more.items()}, path)
-
-
-def with_keys(folder: Path, **more: Any) -> None:
-    """Put keys into a configuration."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | more))
-
-
 @pytest.mark.wide(but=["Medusa of vLLM"])
 @pytest.mark.parametrize("name", SAVES)
 def test_a_tensor_that_is_not_read_is_refused(name: str, tmp_path: Path) -> None:
@@ -80,7 +70,7 @@ def test_a_tensor_that_is_not_read_is_refused(name: str, tmp_path: Path) -> None
     assert format_of(checkpoint).name == name
     head(tmp_path)
     first = min(one for one in checkpoint.names if one.endswith(".weight") and not one.startswith("confidence_head"))
-    with_tensors(tmp_path, **{first.replace(".weight", ".surplus"): torch.ones(2)})
+    edited(tmp_path, lambda held: {**held, first.replace(".weight", ".surplus"): torch.ones(2)})
     with pytest.raises(ModelError, match=r"the tensor '[\w.]+\.surplus'"):
         head(tmp_path)
 
@@ -93,10 +83,9 @@ def test_quantised_weights_are_refused(name: str, kind: torch.dtype, tmp_path: P
     SAVES[name](tmp_path, target())
     tensors = load_file(tmp_path / "model.safetensors")
     quantised = next(one for one in sorted(tensors) if tensors[one].ndim == 2)
-    with_tensors(tmp_path, **{quantised: tensors[quantised].to(kind)})
-    with pytest.raises(
-        ModelError, match=f"is quantised: expected floating point numbers of 16 or 32 bits.*got {str(kind)[6:]}"
-    ):
+    edited(tmp_path, lambda held: {**held, quantised: held[quantised].to(kind)})
+    told = f"is quantised: expected floating point numbers of 16 or 32 bits.*got {str(kind)[6:]}"
+    with pytest.raises(ModelError, match=told):
         head(tmp_path)
 
 
@@ -115,7 +104,7 @@ def test_quantised_weights_are_refused(name: str, kind: torch.dtype, tmp_path: P
 def test_layer_ids_are_whole_numbers(name: str, keys: dict[str, Any], tmp_path: Path) -> None:
     """Layer ids given as text, as a single number or as something else are refused in a sentence."""
     SAVES[name](tmp_path, target())
-    with_keys(tmp_path, **keys)
+    edited(tmp_path, **keys)
     with pytest.raises(ModelError, match=r"expected a list of whole numbers for .*layer_ids, got "):
         head(tmp_path)
 
@@ -140,7 +129,7 @@ def test_layer_ids_are_whole_numbers(name: str, keys: dict[str, Any], tmp_path: 
 def test_keys_of_other_networks_are_refused(name: str, keys: dict[str, Any], says: str, tmp_path: Path) -> None:
     """A key with a value that makes the head compute what is not implemented is refused."""
     SAVES[name](tmp_path, target())
-    with_keys(tmp_path, **keys)
+    edited(tmp_path, **keys)
     with pytest.raises(ModelError, match=says):
         head(tmp_path)
 
@@ -150,7 +139,7 @@ def test_keys_of_other_networks_are_refused(name: str, keys: dict[str, Any], say
 def test_unknown_keys_are_told(name: str, tmp_path: Path) -> None:
     """A key that nobody knows is named in a warning, since it may change what the head computes."""
     SAVES[name](tmp_path, target())
-    with_keys(tmp_path, gated_residual=True, something_else=None)
+    edited(tmp_path, gated_residual=True, something_else=None)
     with pytest.warns(SpecframeWarning, match=r"has gated_residual, not known here"):
         head(tmp_path)
 
@@ -192,6 +181,35 @@ def test_files_of_modelopt_are_the_authors_heads(tmp_path: Path) -> None:
     assert torch.equal(drafted(tmp_path / "modelopt"), drafted(tmp_path / "authors"))
     checkpoint = Checkpoint.open(str(tmp_path / "modelopt"))
     assert format_of(checkpoint).layers(checkpoint, 2) == (1, 2, 2)
-    with_keys(tmp_path / "modelopt", eagle_config={})
+    edited(tmp_path / "modelopt", eagle_config={})
     checkpoint = Checkpoint.open(str(tmp_path / "modelopt"))
     assert format_of(checkpoint).layers(checkpoint, 36) == (2, 18, 33)
+
+
+def test_a_given_top_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level of a dynamic tree runs as many nodes as asked for, far more than the tree has: the cache has slots for them."""
+    target, tops, grow = zoo.build("qwen3"), list[tuple[int, int]](), growth.dynamic
+    monkeypatch.setattr(
+        growth, "dynamic", lambda budget, top, *rest: tops.append((budget.depth, top)) or grow(budget, top, *rest)
+    )
+    folder = checkpoints.eagle3(tmp_path, target)
+    asked = harness.requests(harness.random_prompts([3, 1, 7], zoo.VOCABULARY), 9)
+    drafter = f"eagle,checkpoint={folder},tree=dynamic,nodes=6,top=20"
+    harness.check(harness.pipeline(target, drafter, batch_size=3, draft_length=4), asked)
+    assert (4, 20) in tops
+    assert {top for _, top in tops} == {20}
+
+
+@pytest.mark.wide
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """A head for another target, a tree for a rule that has none, and a wrong option are one sentence each."""
+    head = checkpoints.eagle3(tmp_path, zoo.build("qwen3"))
+    asked = harness.requests([[5, 9, 7]], 4)
+    told = r"is a head for another target: expected a target with hidden states of size 32, got 36"
+    with pytest.raises(ModelError, match=told):
+        harness.decode(harness.pipeline(zoo.build("llama"), str(head), draft_length=2), asked)
+    said = f"drafter '{head},tree=dynamic' needs 'tree' to be offered, and alignment 'masking' does not offer it, as "
+    with pytest.raises(CompositionError, match=f"^{re.escape(said)}"):
+        harness.pipeline(zoo.build("qwen3"), f"{head},tree=dynamic", align="masking", draft_length=2)
+    with pytest.raises(OptionError, match="shift: expected a whole number from -8 to 8"):
+        harness.pipeline(zoo.build("qwen3"), f"{head},shift=9", draft_length=2)
