@@ -1,12 +1,8 @@
-"""Heads that draft in one pass, MTP layers and EAGLE-1: every draft is what the formulas say.
-
-The references are independent of what they check: one row, no cache, a loop for every query, or transformers' own modules.
-"""
+"""Every draft of heads that draft in one pass, MTP layers and EAGLE-1 is what an independent implementation gives."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from head_drafts import Depths, in_runs
 from safetensors.torch import load_file
 from specframe_heads.blocks import pard
 from specframe_heads.blocks.block_drafter import DFlashDrafter, DSpark
@@ -27,7 +24,6 @@ from specframe_heads.mtp.mtp_drafter import Mtp
 from specframe_heads.mtp.mtp_layers import block_config
 from specframe_heads.mtp.mtp_weights import together
 from specframe_heads.target import Target
-from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import harness, zoo
 from specframe_testing.heads import block_heads as block_heads
 from specframe_testing.heads import checkpoints as eagle_heads
@@ -36,15 +32,10 @@ from specframe_testing.heads.scripted import ScriptedCalls, scripted
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpLayer
 
-from specframe.contracts.drafts import Budget
-from specframe.contracts.round import Batch
 from specframe.errors import ModelError
 
 STATES = {"speculators": 0, "z_lab": 1, "deepspec": 1}
 """What an id of a layer is short of the number of a hidden state."""
-
-
-# ---- an independent implementation: one row, no cache, a loop for every query
 
 
 def norm(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -61,6 +52,18 @@ def turned(states_THD: torch.Tensor, positions: list[int]) -> torch.Tensor:
     return torch.cat([pairs.real, pairs.imag], dim=-1).float()
 
 
+def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: list[list[int]]) -> torch.Tensor:
+    """Return what each query has of the keys that it sees, its heads side by side."""
+    rows, shared = [], query.shape[1] // key.shape[1]
+    for query_HD, keys in zip(query, seen, strict=True):
+        heads = []
+        for head, query_D in enumerate(query_HD):
+            scores = key[keys, head // shared] @ query_D / len(query_D) ** 0.5
+            heads.append(scores.softmax(0) @ value[keys, head // shared])
+        rows.append(torch.cat(heads))
+    return torch.stack(rows)
+
+
 def straightforward(
     tensors: dict[str, torch.Tensor],
     config: dict[str, Any],
@@ -69,11 +72,8 @@ def straightforward(
     sees: Callable[[str, int, int], bool],
 ) -> torch.Tensor:
     """Return the normed states of a block after T tokens of context; ``sees``: (kind of layer, place of a query, of a key)."""
-    context, count, size = (
-        norm(features_TF @ tensors["fc.weight"].T, tensors["hidden_norm.weight"]),
-        len(features_TF),
-        8,
-    )
+    context = norm(features_TF @ tensors["fc.weight"].T, tensors["hidden_norm.weight"])
+    count, size = len(features_TF), 8
     places = [*range(count), *range(count, count + len(block_WH))]
     states = block_WH
     for layer, kind in enumerate(config["layer_types"]):
@@ -83,19 +83,9 @@ def straightforward(
         query = norm((read @ at["self_attn.q_proj.weight"].T).view(len(read), 4, size), at["self_attn.q_norm.weight"])
         key = norm((both @ at["self_attn.k_proj.weight"].T).view(len(both), 2, size), at["self_attn.k_norm.weight"])
         value = (both @ at["self_attn.v_proj.weight"].T).view(len(both), 2, size)
-        query, key = turned(query, places[count:]), turned(key, places)
-        rows = []
-        for w in range(len(read)):
-            seen = [s for s in range(len(both)) if sees(kind, count + w, s)]
-            heads = []
-            for head in range(4):
-                scores = key[seen, head // 2] @ query[w, head] / size**0.5
-                heads.append(scores.softmax(0) @ value[seen, head // 2])
-            rows.append(torch.cat(heads))
-        states = states + torch.stack(rows) @ at["self_attn.o_proj.weight"].T
-        read = norm(states, at["post_attention_layernorm.weight"])
-        gate = torch.nn.functional.silu(read @ at["mlp.gate_proj.weight"].T) * (read @ at["mlp.up_proj.weight"].T)
-        states = states + gate @ at["mlp.down_proj.weight"].T
+        seen = [[s for s in range(len(both)) if sees(kind, count + w, s)] for w in range(len(read))]
+        found = attended(turned(query, places[count:]), turned(key, places), value, seen)
+        states = fed_forward(at, states + found @ at["self_attn.o_proj.weight"].T)
     return norm(states, tensors["norm.weight"])
 
 
@@ -106,11 +96,8 @@ class Reference:
         self.config = json.loads((Path(folder) / "config.json").read_text())
         self.tensors, self._target = load_file(Path(folder) / "model.safetensors"), target
         nested = self.config.get("dflash_config", {})
-        ids = (
-            self.config.get("aux_hidden_state_layer_ids")
-            or self.config.get("target_layer_ids")
-            or nested["target_layer_ids"]
-        )
+        own = self.config.get("aux_hidden_state_layer_ids") or self.config.get("target_layer_ids")
+        ids = own or nested["target_layer_ids"]
         self._layers = [one + STATES[form] for one in ids]
         self._mask = self.config.get("mask_token_id", nested.get("mask_token_id"))
         self._embed = self.tensors.get("embed_tokens.weight", target.get_input_embeddings().weight)
@@ -140,11 +127,8 @@ class Reference:
         """Return the logits of the token after some that are drafted already, of a draft of ``count``."""
         states = self.states(ids, count)
         logits_V = self._head @ states[len(drafted)]
-        return (
-            logits_V + self._bias(states, [ids[-1], *drafted])
-            if "markov_head.markov_w1.weight" in self.tensors
-            else logits_V
-        )
+        biased = "markov_head.markov_w1.weight" in self.tensors
+        return logits_V + self._bias(states, [ids[-1], *drafted]) if biased else logits_V
 
     def _bias(self, states: torch.Tensor, before: list[int]) -> torch.Tensor:
         """Return the Markov head's bias for the token after those of the draft."""
@@ -152,21 +136,16 @@ class Reference:
         embedded, kind = t["markov_w1.weight"][before], self.config["markov_head_type"]
         if kind == "gated":
             barrier = torch.cat([states[len(before) - 1], embedded[-1]])
-            return t["markov_w2.weight"] @ (
-                (t["gate_proj.weight"] @ barrier + t["gate_proj.bias"]).sigmoid() * embedded[-1]
-            )
+            gate = (t["gate_proj.weight"] @ barrier + t["gate_proj.bias"]).sigmoid()
+            return t["markov_w2.weight"] @ (gate * embedded[-1])
         if kind == "vanilla":
             return t["markov_w2.weight"] @ embedded[-1]
         state = out = torch.zeros(block_heads.RANK)
         for slot, one in enumerate(embedded):
-            gate, new, out = (
-                t["joint_proj.weight"] @ torch.cat([state, one, states[slot]]) + t["joint_proj.bias"]
-            ).chunk(3)
+            joint = t["joint_proj.weight"] @ torch.cat([state, one, states[slot]]) + t["joint_proj.bias"]
+            gate, new, out = joint.chunk(3)
             state = gate.sigmoid() * state + (1 - gate.sigmoid()) * new.tanh()
         return t["markov_w2.weight"] @ out.tanh()
-
-
-# ---- the other kinds, likewise
 
 
 def causal(
@@ -180,16 +159,7 @@ def causal(
         return made.view(-1, count, size)
 
     query, key = turned(projected("q", query_in, heads), places), turned(projected("k", key_in, groups), places)
-    value = projected("v", key_in, groups)
-    rows = []
-    for place in places:
-        per = []
-        for head in range(heads):
-            group = head * groups // heads
-            scores = key[: place + 1, group] @ query[place, head] / size**0.5
-            per.append(scores.softmax(0) @ value[: place + 1, group])
-        rows.append(torch.cat(per))
-    return torch.stack(rows)
+    return attended(query, key, projected("v", key_in, groups), [[*range(place + 1)] for place in places])
 
 
 def fed_forward(at: dict[str, torch.Tensor], states: torch.Tensor) -> torch.Tensor:
@@ -228,12 +198,9 @@ class OfEagle1:
     """EAGLE-1 for one row, in the authors' layout or that of `speculators` up to 0.2, which may have three norms more."""
 
     def __init__(self, folder: Path, target: PreTrainedModel) -> None:
-        file = folder / "model.safetensors"
-        renamed = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
-        self.tensors = load_file(file)
-        for before, after in renamed.items():
+        self.tensors, self._target = load_file(folder / "model.safetensors"), target
+        for before, after in {"fusion_fc.": "fc.", "transformer.": "layers.0."}.items():
             self.tensors = {name.replace(before, after): one for name, one in self.tensors.items()}
-        self._target = target
 
     @torch.inference_mode()
     def logits(self, ids: list[int], drafted: list[int], count: int) -> torch.Tensor:
@@ -309,15 +276,12 @@ def of_own_names(target: PreTrainedModel, seeds: list[int], shares: bool = False
         layer = MtpLayer(config, type(decoder.layers[-1]), type(decoder.norm), 0)
         found = together(mtp_heads.parts(target, seed))
         if shares:
-            found |= {
-                name: one for name, one in mtp_heads.parts(target, seeds[0]).items() if not name.startswith("block.")
-            }
+            first = mtp_heads.parts(target, seeds[0])
+            found |= {name: one for name, one in first.items() if not name.startswith("block.")}
         layer.load_state_dict({name.replace("block.", "mtp_block."): one for name, one in found.items()})
         made.append(layer.eval())
     return made
 
-
-# ---- every logit of a run is the reference's
 
 Made = tuple[PreTrainedModel, HeadDrafter, Any]
 """A target, a drafter and the reference."""
@@ -405,11 +369,6 @@ def drafter_of(folder: str | Path) -> Any:
     return DRAFTERS[format_of(Checkpoint.open(str(folder))).drafter](str(folder))
 
 
-def by_turns(place: int) -> bool:
-    """Return whether the token at a place is right: runs of none to five."""
-    return place % 7 not in (0, 3) and place % 5 != 4
-
-
 def assert_the_formulas(seen: list[ScriptedCalls], reference: Any, most: int = 20) -> None:
     """Assert that logits are those of the reference, for a sample of places; for equal rows and tokens they are compared once."""
     kept = {(*one.ids, -1, *one.drafted, -one.count): one for one in seen}
@@ -425,7 +384,7 @@ def by_rule(name: str, align: str, folder: Path, limits: Sequence[int] = (9, 14,
     target, drafter, reference = MADE[name](folder)
     asked = harness.requests(harness.random_prompts([5, 1, 12, 3, 8, 2][: len(limits)], zoo.VOCABULARY), limits)
     seen: list[ScriptedCalls] = []
-    scripted(drafter, seen, harness.truth(target, asked), by_turns)
+    scripted(drafter, seen, harness.truth(target, asked), in_runs)
     options = {"batch_size": 3, "draft_length": 4, **options}
     results = harness.check(harness.pipeline(target, drafter, align=align, **options), asked)
     accepted = sum(result.metrics.num_accepted_draft_tokens for result in results)
@@ -440,24 +399,12 @@ def test_every_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
     by_rule(name, ALIGNMENTS[[*MADE].index(name) % 4], tmp_path)
 
 
-class Depths(FixedLength):
-    """Draft lengths by turns."""
-
-    def __init__(self) -> None:
-        super().__init__(3)
-        self._turns = itertools.cycle((3, 1))
-
-    def budget(self, batch: Batch) -> Budget:
-        """Return the next one."""
-        return Budget(next(self._turns))
-
-
 @pytest.mark.wide(but=["pard"])
 @pytest.mark.parametrize("name", MADE)
 def test_every_deferred_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
     """Where the host has not read the round before, and drafts are of unlike lengths, the logits are those as well."""
     limits = [30, 5, 9, 7, 3, 4]  # a long draft is accepted, a prompt is read, and a short draft follows
-    by_rule(name, "ragged", tmp_path, limits, rounds="deferred", draft_length=Depths(), batch_size=2)
+    by_rule(name, "ragged", tmp_path, limits, rounds="deferred", draft_length=Depths(3, 1), batch_size=2)
 
 
 def test_a_pard_head_that_cannot_be_made_without_weights_is_one_sentence(
