@@ -10,7 +10,12 @@ from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.drop_in import assisted
+from specframe.models.loading import load_tokenizer
 
+MODEL = zoo.build("qwen3")
+DRAFT = zoo.good_draft(MODEL)
+TOKENIZER = load_tokenizer("tiny")
+"""Knows the ids of the small models, if not what they mean by them."""
 NEW = 16
 PROMPTS = harness.random_prompts([3, 9, 1, 14, 6, 2, 11, 5], zoo.VOCABULARY, seed=3)
 """Eight prompts of up to 14 tokens, some of which hold the eos id, that is the pad id, first or in the middle."""
@@ -41,9 +46,17 @@ def padded(prompts: Sequence[Sequence[int]] = PROMPTS) -> dict[str, torch.Tensor
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
+def greedy(
+    new: int = NEW, prompts: Sequence[Sequence[int]] = PROMPTS, model: PreTrainedModel = MODEL, **asked: Any
+) -> Any:
+    """Return what ``generate`` gives for padded prompts."""
+    asked = {**padded(prompts), "max_new_tokens": new, "do_sample": False, **asked}
+    return model.generate(**asked)  # type: ignore[operator]
+
+
 def both(
-    model: PreTrainedModel,
-    draft: Any,
+    model: PreTrainedModel = MODEL,
+    draft: Any = DRAFT,
     inputs: dict[str, Any] | None = None,
     draft_length: Any = 4,
     options: dict[str, Any] | None = None,

@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 import transformers
-from generating import NEW, PROMPTS, Notes, padded
+from generating import NEW, PROMPTS, TOKENIZER, Notes, greedy, padded
 from specframe_std.generated_stop_strings import GeneratedStopStrings
 from specframe_testing import zoo
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
@@ -23,7 +23,6 @@ from specframe.models import loading as models
 transformers.logging.set_verbosity_error()
 
 ASKED = {"max_new_tokens": NEW, "do_sample": False}
-TOKENIZER = models.load_tokenizer("tiny")
 
 
 def made():
@@ -44,11 +43,6 @@ def drafted(model, call, draft=None, **options):
     return report is not None and report.num_draft_tokens > 0
 
 
-def usual(model):
-    """Make a call of ``generate`` for all prompts."""
-    return model.generate(**padded(), **ASKED)
-
-
 class Inner(LogitsProcessor):
     """A processor that generates with the model it is called for."""
 
@@ -62,9 +56,7 @@ class Inner(LogitsProcessor):
 
 def inside_a_call(model):
     """Generate with a processor that generates, too."""
-    inputs = {name: value[:2] for name, value in padded().items()}
-    asked = {**ASKED, "max_new_tokens": 4}
-    return model.generate(**inputs, **asked, logits_processor=LogitsProcessorList([Inner(model)]))
+    return greedy(4, PROMPTS[:2], model, logits_processor=LogitsProcessorList([Inner(model)]))
 
 
 def with_a_mode(mode):
@@ -72,16 +64,15 @@ def with_a_mode(mode):
 
     def call(model):
         with mode():
-            return usual(model)
+            return model.generate(**padded(), **ASKED)
 
     return call
 
 
 def own_config(model):
     """Generate with settings that the model has."""
-    model.generation_config = GenerationConfig(
-        max_new_tokens=9, do_sample=False, eos_token_id=[5, 7], pad_token_id=0, repetition_penalty=1.3
-    )
+    own = {"eos_token_id": [5, 7], "repetition_penalty": 1.3}
+    model.generation_config = GenerationConfig(max_new_tokens=9, do_sample=False, pad_token_id=0, **own)
     return model.generate(**padded())
 
 
@@ -90,20 +81,15 @@ def given_config(model):
     return model.generate(padded()["input_ids"], GenerationConfig(max_new_tokens=9, do_sample=False, pad_token_id=0))
 
 
-def alone(model, **asked):
-    """Make a call of ``generate`` for one prompt."""
-    return model.generate(**padded(PROMPTS[1:2]), **ASKED, **asked)
-
-
 CALLERS = {
     "no_grad": with_a_mode(torch.no_grad),
     "inference_mode": with_a_mode(torch.inference_mode),
     "the model's generation config": own_config,
     "a generation config": given_config,
     "a call within a call": inside_a_call,
-    "prompt lookup": lambda model: alone(model, prompt_lookup_num_tokens=3),
-    "an assistant": lambda model: alone(model, assistant_model=zoo.good_draft(model)),
-    "stop strings": lambda model: model.generate(**padded(), **ASKED, stop_strings=["e", "t"], tokenizer=TOKENIZER),
+    "prompt lookup": lambda model: greedy(prompts=PROMPTS[1:2], model=model, prompt_lookup_num_tokens=3),
+    "an assistant": lambda model: greedy(prompts=PROMPTS[1:2], model=model, assistant_model=zoo.good_draft(model)),
+    "stop strings": lambda model: greedy(model=model, stop_strings=["e", "t"], tokenizer=TOKENIZER),
     "stop strings after a config": lambda model: model.generate(
         padded()["input_ids"],
         GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0),
@@ -131,7 +117,7 @@ def test_what_drafts_do_not_go_with_is_decoded_plainly():
     plain = call(model)
     with specframe.accelerate(model, draft) as handle, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        usual(model)
+        greedy(model=model)
         assert torch.equal(call(model), plain)
     assert handle.report is None
     (warning,) = [one for one in told if issubclass(one.category, SpecframeWarning)]
@@ -142,7 +128,7 @@ def test_what_drafts_do_not_go_with_is_decoded_plainly():
 def test_weights_that_are_split_over_processes(monkeypatch):
     """Where each forward takes all processes, transformers' loop decodes, and goes on until the last process has ended."""
     model, draft = made()
-    plain = usual(model)
+    plain = greedy(model=model)
     model.gathered_elsewhere = torch.nn.Parameter(torch.empty(0))
     model.gathered_elsewhere.ds_id = 3
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -151,7 +137,7 @@ def test_weights_that_are_split_over_processes(monkeypatch):
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
         monkeypatch.setattr(torch.distributed, "all_reduce", lambda *given, **_: asked.append(given))
         with specframe.accelerate(model, draft), pytest.warns(SpecframeWarning, match="weights that are split over"):
-            assert torch.equal(usual(model), plain)
+            assert torch.equal(greedy(model=model), plain)
         assert asked, "the other processes were not asked"
     finally:
         torch.distributed.destroy_process_group()
@@ -161,7 +147,7 @@ def test_weights_that_are_split_over_processes(monkeypatch):
 def test_a_model_in_training():
     """A model in training mode, with checkpoints of activations, decodes as in evaluation, fills its cache, and stays as it is."""
     model, draft = made()
-    expected = usual(model)
+    expected = greedy(model=model)
     model.train()
     model.model.embed_tokens.eval()
     model.gradient_checkpointing_enable()
@@ -182,14 +168,8 @@ def test_log_probabilities_are_those_of_a_forward():
     model, draft = made()
     torch.manual_seed(0)
     with specframe.accelerate(model, draft):
-        told = model.generate(
-            **padded(),
-            max_new_tokens=NEW,
-            do_sample=True,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
+        asked = {"do_sample": True, "eos_token_id": None, "return_dict_in_generate": True, "output_logits": True}
+        told = greedy(model=model, **asked)
     drawn_BN1 = told.sequences[:, -NEW:, None]
     mask_BS = torch.cat([padded()["attention_mask"], torch.ones(len(PROMPTS), NEW, dtype=torch.long)], dim=1)
     places_BS = (mask_BS.cumsum(-1) - 1).clamp(min=0)
@@ -219,8 +199,8 @@ def test_weights_written_between_calls_are_followed():
         for step in range(3):
             for weight in model.parameters():
                 weight.data.mul_(1 + 0.1 * step)
-            assert torch.equal(usual(model), type(model).generate(model, **padded(), **ASKED)), step
-            usual(model)
+            assert torch.equal(greedy(model=model), type(model).generate(model, **padded(), **ASKED)), step
+            greedy(model=model)
             assert handle.report.prefix_hit_tokens, "no prompt was kept"
 
 
@@ -242,10 +222,8 @@ def test_a_forward_with_autocast_inside():
 @pytest.mark.wide
 def test_a_pipeline_of_transformers_and_a_streamer():
     """A text-generation ``pipeline()`` writes the same texts in batches, and a streamer of ``generate`` gets the same tokens."""
-    model, draft = (
-        models.load_model(name, name, torch.device("cpu"), torch.float32) for name in ("tiny", "tiny-draft")
-    )
-    tokenizer = models.load_tokenizer("tiny")
+    names, tokenizer = ("tiny", "tiny-draft"), models.load_tokenizer("tiny")
+    model, draft = (models.load_model(name, name, torch.device("cpu"), torch.float32) for name in names)
     tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
     write = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
     texts, asked = ["import os\n", "def f(x):\n    return"], {"max_new_tokens": 9, "do_sample": False, "batch_size": 2}
@@ -283,10 +261,10 @@ def test_a_subclass():
 def test_a_compiled_model():
     """A model that ``torch.compile`` has wrapped drafts, and gets its own ``generate`` back."""
     model, draft = made()
-    plain = usual(model)
+    plain = greedy(model=model)
     compiled = torch.compile(model, backend="eager")
     with specframe.accelerate(compiled, draft) as handle:
-        assert torch.equal(usual(compiled), plain)
+        assert torch.equal(greedy(model=compiled), plain)
         assert handle.report.num_accepted_draft_tokens
     assert "generate" not in vars(model)
 
@@ -295,35 +273,35 @@ def test_a_compiled_model():
 def test_copies_and_pickles():
     """A copy drafts for its own weights, a pickle is the model as it was, and after ``remove`` the copy decodes plainly."""
     model, draft = made()
-    plain = usual(model)
+    plain = greedy(model=model)
     with specframe.accelerate(model, draft) as handle:
         other = copy.deepcopy(model)
         for weight in other.parameters():
             weight.data.mul_(1.2)
         expected = type(other).generate(other, **padded(), **ASKED)
-        assert torch.equal(usual(other), expected)
+        assert torch.equal(greedy(model=other), expected)
         assert handle.report is not None
-        assert torch.equal(usual(model), plain)
+        assert torch.equal(greedy(model=model), plain)
         assert pickle.loads(pickle.dumps(model)).generate.__func__ is type(model).generate
         torch.save(model, io.BytesIO())
     assert handle.report is not None
     handle._drafted.report = None
-    assert torch.equal(usual(other), expected)
+    assert torch.equal(greedy(model=other), expected)
     assert handle.report is None
 
 
 def test_two_handles():
     """The latest handle drafts; each is removed by itself, in any order, and twice does no harm."""
     model, draft = made()
-    plain = usual(model)
+    plain = greedy(model=model)
     first, second = specframe.accelerate(model, draft), specframe.accelerate(model, "prompt-lookup")
-    assert torch.equal(usual(model), plain)
+    assert torch.equal(greedy(model=model), plain)
     assert (first.report, second.report is None) == (None, False)
     first.remove()
-    assert torch.equal(usual(model), plain)
+    assert torch.equal(greedy(model=model), plain)
     second.remove()
     second.remove()
-    assert torch.equal(usual(model), plain)
+    assert torch.equal(greedy(model=model), plain)
     assert vars(model).get("generate") is None or model.generate.__func__.drafted is None
 
 
@@ -362,7 +340,7 @@ def test_what_is_refused_at_once(given, told):
 def test_stop_strings_in_the_generated_text():
     """A row ends where its generated text has the stop string, not where the prompt's end has a part of it; others go on."""
     model, _ = made()
-    inputs, plain = padded(), usual(model)
+    inputs, plain = padded(), greedy(model=model)
     width = inputs["input_ids"].shape[1]
     texts = [TOKENIZER.decode(row[width:]) for row in plain]
     string = next(text[3:5] for text in texts if len(text) > 8)

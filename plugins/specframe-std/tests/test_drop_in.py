@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
-import generating
 import pytest
 import torch
 import transformers
-from generating import NEW, PROMPTS, padded
+from generating import DRAFT, MODEL, NEW, PROMPTS, TOKENIZER, Notes, both, greedy, padded
 from specframe_std.drop_in import pipeline_cache
 from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed_length import FixedLength
-from specframe_testing import fakes, zoo
+from specframe_testing import fakes, harness, zoo
 from transformers import (
+    DynamicCache,
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
+    SynthIDTextWatermarkingConfig,
+    T5Config,
+    T5ForConditionalGeneration,
     WatermarkingConfig,
 )
 
 import specframe
-from specframe.errors import OptionError, PromptError, SpecframeError
-from specframe.models import loading as models
+from specframe.errors import OptionError, PromptError, SpecframeError, SpecframeWarning
 
 transformers.logging.set_verbosity_error()
-
-MODEL = zoo.build("qwen3")
-DRAFT = zoo.good_draft(MODEL)
-
-
-def both(model=MODEL, draft=DRAFT, inputs=None, **asked):
-    """Return what ``generate`` gives without an assistant and with the drop-in."""
-    return generating.both(model, draft, inputs, **asked)
 
 
 def assert_same(**asked):
@@ -51,21 +47,9 @@ def assert_same(**asked):
 
 def common_tokens(count):
     """Return tokens that come up in the continuations of most rows, at places of their own."""
-    plain = MODEL.generate(**padded(), max_new_tokens=NEW, do_sample=False)[:, -NEW:]
+    plain = greedy()[:, -NEW:]
     found = Counter(token for row in plain[:, 2:].tolist() for token in set(row))
     return [token for token, _ in found.most_common(count)]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", zoo.NAMES)
-def test_tokens_are_those_without_an_assistant(name):
-    """Left-padded batches of eight, with the pad id as eos id inside prompts, give the same tokens in every architecture."""
-    model = zoo.build(name)
-    draft = zoo.good_draft(model)
-    plain = assert_same(model=model, draft=draft)
-    ends = sorted({row[-NEW:][place] for place, row in zip((0, 3, 4, 9), plain.tolist(), strict=False)})
-    ended = assert_same(model=model, draft=draft, eos_token_id=[zoo.EOS, *ends])
-    assert (ended[:, -3:] == zoo.EOS).any(), "no row ended early"
 
 
 class Own(LogitsProcessor):
@@ -101,9 +85,8 @@ PROCESSORS = {
 def test_processors_see_what_they_see_in_generate(processors):
     """Every processor that ``generate`` makes, and one's own, is applied at each place to the prefix it would see there."""
     plain = assert_same(**PROCESSORS[processors])
-    if processors not in ("renormalize_logits",):
-        unprocessed = MODEL.generate(**padded(), max_new_tokens=NEW, do_sample=False)
-        assert plain.shape != unprocessed.shape or not torch.equal(plain, unprocessed), "the processor does nothing"
+    unprocessed = greedy()
+    assert plain.shape != unprocessed.shape or not torch.equal(plain, unprocessed), "the processor does nothing"
 
 
 class Sums(StoppingCriteria):
@@ -111,10 +94,6 @@ class Sums(StoppingCriteria):
 
     def __call__(self, input_ids, scores, **options):
         return (input_ids.sum(-1) % 7 == 0) & (input_ids.shape[1] > 17)
-
-
-TOKENIZER = models.load_tokenizer("tiny")
-"""Knows the ids of the small models, if not what they mean by them."""
 
 
 def texts_of(tokens):
@@ -169,10 +148,8 @@ def test_a_model_may_change_between_two_calls():
             changed.resize_token_embeddings(size, mean_resizing=False)
             with torch.no_grad():
                 changed.get_input_embeddings().weight[97:].normal_()  # the new tokens are the likely ones
-        inputs = padded([[token % 64 for token in prompt] for prompt in PROMPTS])
-        plain = model.generate(**inputs, max_new_tokens=9, do_sample=False)
-        drafted = model.generate(**inputs, max_new_tokens=9, do_sample=False, custom_generate=assisted)
-        assert torch.equal(plain, drafted)
+        prompts = [[token % 64 for token in prompt] for prompt in PROMPTS]
+        assert torch.equal(greedy(9, prompts, model), greedy(9, prompts, model, custom_generate=assisted))
 
 
 def test_a_models_state_is_all_that_a_pipeline_depends_on():
@@ -197,7 +174,7 @@ def test_a_model_no_longer_used_is_let_go_of():
     assisted, gone = specframe.assisted(DRAFT, 3), []
     for _ in range(3):
         model = copy.deepcopy(MODEL)
-        model.generate(**padded(PROMPTS[:2]), max_new_tokens=4, do_sample=False, custom_generate=assisted)
+        greedy(4, PROMPTS[:2], model, custom_generate=assisted)
         gone.append(weakref.ref(model))
     del model
     gc.collect()
@@ -206,10 +183,9 @@ def test_a_model_no_longer_used_is_let_go_of():
 
 def test_a_closed_drop_in_keeps_nothing():
     """After ``close`` neither models nor caches of the latest call are held, and the next call has its tokens."""
-    assisted, model, slab = None, copy.deepcopy(MODEL), Opened()
+    model, slab = copy.deepcopy(MODEL), Opened()
     assisted = specframe.assisted(DRAFT, 3, kv=slab, keep_cache=True)
-    asked = {**padded(PROMPTS[:2]), "max_new_tokens": 4, "do_sample": False}
-    model.generate(**asked, custom_generate=assisted)
+    greedy(4, PROMPTS[:2], model, custom_generate=assisted)
     held = [weakref.ref(model), weakref.ref(slab.latest)]
     del model
     slab.latest = None
@@ -217,8 +193,7 @@ def test_a_closed_drop_in_keeps_nothing():
     gc.collect()
     assert [reference() for reference in held] == [None, None]
     assisted.close()
-    expected = MODEL.generate(**asked)
-    assert torch.equal(MODEL.generate(**asked, custom_generate=assisted), expected)
+    assert torch.equal(greedy(4, PROMPTS[:2], custom_generate=assisted), greedy(4, PROMPTS[:2]))
 
 
 class Opened(Slab):
@@ -242,8 +217,8 @@ def test_caches_are_kept_where_it_is_asked_for(keep):
 
     def opened(new):
         before = slab.count
-        ids = model.generate(**padded(PROMPTS[:3]), max_new_tokens=new, do_sample=False, custom_generate=assisted)
-        assert torch.equal(ids, model.generate(**padded(PROMPTS[:3]), max_new_tokens=new, do_sample=False))
+        ids = greedy(new, PROMPTS[:3], model, custom_generate=assisted)
+        assert torch.equal(ids, greedy(new, PROMPTS[:3], model))
         return slab.count - before
 
     assert opened(9) == 2
@@ -260,25 +235,13 @@ def test_a_call_that_fails_keeps_no_cache():
     """The next call begins with a pipeline of its own."""
     slab = Opened()
     assisted = specframe.assisted(DRAFT, 3, kv=slab, keep_cache=True)
-    asked = {**padded(PROMPTS[:2]), "max_new_tokens": 6, "do_sample": False, "custom_generate": assisted}
-
-    class Breaks:
-        def put(self, value):
-            raise RuntimeError("full")
-
-        def end(self):
-            pass
-
-    with pytest.raises(RuntimeError, match="full"):
-        MODEL.generate(
-            **padded(PROMPTS[:1]), max_new_tokens=6, do_sample=False, custom_generate=assisted, streamer=Breaks()
-        )
-    before = slab.count
-    plain = MODEL.generate(**padded(PROMPTS[:2]), max_new_tokens=6, do_sample=False)
-    assert torch.equal(MODEL.generate(**asked), plain)
-    assert slab.count == before + 2
-    assert torch.equal(MODEL.generate(**asked), plain)
-    assert slab.count == before + 2
+    breaks = SimpleNamespace(put=lambda value: 1 / 0, end=lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        greedy(6, PROMPTS[:1], custom_generate=assisted, streamer=breaks)
+    before, plain = slab.count, greedy(6, PROMPTS[:2])
+    for _ in range(2):
+        assert torch.equal(greedy(6, PROMPTS[:2], custom_generate=assisted), plain)
+        assert slab.count == before + 2
 
 
 @pytest.mark.wide
@@ -286,15 +249,13 @@ def test_threads_take_turns():
     """One drop-in serves calls from several threads on models that share a draft: each gets its own tokens."""
     assisted = specframe.assisted(DRAFT, 3)
     models_used = [copy.deepcopy(MODEL).train(), MODEL]
-    asked = [(models_used[turn % 2], padded(PROMPTS[turn : turn + 3])) for turn in range(6)]
 
-    def drafted(model, inputs):
-        return model.generate(**inputs, max_new_tokens=9, do_sample=False, custom_generate=assisted)
+    def drafted(turn):
+        return greedy(9, PROMPTS[turn : turn + 3], models_used[turn % 2], custom_generate=assisted)
 
     with ThreadPoolExecutor(6) as threads:
-        found = list(threads.map(drafted, *zip(*asked, strict=True)))
-    for (_, inputs), got in zip(asked, found, strict=True):
-        assert torch.equal(got, MODEL.generate(**inputs, max_new_tokens=9, do_sample=False))
+        for turn, got in enumerate(threads.map(drafted, range(6))):
+            assert torch.equal(got, greedy(9, PROMPTS[turn : turn + 3]))
 
 
 @pytest.mark.wide
@@ -304,7 +265,7 @@ def test_sampling_follows_the_seed_of_torch():
 
     def sampled():
         asked = {"do_sample": True, "temperature": 1.5, "top_p": 0.95, "num_return_sequences": 2}
-        return MODEL.generate(**padded(), **asked, max_new_tokens=NEW, custom_generate=assisted)
+        return greedy(**asked, custom_generate=assisted)
 
     torch.manual_seed(5)
     first, second = sampled(), sampled()
@@ -348,12 +309,7 @@ def test_a_policy_object_decides_how_much_is_drafted():
     asked = policy.budget
     policy.budget = lambda batch: rounds.append(len(batch)) or asked(batch)
     rounds = []
-    ids = padded(PROMPTS[:2])
-    plain = MODEL.generate(**ids, max_new_tokens=6, do_sample=False)
-    drafted = MODEL.generate(
-        **ids, max_new_tokens=6, do_sample=False, custom_generate=specframe.assisted(DRAFT, policy)
-    )
-    assert torch.equal(plain, drafted)
+    assert torch.equal(*both(draft_length=policy, inputs=padded(PROMPTS[:2])))
     assert rounds
     with pytest.raises(SpecframeError, match=r"draft_length: expected .* got"):
         specframe.assisted(DRAFT, object())
@@ -364,3 +320,211 @@ def test_ids_beyond_the_vocabulary_are_refused():
     """A prompt that holds no token's id is refused by a sentence."""
     with pytest.raises(PromptError, match="token id 97"):
         MODEL.generate(torch.tensor([[5, 97]]), max_new_tokens=2, custom_generate=specframe.assisted(DRAFT))
+
+
+# ---- what drafts do not go with: transformers' own loop decodes, and a warning says why
+
+
+def generated(model, draft, asked, custom=True):
+    """Return what ``generate`` gives, with the drop-in or without, from the same random numbers."""
+    torch.manual_seed(0)
+    asked = {"max_new_tokens": NEW, "do_sample": False, **asked()}
+    return model.generate(**asked, **({"custom_generate": specframe.assisted(draft, 3)} if custom else {}))
+
+
+def assert_plain(asked, why, model=MODEL, draft=DRAFT):
+    """Assert that the drop-in gives what ``generate`` gives, and says why nothing is drafted; return the tokens."""
+    with pytest.warns(SpecframeWarning, match=f"nothing is drafted, for drafts do not go with .*{why}"):
+        got = generated(model, draft, asked)
+    expected = generated(model, draft, asked, custom=False)
+    assert torch.equal(got, expected)
+    return got
+
+
+PLAIN = {
+    "positions other than a token's place": lambda: {**padded(), "position_ids": torch.arange(14).expand(8, -1)},
+    "SynthIDTextWatermarkLogitsProcessor": lambda: {
+        **padded(),
+        "watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5], ngram_len=2),
+        "do_sample": True,
+    },
+    "more tokens than the model's context holds": lambda: {**padded(), "max_new_tokens": 147},
+}
+
+
+@pytest.mark.wide(but=["positions other than a token's place"])
+@pytest.mark.parametrize("why", PLAIN)
+def test_what_drafts_do_not_go_with_is_decoded_plainly(why):
+    """Each call gives the tokens of ``generate``, and one sentence says why nothing is drafted."""
+    assert_plain(PLAIN[why], why)
+
+
+@pytest.mark.wide
+def test_embeddings_and_ids():
+    """Prompts given as embeddings give their continuation alone, and with ids beside them the ids, too."""
+    model = zoo.build("gemma3")
+    draft = zoo.good_draft(model)
+    ids, mask = padded()["input_ids"], padded()["attention_mask"]
+    given = {"inputs_embeds": model.get_input_embeddings()(ids), "attention_mask": mask}
+    alone = assert_plain(lambda: dict(given), "inputs_embeds", model, draft)
+    beside = assert_plain(lambda: {**given, "input_ids": ids}, "inputs_embeds", model, draft)
+    assert torch.equal(beside, torch.cat([ids, alone], dim=1))
+
+
+BOUNDARY = 24
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [4.0, 9.0, 2.0, 16.0],
+    "original_max_position_embeddings": BOUNDARY,
+    "factor": 4.0,
+}
+LENGTHS = {"short and long rows": ((5, 30), 6, True), "short rows": ((5, 16), 6, False)}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("case", LENGTHS)
+def test_rotary_factors_are_those_of_generate(case, recwarn):
+    """Where factors change with a batch's longest row, rows get those of ``generate``; where they do not, tokens are drafted."""
+    lengths, new, plain = LENGTHS[case]
+    model = zoo.build("phi3", rope_parameters=LONG_ROPE, original_max_position_embeddings=BOUNDARY)
+    prompts = padded(harness.random_prompts(lengths, zoo.VOCABULARY, seed=5))
+    got = generated(model, zoo.good_draft(zoo.build("phi3")), lambda: {**prompts, "max_new_tokens": new})
+    assert any("rotary factors that change" in str(one.message) for one in recwarn) == plain
+    assert torch.equal(got, generated(model, None, lambda: {**prompts, "max_new_tokens": new}, custom=False))
+
+
+class PerRow(LogitsProcessor):
+    """A user's processor made for a number of rows: a strength and an own list of tokens for each."""
+
+    def __init__(self, rows=8):
+        self.strengths, self.tokens = torch.linspace(1, 30, rows)[:, None], [[3 * row, 50 + row] for row in range(rows)]
+
+    def __call__(self, input_ids, scores):
+        scores = scores - self.strengths * (torch.arange(scores.shape[1]) % 3 == input_ids.sum(-1, keepdim=True) % 3)
+        for row, tokens in enumerate(self.tokens):
+            scores[row, tokens] = -9.0
+        return scores
+
+
+class Lazy(LogitsProcessor):
+    """A user's processor that makes what it needs when it is first called, and holds a model."""
+
+    def __init__(self):
+        self.bias, self.model, self.stop = None, MODEL, threading.Event()
+
+    def __call__(self, input_ids, scores):
+        if self.bias is None:
+            self.bias = torch.arange(scores.shape[1]) % 3
+        return scores - self.bias * (input_ids.sum(-1, keepdim=True) % 2)
+
+
+FREE = {
+    "a processor that remembers nothing but constants": lambda: {"logits_processor": LogitsProcessorList([Lazy()])},
+    "a processor made for a number of rows": lambda: {"logits_processor": LogitsProcessorList([PerRow()])},
+    "an older criterion": lambda: {
+        "input_ids": padded()["input_ids"][4:5],
+        "attention_mask": None,
+        "stopping_criteria": StoppingCriteriaList([lambda ids, scores, **options: ids.sum() % 7 == 0]),
+    },
+}
+
+
+@pytest.mark.wide(but=["a processor made for a number of rows"])
+@pytest.mark.parametrize("what", FREE)
+def test_what_goes_by_a_rows_ids_is_drafted_along(what, recwarn):
+    """Processors and criteria that depend on the ids of a row alone see each prefix, and nothing is said."""
+    asked = lambda: {**padded(), **FREE[what]()}  # noqa: E731
+    got = generated(MODEL, DRAFT, asked)
+    assert not [warning for warning in recwarn if issubclass(warning.category, SpecframeWarning)]
+    assert torch.equal(got, generated(MODEL, DRAFT, asked, custom=False))
+    assert not torch.equal(got, generated(MODEL, DRAFT, padded))
+
+
+def tuned(model, change):
+    """Return a model whose inputs are prepared by somebody else, as prompt tuning does: ``change`` is given them."""
+    model = copy.deepcopy(model)
+    own = model.prepare_inputs_for_generation
+
+    def prepare(*args, **kwargs):
+        return change(model, own(*args, **kwargs), kwargs.get("is_first_iteration"))
+
+    model.prepare_inputs_for_generation = prepare
+    return model
+
+
+def behind_virtual_tokens(model, fed):
+    """Make room for four tokens before the prompt."""
+    rows, mask = len(fed["input_ids"]), fed.get("attention_mask")
+    if mask is None:
+        mask = torch.ones(rows, fed["past_key_values"].get_seq_length() + fed["input_ids"].shape[1])
+    fed["attention_mask"] = torch.cat([torch.ones(rows, 4, dtype=mask.dtype), mask], dim=1)
+    fed.pop("position_ids", None)
+    return rows
+
+
+def prompt_tuning(model, fed, first):
+    """Put the embeddings of four tokens before the prompt."""
+    rows = behind_virtual_tokens(model, fed)
+    if first:
+        embed = model.get_input_embeddings()
+        virtual = embed(torch.tensor([[5, 6, 7, 8]])).expand(rows, -1, -1)
+        fed["inputs_embeds"] = torch.cat([virtual, embed(fed.pop("input_ids"))], dim=1)
+        fed["input_ids"] = None
+    return fed
+
+
+def prefix_tuning(model, fed, first):
+    """Put the keys and values of four tokens before the prompt."""
+    rows = behind_virtual_tokens(model, fed)
+    if first:
+        fed["past_key_values"] = DynamicCache(config=model.config)
+        model(torch.tensor([[5, 6, 7, 8]]).expand(rows, -1), past_key_values=fed["past_key_values"])
+    return fed
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("change", [prompt_tuning, prefix_tuning])
+def test_models_that_prepare_their_inputs_in_another_way(change):
+    """A model tuned by a prompt or a prefix gives the tokens that it gives in ``generate``, and not those of its base."""
+    model = tuned(MODEL, change)
+    tokens = assert_plain(lambda: padded([[1, 2, 3], [4, 5, 6]]), "inputs that the model prepares", model)
+    assert not torch.equal(tokens, generated(MODEL, DRAFT, lambda: padded([[1, 2, 3], [4, 5, 6]])))
+
+
+T5 = T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+
+
+@pytest.mark.parametrize("what", ["beams", "an encoder-decoder model"])
+def test_other_searches_are_those_of_generate(what):
+    """Beams, and a model with an encoder, give what they give without the drop-in, and a sentence says so."""
+    torch.manual_seed(0)
+    beams = what == "beams"
+    model = MODEL if beams else T5ForConditionalGeneration(T5).eval()
+    asked = padded() if beams else {"input_ids": torch.tensor([[1, 2]])}
+    asked |= {"max_new_tokens": 3, "num_beams": 1 + beams}
+    plain = model.generate(**asked)
+    with pytest.warns(SpecframeWarning, match=r"go with beam_search \(num_beams=2\)" if beams else what):
+        drafted = model.generate(**asked, custom_generate=specframe.assisted(DRAFT))
+    assert torch.equal(plain, drafted)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"num_beams": 2, "streamer": Notes()}, "a streamer with beam_search"),
+        ({"assistant_early_exit": 1, "prompt_lookup_num_tokens": 2}, "assistant_early_exit"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(monkeypatch, asked, named):
+    """What no loop here decodes is named before the model is asked anything."""
+    monkeypatch.setattr(MODEL, "forward", unasked)
+    with pytest.raises(OptionError, match=named):
+        MODEL.generate(**padded(), max_new_tokens=NEW, **asked, custom_generate=specframe.assisted(DRAFT))
+
+
+def unasked(input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, logits_to_keep=0, **_):
+    """Stand in for a model's forward, which must not be called."""
+    raise AssertionError("the model was asked")

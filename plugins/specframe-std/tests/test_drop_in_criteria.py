@@ -1,22 +1,20 @@
-"""Under the drop-in, criteria of one's own are called as ``generate`` calls them, while tokens are drafted."""
+"""Under the drop-in criteria are called as ``generate`` calls them, and streamers receive all tokens and the end."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
-from generating import PROMPTS, Notes, padded
+from generating import DRAFT, MODEL, NEW, PROMPTS, TOKENIZER, Notes, both, greedy, padded
 from specframe_std import drop_in
 from specframe_testing import zoo
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
 
 import specframe
-from specframe.models import loading as models
+from specframe.errors import OptionError
 
-MODEL = zoo.build("qwen3")
-DRAFT = zoo.good_draft(MODEL)
 WIDTH = padded()["input_ids"].shape[1]
-TOKENIZER = models.load_tokenizer("tiny")
-"""Knows the ids of the small models, if not what they mean by them."""
 
 
 class Noting(StoppingCriteria):
@@ -111,8 +109,7 @@ def accepted(monkeypatch):
 def generated(criteria, assisted=None, **asked):
     """Return what ``generate`` gives with criteria of one's own, with a drop-in or without."""
     custom = {} if assisted is None else {"custom_generate": assisted}
-    asked = {**padded(), "max_new_tokens": 24, "do_sample": False, **asked, **custom}
-    return MODEL.generate(**asked, stopping_criteria=StoppingCriteriaList(criteria))
+    return greedy(24, stopping_criteria=StoppingCriteriaList(criteria), **asked, **custom)
 
 
 @pytest.mark.wide(but=["each row's ids without an eos id"])
@@ -152,3 +149,72 @@ def test_a_criterion_that_raises_raises_in_generate():
     """An error of a criterion is raised as it is."""
     with pytest.raises(IndexError):
         generated([Tracker(rows=len(PROMPTS) + 1)], specframe.assisted(DRAFT, 4))
+
+
+def ending():
+    """Return eos ids that end most rows, at places of their own."""
+    return greedy()[:, -NEW:][[0, 3, 4, 6], [3, 9, 5, 12]].tolist()
+
+
+WAYS = {"drafted": {}, "not drafted": {"use_cache": False}}
+"""What is asked so that tokens are drafted, or not."""
+
+
+@pytest.mark.wide(but=["not drafted"])
+@pytest.mark.filterwarnings("ignore:nothing is drafted")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_row_has_a_streamer(way):
+    """Each streamer gets its row's prompt, as ``generate`` gives it, and then its tokens, and the end."""
+    streamers = [Notes() for _ in PROMPTS]
+    ends = ending()
+    plain, _ = both(options={"streamer": streamers}, eos_token_id=ends, **WAYS[way])
+    lengths = set()
+    for row, (streamer, prompt) in enumerate(zip(streamers, padded()["input_ids"], strict=True)):
+        assert streamer.ended == 1
+        assert torch.equal(streamer.puts[0], prompt[None])
+        told = [int(value) for value in streamer.puts[1:]]
+        new = plain[row, 14:].tolist()
+        assert told == new[: len(told)]
+        assert told[-1] in ends or len(told) == len(new)
+        lengths.add(len(told))
+    assert len(lengths) > 2
+
+
+@pytest.mark.wide
+@pytest.mark.filterwarnings("ignore:nothing is drafted")
+@pytest.mark.parametrize("way", WAYS)
+def test_the_streamer_of_generate(way):
+    """The streamer that ``generate`` is given receives the same as without the drop-in: steps of all rows, and the end."""
+    theirs, ours = Notes(), Notes()
+    for streamer, custom in ((theirs, {}), (ours, {"custom_generate": specframe.assisted(DRAFT, 4)})):
+        greedy(eos_token_id=ending(), **WAYS[way], streamer=streamer, **custom)
+    assert (ours.ended, len(ours.puts)) == (1, len(theirs.puts))
+    for got, expected in zip(ours.puts, theirs.puts, strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.wide
+def test_a_reader_of_the_streamer_of_generate():
+    """Who reads text while another thread generates gets all of it, and then the end."""
+    streamer = TextIteratorStreamer(TOKENIZER, skip_prompt=True, timeout=1200)
+    asked = {"prompts": PROMPTS[:1], "streamer": streamer, "custom_generate": specframe.assisted(DRAFT)}
+    thread = threading.Thread(target=greedy, kwargs=asked)
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    assert text == TOKENIZER.decode(greedy(prompts=PROMPTS[:1])[0, 3:])
+
+
+@pytest.mark.wide
+def test_a_reader_does_not_wait_for_what_is_refused():
+    """A call that is refused ends the streamers that it was given, and so is one of another number than the rows."""
+    rows, streamer = [Notes() for _ in range(2 * len(PROMPTS))], Notes()
+    with pytest.raises(OptionError, match="beam_search"):
+        MODEL.generate(**padded(), num_beams=2, custom_generate=specframe.assisted(DRAFT, streamer=rows))
+    assert rows[0].ended == 1
+    with pytest.raises(OptionError, match="expected one in generate or in assisted, got both"):
+        greedy(streamer=streamer, custom_generate=specframe.assisted(DRAFT, streamer=[Notes() for _ in PROMPTS]))
+    assert streamer.ended == 1
+    for given, got in ((Notes(), 1), ([Notes(), Notes()], 2)):
+        with pytest.raises(OptionError, match=f"streamer: expected one for each of 8 rows, got {got}"):
+            both(options={"streamer": given})

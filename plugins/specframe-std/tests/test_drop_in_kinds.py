@@ -11,9 +11,8 @@ from transformers import DynamicCache, GenerationConfig
 
 import specframe
 
-NAMES = ("llama", "gpt2", "gemma3", "mistral", "opt", "qwen3-moe")
-MODELS = {name: zoo.build(name, attn_implementation="eager") for name in NAMES}
-DRAFTS = {name: zoo.good_draft(MODELS[name]) for name in NAMES}
+MODELS = {name: zoo.build(name, attn_implementation="eager") for name in zoo.NAMES}
+DRAFTS = {name: zoo.good_draft(MODELS[name]) for name in zoo.NAMES}
 EQUAL = torch.tensor([PROMPTS[3][:6], PROMPTS[6][:6], PROMPTS[1][:6]])
 """Prompts of one length, without padding."""
 
@@ -131,7 +130,7 @@ NOT_DRAFTED = {
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("name", "kind"), crossed(NAMES, [*KINDS]))
+@pytest.mark.parametrize(("name", "kind"), crossed(zoo.NAMES, [*KINDS]))
 def test_a_call_gives_what_it_gives_without_the_drop_in(name, kind, recwarn):
     """Tokens are equal; scores, hidden states, attention weights and the cache have the same shapes and nearly the same values."""
     model = MODELS[name]
