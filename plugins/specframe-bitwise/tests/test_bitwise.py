@@ -1,7 +1,6 @@
 """With bitwise a token's logits are the same to the bit, whatever else is decoded, and without it they are not.
 
-Kernels of this machine may happen to agree where others do not. That plain forwards differ is therefore shown with a product that
-adds in another order for other numbers of rows, on any machine (:func:`by_shape`), and the rules are tested with such functions.
+That plain forwards differ is shown by :class:`ByShape`, since kernels of this machine may happen to agree.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import architectures
 import pytest
 import torch
+from generating import padded
 from specframe_bitwise.bitwise_check import require_bitwise
 from specframe_bitwise.mode import bitwise
 from specframe_std.drafters.draft_model import ModelDrafter
@@ -26,6 +26,7 @@ from to_the_bit import CPU, DTYPES, by_reference, same
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+import specframe
 from specframe.devices.held import Held
 from specframe.errors import CompositionError, ModelError, OptionError
 from specframe.reference import reference_decode
@@ -131,20 +132,6 @@ TREES: dict[str, dict[str, Any]] = {
 }
 
 
-def require_equal_to_the_reference(name: str, align: str, tree: str, lengths: tuple[int, ...], **config: Any) -> None:
-    """Fail unless prompts of these lengths have the reference's logits to the bit."""
-    target = zoo.build(name, **config)
-    drafter, kept, asked = (
-        ModelDrafter(**TREES[tree]),
-        KeptLogits(),
-        harness.random_prompts(lengths, zoo.VOCABULARY, seed=1),
-    )
-    options = {"drafter": drafter, "accept": kept, "align": align, "batch_size": 4, "draft_length": 3}
-    pipe = harness.pipeline(target, zoo.good_draft(target), bitwise=True, **options)
-    harness.decode(pipe, harness.requests(asked, 2 * NEW))
-    assert same(kept.logits, by_reference(target, asked, NEW))
-
-
 @pytest.mark.wide(but=["gemma3-exspec-dynamic"])
 @pytest.mark.parametrize(
     ("name", "align", "tree"),
@@ -152,7 +139,13 @@ def require_equal_to_the_reference(name: str, align: str, tree: str, lengths: tu
 )
 def test_blocks_of_keys_begin_at_a_rows_first_token(name: str, align: str, tree: str) -> None:
     """A row whose slots straddle two blocks of keys, because of padding before it, or of a tree, is the same to the bit."""
-    require_equal_to_the_reference(name, align, tree, (140, 40, 124), **LONG[name])
+    target = zoo.build(name, **LONG[name])
+    drafter, kept = ModelDrafter(**TREES[tree]), KeptLogits()
+    asked = harness.random_prompts((140, 40, 124), zoo.VOCABULARY, seed=1)
+    options = {"drafter": drafter, "accept": kept, "align": align, "batch_size": 4, "draft_length": 3}
+    pipe = harness.pipeline(target, zoo.good_draft(target), bitwise=True, **options)
+    harness.decode(pipe, harness.requests(asked, 2 * NEW))
+    assert same(kept.logits, by_reference(target, asked, NEW))
 
 
 LONG: dict[str, dict[str, Any]] = {
@@ -180,10 +173,7 @@ ALL = os.environ.get("SPECFRAME_ALL_ARCHITECTURES") == "1"
 @pytest.mark.wide
 @pytest.mark.parametrize("name", [name for name in (FROZEN["exact"] if ALL else SAMPLE) if name in architectures.NAMES])
 def test_an_architecture_is_the_same_to_the_bit_or_refused(name: str) -> None:
-    """Every exact architecture has the reference's logits to the bit in bfloat16, but those that are refused in a sentence.
-
-    Those attend by products of their own, which have another shape in every batch; the list may only get shorter.
-    """
+    """Every exact architecture has the reference's logits to the bit in bfloat16, or is refused in a sentence."""
     target = architectures.build(name).bfloat16()
     kept = KeptLogits()
 
@@ -270,10 +260,7 @@ WEIGHT = torch.randn(9, 36, generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize("inference", [True, False])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_rows_do_not_depend_on_their_number(name: str, inference: bool) -> None:
-    """Every function is the plain one up to rounding, and a row is the same to the bit in any number of rows, at any place.
-
-    Composed operators are taken apart otherwise in inference mode.
-    """
+    """A function is the plain one up to rounding, and a row the same to the bit in any number of rows, at any place."""
     function = FUNCTIONS[name]
     x = torch.randn(70, 36, generator=torch.Generator().manual_seed(1))
     if name == "two tensors":
@@ -345,3 +332,21 @@ def test_kernels_that_go_by_the_shape_are_refused(option: str, value: str) -> No
     )
     with pytest.raises((OptionError, CompositionError), match=wanted):
         harness.pipeline(models("llama", torch.float32)[0], None, bitwise=True, **{option: value})
+
+
+def test_a_models_own_forward_gives_the_bits_of_its_rollouts() -> None:
+    """In bfloat16 logits of sampled tokens are those of a forward of the model itself; without ``bitwise`` they are not."""
+    model = zoo.build("qwen3").to(torch.bfloat16)
+    batch = padded(harness.random_prompts([6, 3, 11], zoo.VOCABULARY))
+    asked = {"do_sample": True, "eos_token_id": None, "return_dict_in_generate": True, "output_logits": True}
+    with specframe.accelerate(model, zoo.good_draft(model), bitwise=True) as handle:
+        drawn = model.generate(**batch, max_new_tokens=9, **asked)
+        assert handle.report.num_draft_tokens
+    mask_BS = torch.cat([batch["attention_mask"], torch.ones(3, 9, dtype=torch.long)], dim=1)
+    inputs = {"attention_mask": mask_BS, "position_ids": (mask_BS.cumsum(-1) - 1).clamp(min=0)}
+    with torch.inference_mode(), bitwise(CPU):
+        own_BSV = model(drawn.sequences, **inputs).logits.float()
+    assert torch.equal(torch.stack(drawn.logits, dim=1), own_BSV[:, -9 - 1 : -1])
+    with torch.inference_mode():
+        other_BSV = model(drawn.sequences, **inputs).logits.float()
+    assert not torch.equal(other_BSV, own_BSV)

@@ -13,6 +13,7 @@ from specframe_memory.memory_bound import plans_of
 from specframe_memory.memory_plan import Ladder
 from specframe_memory.memory_profile import DryRun
 from specframe_memory.meta_parts import hollow
+from specframe_std.policies.fixed_length import FixedLength
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specframe import Pipeline
@@ -144,25 +145,35 @@ class Case:
         run = DryRun(recipe, parts)
         return run.footprint(self.load, like=like)
 
+    def hold(self, counter: Allocations) -> None:
+        """Have a counter know the models' weights."""
+        for one in self.models:
+            counter.hold([*one.parameters(), *one.buffers()], "weights")
+
+    def require_told(self) -> tuple[Footprint, Pipeline]:
+        """Assert that a run takes no more than is told; return that, and the pipeline."""
+        told, counter = self.planned(), Allocations()
+        pipe = self.counted(counter)
+        assert counter.peak.total <= told.total
+        return told, pipe
+
     def counted(self, counter: Allocations, **options: Any) -> Pipeline:
         """Decode under a counter, and return the pipeline."""
         masks._STAIRCASES.clear()
         pipe = self.pipeline(**options)
-        for one in self.models:
-            counter.hold([*one.parameters(), *one.buffers()], "weights")
+        self.hold(counter)
         with counter:
             list(pipe.generate(self.prompts, self.load.longest - self.load.prompt))
         return pipe
 
 
-class Paused:
+class Paused(FixedLength):
     """A draft-length policy that drafts nothing for some rounds, and then 3 tokens in one."""
 
-    needs: frozenset[str] = frozenset()
-    offers: frozenset[str] = frozenset()
-    maximum = Budget(3)
+    offers = frozenset()
 
     def __init__(self, pause: int) -> None:
+        super().__init__(3)
         self._pause, self._rounds = pause, 0
 
     def start(self, run: Any) -> None:
@@ -173,9 +184,6 @@ class Paused:
         """Return the budget."""
         self._rounds += 1
         return Budget(0) if self._rounds % (self._pause + 1) else self.maximum
-
-    def observe(self, report: Any) -> None:
-        """Nothing to learn."""
 
 
 CASES = {

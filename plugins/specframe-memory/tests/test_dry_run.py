@@ -16,6 +16,7 @@ from specframe_memory.footprint import CACHE, LOGITS, MASKS, STATES, TARGET, Wor
 from specframe_memory.full_drafts import Steady
 from specframe_memory.meta_models import META
 from specframe_memory.profiled_rounds import uncollected
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_testing import zoo
 
 from specframe import Sampling
@@ -62,39 +63,25 @@ def test_what_a_trial_has_noted_goes_with_it() -> None:
 def test_a_pool_holds_no_more_than_is_told() -> None:
     """The bytes of a store whose rows grow in any order are given as a bound."""
     case = attrs.evolve(CASES["slab"], options={"draft_length": 3, "kv": "pool"})
-    counter = Allocations()
-    told = case.planned()
-    report = case.counted(counter).report
-    assert report.peak_kv_bytes <= told.kv_bytes <= 1.4 * report.peak_kv_bytes
-    assert counter.peak.total <= told.total
+    told, pipe = case.require_told()
+    assert pipe.report.peak_kv_bytes <= told.kv_bytes <= 1.4 * pipe.report.peak_kv_bytes
 
 
-class Unequal:
+class Unequal(FixedLength):
     """A draft-length policy that gives every other row half of a draft of 7 tokens."""
 
-    needs: frozenset[str] = frozenset()
-    offers: frozenset[str] = frozenset()
-    maximum = Budget(7)
-
-    def start(self, run: Any) -> None:
-        """Nothing to prepare."""
+    offers = frozenset()
 
     def budget(self, batch: Batch) -> Budget:
         """Return the budget."""
         return Budget(7, depths_B=np.where(np.arange(len(batch)) % 2, 3, 7)) if len(batch) > 1 else self.maximum
 
-    def observe(self, report: Any) -> None:
-        """Nothing to learn."""
-
 
 def test_drafts_of_unequal_lengths_take_no_more_than_is_told() -> None:
     """Where forwards leave out padding, logits are there twice for a moment: as the model returned them, and by rows."""
-    case = Case("llama", "draft", Workload(12, 4, 18), {"draft_length": Unequal(), "kv": "slab"})
-    counter = Allocations()
-    told = case.planned()
-    report = case.counted(counter).report
-    assert report.draft_forwards > 0
-    assert counter.peak.total <= told.total
+    case = Case("llama", "draft", Workload(12, 4, 18), {"draft_length": Unequal(7), "kv": "slab"})
+    _, pipe = case.require_told()
+    assert pipe.report.draft_forwards > 0
 
 
 def test_unequal_drafts_have_as_little_filler_as_is_left_out() -> None:
@@ -105,7 +92,6 @@ def test_unequal_drafts_have_as_little_filler_as_is_left_out() -> None:
         assert steady.budget(four).depths_B is None
         steady.uneven = True
         found_B = steady.budget(four).depths_B
-        assert found_B is not None
         assert found_B.tolist() == depths
         assert steady.budget(four[:2]).depths_B is None, "two rows have less"
 
@@ -113,12 +99,10 @@ def test_unequal_drafts_have_as_little_filler_as_is_left_out() -> None:
 def test_a_draft_model_that_catches_up_takes_no_more_than_is_told() -> None:
     """What it has missed while nothing was drafted may be longer than any prompt, and is read at once."""
     case = Case("qwen3", "draft", Workload(4, 3, 60), {"draft_length": Paused(51), "kv": "slab"})
-    counter = Allocations()
-    told, report = case.planned().total, case.counted(counter).report
-    assert report.draft_forwards > 0
-    assert counter.peak.total <= told
+    told, pipe = case.require_told()
+    assert pipe.report.draft_forwards > 0
     always = attrs.evolve(case, options={"draft_length": 3, "kv": "slab"})
-    assert always.planned().total < 0.9 * told, "one that drafts in every round misses nothing"
+    assert always.planned().total < 0.9 * told.total, "one that drafts in every round misses nothing"
 
 
 def test_drafters_in_turn_take_no_more_than_is_told() -> None:
@@ -126,14 +110,10 @@ def test_drafters_in_turn_take_no_more_than_is_told() -> None:
     options = {"draft_length": 6, "kv": "slab", "accept": "rejection"}
     case = Case("qwen3", "first,of=suffix|model,weigh=off", Workload(4, 3, 18), options)
     counter, pipe = Allocations(), case.pipeline()
-    for one in case.models:
-        counter.hold([*one.parameters(), *one.buffers()], "weights")
+    case.hold(counter)
+    prompts = [[7 * row + place for place in range(3)] for row in range(4)]
     with counter:
-        list(
-            pipe.generate(
-                [[7 * row + place for place in range(3)] for row in range(4)], 15, sampling=Sampling(temperature=1.0)
-            )
-        )
+        list(pipe.generate(prompts, 15, sampling=Sampling(temperature=1.0)))
     assert pipe.report.draft_forwards >= 6
     assert counter.peak.total <= case.planned(Request(0, [0], 1, plan=SamplingPlan(greedy=False))).total
 
@@ -200,15 +180,14 @@ def test_a_copy_on_the_host_takes_no_memory_of_the_device() -> None:
 @pytest.mark.wide
 def test_copies_of_states_are_told() -> None:
     """Copies of states that are kept for other prompts count as the states of as many rows do, and a run has no more."""
-    case, counter = attrs.evolve(CASES["states"], options={"kv": "paged,share=on,states=7"}), Allocations()
-    told, without = case.planned(), attrs.evolve(case, options={"kv": "paged,share=on,states=0"}).planned()
+    case = attrs.evolve(CASES["states"], options={"kv": "paged,share=on,states=7"})
+    without = attrs.evolve(case, options={"kv": "paged,share=on,states=0"}).planned()
     state = sum(
         math.prod(size) * dtype.itemsize
         for layer in ModelRunner(case.models[0], "target").state_layers.values()
         for size, dtype in zip(layer.shape.sizes, layer.shape.dtypes, strict=True)
     )
+    told, pipe = case.require_told()
     assert told.kv_bytes - without.kv_bytes == 7 * state
-    report = case.counted(counter).report
-    assert report.state_bytes > 7 * state
-    assert report.peak_kv_bytes <= told.kv_bytes
-    assert counter.peak.total <= told.total
+    assert pipe.report.state_bytes > 7 * state
+    assert pipe.report.peak_kv_bytes <= told.kv_bytes

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from planned import CASES, Case, Paused, model
+from planned import CASES, Case, model
 from specframe_memory.allocations import Allocations
 from specframe_memory.capped_drafts import Capped
 from specframe_memory.footprint import Footprint, Workload
@@ -21,9 +21,6 @@ from specframe import Pipeline, Sampling
 from specframe.contracts.drafts import Budget
 from specframe.errors import ModelError, OptionError
 
-PLANS, LONG = 100, 20
-"""Random runs of the slow test, and further ones that decode for longer, by drafters whose models may have to catch up."""
-
 KVS = ("slab", "pool", "paged", "paged,block=4,share=on", "paged,block=7")
 DRAFTERS = ("draft", None, "prompt-lookup", "model,tree=static,nodes=6", "model,tree=dynamic,nodes=8,top=2")
 
@@ -31,8 +28,6 @@ DRAFTERS = ("draft", None, "prompt-lookup", "model,tree=static,nodes=6", "model,
 def drawn(seed: int) -> tuple[Case, list[list[int]], dict[str, Any], int]:
     """Return a random run: a case, prompts of any length up to that of its load, how tokens are chosen, and new tokens."""
     choose = random.Random(seed)
-    if seed >= PLANS:
-        return drawn_long(choose)
     target = choose.choice(("qwen3", "llama", "gemma3", "qwen3.5"))
     drafter = choose.choice(DRAFTERS)
     if target == "qwen3.5" and drafter is not None and "tree" in drafter:
@@ -56,19 +51,6 @@ def drawn(seed: int) -> tuple[Case, list[list[int]], dict[str, Any], int]:
     return case, prompts, asked, new
 
 
-def drawn_long(choose: random.Random) -> tuple[Case, list[list[int]], dict[str, Any], int]:
-    """Return a random run of short prompts and many rounds: policies may draft nothing for long, and lookups find something."""
-    drafter = choose.choice(("draft", "first,of=suffix|model", "first,of=prompt-lookup|model,weigh=off"))
-    policies = ("auto", Paused(choose.randint(4, 50)), "explicit,maximum=6") if drafter == "draft" else ("auto", 3, 12)
-    options = {"align": "ragged", "kv": choose.choice(KVS), "draft_length": choose.choice(policies)}
-    rows, longest, new = choose.randint(1, 5), choose.randint(2, 20), choose.randint(20, 80)
-    prompts = [[choose.randrange(1, 1000) for _ in range(choose.randint(1, longest))] for _ in range(rows)]
-    asked: dict[str, Any] = {"sampling": Sampling(temperature=0.8)} if choose.random() < 0.5 else {}
-    longest = max(map(len, prompts))
-    target = choose.choice(("qwen3", "llama", "gemma3"))
-    return Case(target, drafter, Workload(rows, longest, longest + new), options), prompts, asked, new
-
-
 def decoded(
     case: Case,
     prompts: list[list[int]],
@@ -84,22 +66,6 @@ def decoded(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return [one.token_ids for one in pipe.generate(prompts, new, **asked)]
-
-
-def bounded(seed: int) -> None:
-    """Decode a random run under a random bound at which memory ends, and compare with the run without one."""
-    case, prompts, asked, new = drawn(seed)
-    ladders = dict[bool, Ladder]()
-    low = case.least(prompts, new, ladders, **asked)
-    nbytes = random.Random(seed + 1).randint(low, 2 * low)
-    counter = Allocations(limit=nbytes)
-    for one in case.models:
-        counter.hold([*one.parameters(), *one.buffers()], "weights")
-    with counter:
-        found = decoded(case, prompts, new, asked, ladders, memory=nbytes)
-    assert counter.peak.total <= nbytes
-    if not asked:
-        assert found == decoded(case, prompts, new, asked)
 
 
 class Sizes:
@@ -151,9 +117,8 @@ def test_a_run_goes_down_the_ladder(nbytes: int, rows: int, nodes: int) -> None:
 @pytest.mark.wide
 def test_less_than_the_least_is_refused_with_the_numbers() -> None:
     """One row without a drafter is the least: what it takes is named beside what there is."""
-    with pytest.raises(
-        ModelError, match=r"^memory: expected at least 960 bytes for one sequence of 20 tokens, .* got 959 bytes$"
-    ):
+    told = r"^memory: expected at least 960 bytes for one sequence of 20 tokens, .* got 959 bytes$"
+    with pytest.raises(ModelError, match=told):
         ladder()[0].choose(959, Workload(8, 10, 20))
 
 
@@ -210,8 +175,7 @@ def test_a_bound_is_kept_by_drafting_less_and_by_no_drafter() -> None:
     for nbytes in (full.footprint.total - 1, least):
         counter, pipe = Allocations(limit=nbytes), case.pipeline(memory=nbytes)
         plans_of(pipe.parts).ladders = plans_of(free.parts).ladders
-        for one in case.models:
-            counter.hold([*one.parameters(), *one.buffers()], "weights")
+        case.hold(counter)
         with counter, warnings.catch_warnings():
             warnings.simplefilter("error")
             assert [one.token_ids for one in pipe.generate(prompts, 5)] == expected
@@ -227,8 +191,7 @@ def test_prompts_of_many_lengths_take_no_more_than_the_longest() -> None:
     prompts = [[7] * length for length in (24, 9, 98, 30)]
     case = attrs.evolve(CASES["slab"], load=Workload(1, 98, 102), options={"draft_length": 2, "kv": "slab"})
     told, counter = case.planned().total, Allocations()
-    for one in case.models:
-        counter.hold([*one.parameters(), *one.buffers()], "weights")
+    case.hold(counter)
     with counter:
         decoded(case, prompts, 4, {}, memory=told)
     assert counter.peak.total <= told
@@ -238,4 +201,14 @@ def test_prompts_of_many_lengths_take_no_more_than_the_longest() -> None:
 @pytest.mark.parametrize("seed", [4, 15])
 def test_memory_never_ends_under_a_bound_that_is_kept(seed: int) -> None:
     """A run within its bound asks for no byte more, and greedy tokens are those of the run without a bound."""
-    bounded(seed)
+    case, prompts, asked, new = drawn(seed)
+    ladders = dict[bool, Ladder]()
+    low = case.least(prompts, new, ladders, **asked)
+    nbytes = random.Random(seed + 1).randint(low, 2 * low)
+    counter = Allocations(limit=nbytes)
+    case.hold(counter)
+    with counter:
+        found = decoded(case, prompts, new, asked, ladders, memory=nbytes)
+    assert counter.peak.total <= nbytes
+    if not asked:
+        assert found == decoded(case, prompts, new, asked)
