@@ -13,17 +13,9 @@ from specframe_std.layers.merged_weights import packed, refusal
 from specframe_std.layers.trace_check import require_agreement
 from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
+from tracing import runner_of
 
 from specframe.errors import SpecframeWarning
-from specframe.model.runner import ModelRunner
-
-
-def runner_of(model: Any) -> ModelRunner:
-    """Return a runner whose model was tried."""
-    found = ModelRunner(model, "target")
-    with torch.inference_mode():
-        assert found.kv_shapes
-    return found
 
 
 def products(found: TracedForward) -> int:

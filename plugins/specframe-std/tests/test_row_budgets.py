@@ -13,6 +13,7 @@ from policy_worlds import Rows, World, round_report
 from products import crossed
 from specframe_std.policies.acceptance_rates import AcceptanceRates
 from specframe_std.policies.confidence import Calibration, ConfidenceStop, Evidence
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_std.policies.goodput import DepthChoice, DepthPlans
 from specframe_std.policies.levels import Levels
 from specframe_std.policies.round_seconds import Curve, RoundSeconds
@@ -20,7 +21,6 @@ from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
 
 from specframe.contracts.drafts import Budget
-from specframe.contracts.roles import Observer
 from specframe.errors import ContractError
 
 
@@ -58,10 +58,7 @@ def ended_rows(acceptance: AcceptanceRates, rates_R: np.ndarray, seed: int, roun
 @pytest.mark.wide(but=["8"])
 @pytest.mark.parametrize("belief", [8, 20, 40])
 def test_rows_that_have_ended_tell_how_much_rows_differ(belief: int) -> None:
-    """Of rows of a beta distribution the belief is about its number of tokens, though a batch has one row.
-
-    It is rather more: rows whose drafts are accepted have more tokens, so that the others count less.
-    """
+    """Of rows of a beta distribution the belief is about its tokens, rather more, though a batch has one row."""
     found = []
     for seed in range(20):
         acceptance = AcceptanceRates(Levels(Budget(3)))
@@ -100,20 +97,6 @@ class TestImplicit(DraftLengthPolicySuite):
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 
 
-class Ended(Observer):
-    """Counts drafts that were ended before the budget says, and rows of unequal drafts."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self.early, self.uneven, self.empty = most, 0, 0, 0
-
-    def round(self, report: Any) -> None:
-        """Note a round."""
-        if not report.prefill:
-            self.early += 0 < report.depth < self._most
-            self.empty += report.depth == 0
-            self.uneven += len(set(report.drafted.tolist())) > 1
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("align", "policy"),
@@ -121,17 +104,17 @@ class Ended(Observer):
 )
 def test_unequal_drafts_are_exact(align: str, policy: str) -> None:
     """Rows that draft unequal numbers of tokens by a real model decode as the reference does, whatever the alignment."""
-    target, ended = zoo.build("qwen3"), Ended(5)
+    target, feeds = zoo.build("qwen3"), harness.Feeds()
     draft = zoo.good_draft(target, noise=0.05)
     asked = harness.requests(harness.random_prompts((7, 1, 12, 3, 7), zoo.VOCABULARY, seed=4), [20, 9, 16, 3, 20], {5})
-    pipe = harness.pipeline(
-        target, draft, align=align, batch_size=3, draft_length=policy, observers=[ended], check=True
-    )
+    options = {"batch_size": 3, "draft_length": policy, "observers": [feeds], "check": True}
+    pipe = harness.pipeline(target, draft, align=align, **options)
     for _ in range(2):
         harness.check(pipe, asked)
     if policy.startswith("implicit"):
-        assert ended.early > 3
-        assert ended.uneven > 3
+        rounds = [one.report for one in feeds.decoding]
+        assert sum(0 < one.depth < 5 for one in rounds) > 3
+        assert sum(len({*one.drafted.tolist()}) > 1 for one in rounds) > 3
 
 
 @attrs.define(eq=False)
@@ -147,58 +130,44 @@ class Script:
         return np.array([self.lengths[one.request.index % len(self.lengths)] > place for one in batch.sequences])
 
 
-class Stopping:
+class Stopping(FixedLength):
     """A policy whose budgets have a stopping rule."""
 
-    needs = frozenset({"stops"})
-    offers = frozenset[str]()
-    maximum = Budget(4)
+    needs, offers = frozenset({"stops"}), frozenset[str]()
 
     def __init__(self, make: Any) -> None:
+        super().__init__(4)
         self._make, self.rules = make, list[Any]()
-
-    def start(self, run: Any) -> None:
-        """Nothing to prepare."""
 
     def budget(self, batch: Any) -> Budget:
         """Return the budget with a rule of its own."""
         self.rules.append(self._make())
         return Budget(4, stopping=self.rules[-1])
 
-    def observe(self, report: Any) -> None:
-        """Nothing to learn."""
 
-
-class Drafted(Observer):
-    """Keeps what every row drafted."""
-
-    def __init__(self) -> None:
-        self.seen = list[dict[int, int]]()
-
-    def round(self, report: Any) -> None:
-        """Note a round."""
-        if not report.prefill:
-            rows = zip(report.sequences, report.drafted.tolist(), strict=True)
-            self.seen.append({one.request.index: drafted for one, drafted in rows})
+def drafted(feeds: harness.Feeds) -> list[dict[int, int]]:
+    """Return how many tokens each row drafted in each round, by its request's index."""
+    rounds = [one.report for one in feeds.decoding]
+    rows = [zip(one.sequences, one.drafted.tolist(), strict=True) for one in rounds]
+    return [{sequence.request.index: count for sequence, count in pairs} for pairs in rows]
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("drafter", ["model", "early-exit,layers=1", "layer-skip,skip=attn:0"])
 def test_a_stopping_rule_ends_each_rows_draft(drafter: str) -> None:
     """Rows draft as many tokens as their script says, the draft ends with the last of them, and tokens are the reference's."""
-    target, drafted = zoo.build("llama"), Drafted()
+    target, feeds = zoo.build("llama"), harness.Feeds()
     policy = Stopping(lambda: Script([2, 0, 3]))
-    options = {"batch_size": 3, "draft_length": policy, "observers": [drafted], "check": True}
+    options = {"batch_size": 3, "draft_length": policy, "observers": [feeds], "check": True}
     model = zoo.good_draft(target, noise=0.05) if drafter == "model" else drafter
     pipe = harness.pipeline(target, model, **options)
     asked = harness.requests(harness.random_prompts((7, 1, 12), zoo.VOCABULARY, seed=4), 16)
     harness.check(pipe, asked)
-    assert {0: 2, 1: 0, 2: 3} in drafted.seen
-    assert all(most <= [2, 0, 3][index] for one in drafted.seen for index, most in one.items())
+    seen = drafted(feeds)
+    assert {0: 2, 1: 0, 2: 3} in seen
+    assert all(most <= [2, 0, 3][index] for one in seen for index, most in one.items())
     whole = [rule.asked for rule in policy.rules if len(rule.asked) > 3]
-    assert [(place, 3) for place in range(4)] in whole, (
-        "it is asked once for each place, and once more than the longest has"
-    )
+    assert [(place, 3) for place in range(4)] in whole, "once for each place, and once more than the longest has"
 
 
 def test_a_row_that_has_ended_stays_ended() -> None:
@@ -210,14 +179,13 @@ def test_a_row_that_has_ended_stays_ended() -> None:
         def goes_on(self, batch: Any, place: int, logits_BV: torch.Tensor) -> np.ndarray:
             return np.array([place != 1 or one.request.index > 0 for one in batch.sequences])
 
-    target, drafted = zoo.build("llama"), Drafted()
-    policy = Stopping(lambda: Wavering([]))
-    pipe = harness.pipeline(
-        target, zoo.good_draft(target, noise=0.05), batch_size=2, draft_length=policy, observers=[drafted]
-    )
+    target, feeds = zoo.build("llama"), harness.Feeds()
+    options = {"batch_size": 2, "draft_length": Stopping(lambda: Wavering([])), "observers": [feeds]}
+    pipe = harness.pipeline(target, zoo.good_draft(target, noise=0.05), **options)
     harness.check(pipe, harness.requests(harness.random_prompts((7, 3), zoo.VOCABULARY, seed=4), 16))
-    assert {0: 1, 1: 4} in drafted.seen
-    assert max(one.get(0, 0) for one in drafted.seen) == 1
+    seen = drafted(feeds)
+    assert {0: 1, 1: 4} in seen
+    assert max(one.get(0, 0) for one in seen) == 1
 
 
 def test_each_place_has_a_curve_of_its_own() -> None:
@@ -332,11 +300,9 @@ def curve(step: float, token: float) -> Curve:
 
 def test_rounds_counted_at_once_say_what_each_says_by_itself() -> None:
     """Rounds of changing rows, some without a draft, some at a row's limit: counted late they are worth as much as at once."""
-    draw, at_once, late = (
-        np.random.default_rng(5),
-        AcceptanceRates(Levels(Budget(4))),
-        AcceptanceRates(Levels(Budget(4))),
-    )
+    draw = np.random.default_rng(5)
+    at_once = AcceptanceRates(Levels(Budget(4)))
+    late = AcceptanceRates(Levels(Budget(4)))
     batches = [Rows(3), Rows(2)]
     batches[0].sequences[1].limit = 12  # of the row's 10 tokens: one more can be accepted
     for number in range(12):

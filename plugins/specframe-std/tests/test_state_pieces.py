@@ -15,9 +15,7 @@ from specframe_std.layers.state_calls import StateCall
 from specframe_std.layers.trace_check import require_agreement
 from specframe_std.layers.traced_forward import TracedForward, trace
 from specframe_testing import harness, zoo
-
-from specframe.contracts.model import ForwardOptions
-from specframe.model.runner import ModelRunner
+from tracing import layers_of, runner_of
 
 NAMES = "qwen3_5_text falcon_h1 kimi_linear lfm2 lfm3 mamba2 nemotron_h olmo_hybrid zamba2 zaya"
 KINDS = [*filter(architectures.known, NAMES.split())]
@@ -26,14 +24,6 @@ LOOPING = ("mamba", "jamba", "minimax")
 PROMPTS = harness.random_prompts([3, 9, 1, 7, 12], zoo.VOCABULARY)
 ASKED = harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS})
 CASES = [(one_row, one_token) for one_row in (True, False) for one_token in (True, False)]
-
-
-def runner_of(model: Any) -> ModelRunner:
-    """Return a runner whose model was tried."""
-    found = ModelRunner(model, "target")
-    with torch.inference_mode():
-        found.kv_shapes  # noqa: B018 - has the model tried
-    return found
 
 
 @pytest.fixture
@@ -57,8 +47,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.wide(but=["mamba2"])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_layer_is_a_piece_that_equal_ones_share(name: str) -> None:
-    """Every layer with a state is a piece for one row and several, one token and several. Equal layers have one piece and their own
-    weights, be these written to or others in their place."""
+    """A layer with a state is a piece for any rows and tokens; equal ones share it, with weights of their own."""
     runner = runner_of(architectures.build(name))
     found = trace(runner)
     assert found.states
@@ -103,22 +92,6 @@ def test_chains(called: Counter[str], name: str, align: str, length: int) -> Non
     assert called["modules"] < called["all"] / 2
 
 
-@pytest.mark.wide
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text"])
-def test_compiled_chains(called: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    """Inductor's code gives the tokens, and what the states take in, that the modules give: as many drafts are accepted."""
-    monkeypatch.setattr(traces, "cache_dir", lambda: tmp_path)
-    target, accepted = architectures.build(name), list[int]()
-    draft = zoo.good_draft(target, noise=0.1)
-    for layers in ("eager", "compiled"):
-        pipe = harness.pipeline(target, draft, batch_size=3, draft_length=3, layers=layers)
-        harness.check(pipe, ASKED)
-        accepted.append(pipe.report.num_accepted_draft_tokens)
-    assert accepted[0] == accepted[1] > 0
-    assert called["modules"] < called["all"]
-
-
 def test_trees_are_left_to_modules(called: Counter[str]) -> None:
     """What is verified of a tree is computed by modules, and what is decoded is exact."""
     target = architectures.build("lfm2")
@@ -129,18 +102,25 @@ def test_trees_are_left_to_modules(called: Counter[str]) -> None:
     assert 0 < called["modules"] < called["all"]
 
 
-@pytest.mark.wide(but=["lfm2"])
+COMPILES = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@pytest.mark.wide(but=["traced-lfm2"])
 @pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2", "mamba2"])
-def test_a_draft_model_drafts_what_it_does_as_modules(name: str) -> None:
-    """A draft model's steps go on from each other, and rows take in unequal numbers of tokens: as many are accepted as with
-    modules."""
+@pytest.mark.parametrize("layers", ["traced", pytest.param("compiled", marks=COMPILES)])
+def test_a_draft_model_drafts_what_it_does_as_modules(
+    called: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layers: str, name: str
+) -> None:
+    """A draft model's steps go on from each other in pieces, compiled or not: as many are accepted as with modules."""
+    monkeypatch.setattr(traces, "cache_dir", lambda: tmp_path)
     target = architectures.build(name)
     draft, accepted = zoo.good_draft(target, noise=0.1), list[int]()
-    for layers in ("eager", "traced"):
-        pipe = harness.pipeline(target, draft, batch_size=3, draft_length=3, layers=layers)
+    for how in ("eager", layers):
+        pipe = harness.pipeline(target, draft, batch_size=3, draft_length=3, layers=how)
         harness.check(pipe, ASKED)
         accepted.append(pipe.report.num_accepted_draft_tokens)
     assert accepted[0] == accepted[1] > 0
+    assert called["modules"] < called["all"]
 
 
 def test_rows_with_padding_after_their_state_are_left_to_modules(called: Counter[str]) -> None:
@@ -190,9 +170,7 @@ def test_a_piece_that_is_wrong_is_given_up_alone(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(TracedForward, "__call__", call)
     runner = runner_of(architectures.build("lfm2"))
-    with torch.inference_mode():
-        found = runner.layers.of(ForwardOptions(layers="traced"), 2, 2, ())
-    assert found is not None
+    found = layers_of(runner, "traced", 2, 2)
     assert [one.run for one in found.states] == [None] * len(found.states)
 
 

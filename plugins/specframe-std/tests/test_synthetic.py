@@ -13,8 +13,6 @@ import torch
 from specframe_std.acceptance.synthetic import Synthetic
 from specframe_testing import fakes, harness
 
-from specframe.contracts.reports import RoundReport
-from specframe.contracts.roles import Observer
 from specframe.errors import OptionError
 from specframe.plugins.registry import registry
 
@@ -22,29 +20,17 @@ TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts([5, 1, 9, 3] * 8, 61)
 
 
-class Acceptance(Observer):
-    """Keeps the accepted tokens of every row and round that could use a whole draft."""
-
-    def __init__(self, draft_length: int) -> None:
-        self.draft_length = draft_length
-        self.accepted: list[int] = []
-        self.acceptances: list[RoundReport] = []
-
-    def round(self, report: RoundReport) -> None:
-        if not report.prefill:
-            self.acceptances.append(report)
-            full = report.lengths + self.draft_length < [sequence.limit for sequence in report.sequences]
-            self.accepted += report.accepted[full].tolist()
-
-
-def decode(accept: str, draft_length: int = 4, **options: Any) -> tuple[Acceptance, list[list[int]]]:
-    """Return what was accepted, and the tokens, with a drafter that is always wrong."""
+def decode(accept: str, draft_length: int = 4, **options: Any) -> tuple[list[int], list[list[int]]]:
+    """Return what rows that could use a whole draft accepted, and the tokens; the drafter is always wrong."""
     wanted = [attrs.evolve(request, stream=request.index) for request in harness.requests(PROMPTS, 40)]
-    drafter = fakes.always_wrong(harness.truth(TARGET, wanted))
-    seen = Acceptance(draft_length)
-    options = {"batch_size": 8, "draft_length": draft_length, "observers": [seen], **options}
+    drafter, feeds = fakes.always_wrong(harness.truth(TARGET, wanted)), harness.Feeds()
+    options = {"batch_size": 8, "draft_length": draft_length, "observers": [feeds], **options}
     results = harness.decode(harness.pipeline(TARGET, drafter, accept=accept, **options), wanted)
-    return seen, [result.token_ids for result in results]
+    accepted = list[int]()
+    for report in (round.report for round in feeds.decoding):
+        full = report.lengths + draft_length < [sequence.limit for sequence in report.sequences]
+        accepted += report.accepted[full].tolist()
+    return accepted, [result.token_ids for result in results]
 
 
 def shares(accepted: list[int], draft_length: int) -> list[float]:
@@ -55,17 +41,14 @@ def shares(accepted: list[int], draft_length: int) -> list[float]:
 
 def test_profile() -> None:
     """Each place of the draft has its own rate, the last one going on."""
-    seen, _ = decode("synthetic,profile=0.9/0.4")
-    assert shares(seen.accepted, 4)[:3] == pytest.approx([0.9, 0.4, 0.4], abs=0.1)
+    accepted, _ = decode("synthetic,profile=0.9/0.4")
+    assert shares(accepted, 4)[:3] == pytest.approx([0.9, 0.4, 0.4], abs=0.1)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"align": "eqspec"}, {"schedule": "same-length,window=12"}])
 def test_the_same_tokens_stand_whatever_the_batch(options: dict[str, Any]) -> None:
-    """What is accepted depends on seed, sequence and position: not on batch size, alignment or scheduler.
-
-    Near the end of a batch drafts are shorter, as far as its longest row needs them, and other tokens are bonus tokens.
-    """
+    """What is accepted depends on seed, sequence and position: not on batch size, alignment or scheduler."""
     one, other = decode("synthetic,rate=0.7")[1], decode("synthetic,rate=0.7", **options)[1]
     assert [tokens[:36] for tokens in one] == [tokens[:36] for tokens in other]
 

@@ -16,27 +16,12 @@ from specframe_std.policies.round_seconds import Curve
 from specframe_testing import fakes, harness
 
 from specframe.contracts.drafts import Budget
-from specframe.contracts.reports import RoundReport
-from specframe.contracts.roles import Observer
 from specframe.pipeline import Pipeline
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
 ASKED = harness.requests(harness.random_prompts((3, 9, 5, 7), TARGET.config.vocab_size), 24)
 TREES = ("model,tree=dynamic,nodes=12", "model,tree=static,nodes=12", "model,branch=3/2/1")
-
-
-class Drafted(Observer):
-    """Notes the most nodes and levels of the rounds' drafts, and whether rows had unequal ones."""
-
-    def __init__(self) -> None:
-        self.nodes = self.depth = 0
-        self.uneven = False
-
-    def round(self, report: RoundReport) -> None:
-        """Note those of a round."""
-        self.nodes, self.depth = max(self.nodes, report.draft.nodes), max(self.depth, report.depth)
-        self.uneven |= len({*report.drafted.tolist()} - {0}) > 1
 
 
 def pipeline(drafter: str, policy: object, **options: object) -> Pipeline:
@@ -115,14 +100,15 @@ def test_rows_have_the_trees_that_they_are_worth(policy: type[Explicit] | type[G
 @pytest.mark.parametrize("policy", ["explicit", "goodput"])
 def test_trees_are_as_large_as_the_drafter_s_own(policy: str, drafter: str) -> None:
     """A policy's largest tree is the drafter's, no deeper than asked for, and tokens are the reference decoder's."""
-    seen = Drafted()
-    pipe = pipeline(drafter, f"{policy},maximum=4", observers=[seen])
+    feeds = harness.Feeds()
+    pipe = pipeline(drafter, f"{policy},maximum=4", observers=[feeds])
     harness.check(pipe, ASKED)
     own = pipe.parts.composition.drafter.budget()
     most = pipe.parts.composition.policy.maximum
     assert (most.depth, most.nodes) == (min(4, own.depth), own.nodes)
-    assert own.depth >= seen.depth
-    assert own.nodes >= seen.nodes > seen.depth
+    nodes, depth = (max(getattr(one.report.draft, of) for one in feeds.rounds) for of in ("nodes", "depth"))
+    assert own.depth >= depth
+    assert own.nodes >= nodes > depth
 
 
 def test_chains_of_a_drafter_with_trees_are_chains() -> None:

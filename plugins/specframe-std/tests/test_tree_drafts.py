@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from specframe_std.drafters.draft_model import ModelDrafter
+from specframe_std.policies.fixed_length import FixedLength
 from specframe_std.trees import growth
 from specframe_std.trees.children import likeliest
 from specframe_std.trees.shapes import Shape
@@ -17,7 +18,6 @@ from specframe_testing import fakes, harness
 from specframe_testing.conformance import TreeDrafterSuite
 
 from specframe.contracts.drafts import Budget
-from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError
 
@@ -63,8 +63,6 @@ class TestDynamic(TreeDrafterSuite):
                     looked_at += 1
         assert looked_at > len(feeds.decoding)
 
-
-# ---- shapes ----------------------------------------------------------------------------------------------------------
 
 MEDUSA = [[0], [0, 0], [1], [0, 1], [2], [0, 0, 0], [1, 0], [0, 2], [3], [0, 0, 0, 0]]
 """The beginning of a published ``medusa_choices``."""
@@ -127,17 +125,12 @@ def test_a_given_top_has_room_or_is_refused() -> None:
     assert Trees("dynamic", nodes=16).top(Budget(5, 16)) == 4
     assert Trees("dynamic", nodes=59).top(Budget(3, 59)) == 10
     trees = Trees("dynamic", nodes=59, top=10)
-    assert (trees.spare(Budget(8, 59)), trees.top(Budget(8, 59), spare=11), trees.top(Budget(8, 59), spare=None)) == (
-        11,
-        10,
-        10,
-    )
+    assert trees.spare(Budget(8, 59)) == 11
+    assert [trees.top(Budget(8, 59), spare=spare) for spare in (11, None)] == [10, 10]
     with pytest.raises(OptionError, match=r"^top: expected at most 4 for 16 nodes and depth 5, since .*, got 8$"):
         ModelDrafter("dynamic", nodes=16, top=8).budget(5)
     assert ModelDrafter("dynamic", nodes=16, top=8).budget(3) == Budget(3, 16)
 
-
-# ---- growing ---------------------------------------------------------------------------------------------------------
 
 V = 13
 
@@ -211,9 +204,6 @@ def test_rows_of_a_static_tree_have_their_own_first() -> None:
 
     whole = growth.static(shape, Budget(3, 9), roots_B1V, run, drawn)
     found = growth.static(shape, UNEVEN, roots_B1V, run, drawn)
-    assert found.draft.parents_BN is not None
-    assert found.draft.logits_BNV is not None
-    assert whole.draft.logits_BNV is not None
     for row, (depth, nodes) in enumerate(OWN):
         kept = shape.cut(depth, nodes) if nodes else None
         count = 0 if kept is None else kept.nodes
@@ -225,23 +215,15 @@ def test_rows_of_a_static_tree_have_their_own_first() -> None:
         assert sorted(found.draft.tokens_BN[row].tolist()) == sorted(whole.draft.tokens_BN[row].tolist())
 
 
-class Nodes:
+class Nodes(FixedLength):
     """A policy by which the rows of some requests have a number of nodes."""
 
-    needs: frozenset[str] = frozenset()
-    offers: frozenset[str] = frozenset()
-    maximum = Budget(3, 9)
+    offers = frozenset()
     rows = (9, 2, 5, 9, 7)
-
-    def start(self, run: Any) -> None:
-        """Nothing to prepare."""
 
     def budget(self, batch: Batch) -> Budget:
         """Return the rows' budgets, by request."""
         return Budget(3, 9, nodes_B=np.array([self.rows[sequence.request.index] for sequence in batch.sequences]))
-
-    def observe(self, report: RoundReport) -> None:
-        """Nothing to learn."""
 
 
 def test_rows_have_their_own_trees_beside_rows_without_speculation() -> None:
@@ -252,17 +234,15 @@ def test_rows_have_their_own_trees_beside_rows_without_speculation() -> None:
         for one in harness.requests(harness.random_prompts((5, 2, 9, 3, 7), 61), 20)
     ]
     drafter = ModelDrafter(branch="3/2/1", nodes=9)
-    pipe = harness.pipeline(
-        target, fakes.fake_draft(target), drafter=drafter, draft_length=Nodes(), batch_size=5, observers=[feeds]
-    )
+    options = {"drafter": drafter, "draft_length": Nodes(3, 9), "batch_size": 5, "observers": [feeds]}
+    pipe = harness.pipeline(target, fakes.fake_draft(target), **options)
     harness.check(pipe, asked)
-    whole = [round.report for round in feeds.decoding if round.report.lengths.min() < 2 + 20 - 4][
-        :4
-    ]  # no row is near its end
-    assert {len(report.sequences) for report in whole} == {5}
-    for report in whole:
+    whole = [
+        round.report for round in feeds.decoding if round.report.lengths.min() < 2 + 20 - 4
+    ]  # no row nears its end
+    assert {len(report.sequences) for report in whole[:4]} == {5}
+    for report in whole[:4]:
         parents_BN = report.draft.parents_BN
-        assert parents_BN is not None
         for row, sequence in enumerate(report.sequences):
             index = sequence.request.index
             count = Nodes.rows[index] if index % 3 else 0
@@ -322,6 +302,5 @@ def test_a_dynamic_tree_has_parents_before_children_whatever_the_logits() -> Non
 
     generator = torch.Generator().manual_seed(0)
     grown = growth.dynamic(Budget(4, 8), 3, torch.randn(1, 1, 20, generator=generator), scored, children)
-    assert grown.draft.parents_BN is not None
     assert (grown.draft.parents_BN < torch.arange(8)).all()
     assert grown.draft.parents_BN.max() > 0
