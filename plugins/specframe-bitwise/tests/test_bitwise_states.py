@@ -1,7 +1,4 @@
-"""With bitwise a token's logits are the same to the bit in models with states, too: each token is taken in by itself.
-
-What is rejected, fed in other rows, or in other chunks leaves a state as it is, and not nearly so.
-"""
+"""With bitwise logits are the same to the bit in models with states, whatever is rejected and however tokens are fed."""
 
 from __future__ import annotations
 
@@ -161,9 +158,6 @@ def test_what_is_not_real_leaves_a_state_as_it_is(tree: bool) -> None:
     for found, wanted in ((first[0], before[0]), (second[1], first[1])):
         assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
     assert torch.equal(second[0], before[0] + 0.5)
-
-
-# ---- what is refused --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -193,10 +193,8 @@ def test_published_eagle_heads_are_trained_on_what_they_draft(
     follower = Follower(str(given), model)
     follower.save(tmp_path / "saved")
     checkpoint = Checkpoint.open(str(tmp_path / "saved"))
-    head, taught = (
-        format_of(checkpoint).made(checkpoint, Target(model)),
-        Follower(str(tmp_path / "saved"), model)._learner,
-    )
+    head = format_of(checkpoint).made(checkpoint, Target(model))
+    taught = Follower(str(tmp_path / "saved"), model)._learner
     assert isinstance(taught, Eagle3Learner)
     (text,) = [ContinuationText(truth(model)[0], 0)]
     lesson = Reader(model, taught.layers).read([text])
@@ -223,8 +221,7 @@ def test_medusa_heads_of_the_authors_are_followed(tmp_path: Path) -> None:
 
 
 def test_learning_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Momentum and the number of updates last from call to call, whatever mode the target is in; an update without finite
-    gradients is left out."""
+    """Momentum and updates last from call to call, in either mode; one without finite gradients is left out."""
     model = policy(attention_dropout=0.5)
     head, texts = head_of("medusa", model, tmp_path), truth(model)
     one, two = Follower(head, model, tokens=1), Follower(head, model, tokens=1)
@@ -286,9 +283,8 @@ def test_texts_of_an_update() -> None:
 def test_what_cannot_be_learnt_is_refused(tmp_path: Path) -> None:
     """Drafters without a head, heads of other kinds and texts of other tokens end in one sentence."""
     model = policy()
-    with pytest.raises(
-        OptionError, match=r"^drafter: expected a head of a kind that can be trained, eagle, .*, got 'suffix'"
-    ):
+    told = r"^drafter: expected a head of a kind that can be trained, eagle, .*, got 'suffix'"
+    with pytest.raises(OptionError, match=told):
         Follower("suffix", model)
     with pytest.raises(OptionError, match=r"has a shape that `specframe heads train` does not train"):
         Follower(str(checkpoints.eagle1(tmp_path / "eagle1", model)), model)

@@ -41,7 +41,6 @@ def made(kind: str) -> Steps:
 KINDS = ("medusa", "medusa of two layers", "hydra", "hydra of four layers", "hydra without tokens", "clover", "clover2")
 
 
-# ------------------------------------------------------------- independent: numbers of one path, with no vectors over paths
 def linear(module: torch.nn.Linear, x: list[float]) -> list[float]:
     rows, bias = module.weight.tolist(), module.bias.tolist() if module.bias is not None else [0.0] * len(module.weight)
     return [sum(w * v for w, v in zip(row, x, strict=True)) + b for row, b in zip(rows, bias, strict=True)]

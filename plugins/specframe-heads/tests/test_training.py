@@ -109,13 +109,8 @@ def test_training_helps(kind: str, target: Target, written: list[ContinuationTex
     floor = least(kind, lesson)
     with torch.no_grad():
         loss = float(head.loss(lesson, 3)) - floor
-    training_loop.train(
-        head,
-        written,
-        training_loop.TrainingPlan(40, 60, rate=5e-3),
-        tmp_path / "work",
-        lambda step, loss: told.append(step),
-    )
+    plan = training_loop.TrainingPlan(40, 60, rate=5e-3)
+    training_loop.train(head, written, plan, tmp_path / "work", lambda step, loss: told.append(step))
     assert told == list(range(1, 41))
     with torch.no_grad():
         assert float(head.loss(lesson, 3)) - floor < 0.8 * loss
@@ -189,9 +184,8 @@ def test_training_begins_with_a_trained_head(
         torch.manual_seed(0)
         assert float(head.loss(lesson, 3)) == before
     assert head.places_at(0.0) == 3
-    training_loop.train(
-        head, written, training_loop.TrainingPlan(5, 60), tmp_path / "more", lambda step, loss: losses.append(loss)
-    )
+    plan = training_loop.TrainingPlan(5, 60)
+    training_loop.train(head, written, plan, tmp_path / "more", lambda step, loss: losses.append(loss))
     assert len(losses) == 5
 
 
@@ -222,7 +216,6 @@ def test_frequent_tokens() -> None:
     """The tokens that were written most often are kept, prompts aside, in ascending order."""
     some = [ContinuationText([1, 1, 1, 5, 5, 3], 3), ContinuationText([1, 7, 7, 7, 3], 1)]
     kept = frequent(some, 2, 9)
-    assert kept is not None
     assert kept.tolist() == [3, 7]  # 5 was written as often as 3: the smaller id is kept
     assert frequent(some, 9, 9) is None
 

@@ -32,9 +32,6 @@ def served(
     return service.moments.lines()
 
 
-# ---- figures ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
 def test_requests_that_decode_together():
     """Two read by the first pass, a third that arrives at 10: each takes three passes."""
@@ -74,9 +71,6 @@ def test_a_request_that_ends_when_another_is_sent_is_not_in_flight_with_it():
     assert most_at_once([]) == 0
 
 
-# ---- objectives ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("slo", "good"),
@@ -103,9 +97,6 @@ def test_objectives_that_are_none(given: str, message: str):
         objectives(given)
 
 
-# ---- requests in flight ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
 def test_requests_can_be_aborted_whether_they_were_sent_or_not():
     from specframe.contracts.requests import Request
@@ -125,9 +116,6 @@ def test_requests_can_be_aborted_whether_they_were_sent_or_not():
     requests = service.moments.served
     assert sorted(requests) == [(0, 0), (2, 0)]
     assert requests[2, 0].chunks == [2, 3, 4]
-
-
-# ---- arrivals --------------------------------------------------------------------------------------------------------
 
 
 def gaps(moments: list[float]) -> np.ndarray:

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 from browser import browsing, faults, needs_chromium
-from click.testing import CliRunner, Result
-from specframe_lab.trace.frames import Frame, Lane, SchemeTrace
+from command_line import invoke
+from specframe_lab.trace.frames import Frame, SchemeTrace
 from specframe_lab.trace.trace_page import render
 from specframe_lab.trace.trace_recorder import record
 from specframe_testing import fakes, harness, zoo
-
-from specframe.cli import cli
-from specframe.errors import OptionError
 
 ALIGNMENTS = [
     *("ragged", "eqspec", "exspec", "rollback", "masking", "padding"),
@@ -39,13 +36,6 @@ def passes(trace: SchemeTrace) -> list[Frame]:
     return [frame for frame in trace.frames if frame.phase != "settle"]
 
 
-def lanes(trace: SchemeTrace) -> list[Lane]:
-    return [lane for frame in trace.frames for lane in frame.lanes]
-
-
-# ---- what is recorded ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_results_follow_from_the_frames(align: str) -> None:
@@ -63,19 +53,6 @@ def test_results_follow_from_the_frames(align: str) -> None:
     assert [gained[index] for index in range(len(LENGTHS))] == trace.outputs
     assert [frame.round for frame in passes(trace)] == list(range(1, len(passes(trace)) + 1))
     assert all((a.phase == "settle") != (b.phase == "settle") for a, b in zip(trace.frames, trace.frames[1:]))
-
-
-@pytest.mark.wide
-def test_prompt_that_cannot_be_decoded() -> None:
-    """An empty prompt is refused by name."""
-    with pytest.raises(OptionError, match="prompt 1: the prompt is empty"):
-        traced("ragged", [[1], []])
-
-
-# ---- captions --------------------------------------------------------------------------------------------------------
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
 
 
 def text_of(token: int) -> str:
@@ -181,10 +158,7 @@ onload = () => {{
 @pytest.mark.slow
 @needs_chromium
 def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
-    """It renders without a word on the console, steps by button, key and slider, fits a screen of 360 px, and its slots are
-    reached with the keyboard; lists, tables and landmarks have names and the structure that readers of a screen rely on.
-    It begins at slot 0 and follows the rows from the next step on, fits other screens, too, and breaks no rule of accessibility.
-    """
+    """It steps by button, key and slider, fits all screens, and breaks no rule of accessibility."""
     (tmp_path / "frames.html").write_text(FRAMES.format(page=page.as_uri()), encoding="utf-8")
     with browsing() as seen:
         seen.goto((tmp_path / "frames.html").as_uri())
@@ -226,28 +200,17 @@ def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert (narrow["masks"] > 0, wide["masks"]) == (True, 0)  # the wide page began with masks, so that m hid them
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options that name a saved target and a draft that often agrees with it; one token is one character."""
     return [*zoo.save_pair(tmp_path_factory.mktemp("pair")), "--max-new-tokens", "8"]
 
 
-def run(*arguments: str) -> Result:
-    """Run ``specframe trace`` in this process; an exception that is not an exit is raised."""
-    result = CliRunner().invoke(cli, ["trace", *arguments], prog_name="specframe")
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
 @pytest.mark.quick
 def test_command(pair: list[str], tmp_path: Path) -> None:
     """One page with both schemes on the same prompts, the command that made it, and a line per scheme."""
     path = tmp_path / "trace.html"
-    result = run(*pair, "ab", "def f(x):", "--output", str(path))
+    result = invoke("trace", *pair, "ab", "def f(x):", "--output", str(path))
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["ragged", "eqspec"]
@@ -284,13 +247,10 @@ def test_command(pair: list[str], tmp_path: Path) -> None:
 def test_command_refuses(pair: list[str], given: list[str], said: str, tmp_path: Path, monkeypatch: Any) -> None:
     """What cannot be traced is refused in one sentence, and no page is written."""
     monkeypatch.chdir(tmp_path)
-    result = run(*pair, *given)
+    result = invoke("trace", *pair, *given)
     assert result.exit_code != 0
     assert said in result.output
     assert not list(tmp_path.iterdir())
-
-
-# ---- trees -----------------------------------------------------------------------------------------------------------
 
 
 def tree_trace(align: str) -> SchemeTrace:

@@ -85,9 +85,6 @@ def test_a_row_that_a_round_leaves_out_rests(clock: Clock) -> None:
     assert places(live) == [None, 2]
 
 
-# ---- in a browser ----------------------------------------------------------------------------------------------------
-
-
 def row(request: int, accepted: str = "a b", rejected: str = "\n\tc", **more: Any) -> dict[str, Any]:
     """Return a row of the state."""
     told = {"request": request, "length": 10, "accepted": accepted, "rejected": rejected, "drafted": 5, "stood": 3}
@@ -123,9 +120,7 @@ def shown() -> Iterator[tuple[Page, dict[str, Any]]]:
 @pytest.mark.slow
 @needs_chromium
 def test_the_page_in_a_browser(shown: tuple[Page, dict[str, Any]]) -> None:
-    """White space in drafts can be seen, acceptance over time is drawn, rows stay where they are when another ends, and the page
-    fits wide and narrow screens, light and dark, without breaking a rule of accessibility.
-    """
+    """White space can be seen, acceptance is drawn, rows stay where they are, and it fits all screens accessibly."""
     page, state = shown
     assert page.inner_text("#rows tr:first-child td:last-child") == "a·b↵⇥c"
     assert page.inner_text("#model") == "· tiny"

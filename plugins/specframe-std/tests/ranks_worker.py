@@ -1,6 +1,6 @@
 """Processes that decode the same rows: ``python ranks_worker.py FOLDER RANKS CASE...``.
 
-Each case is a function below; what it returns is written to ``FOLDER/CASE.RANK.json``, or the error that it raises.
+Each case is a function below or in ``PLAIN``; what comes of it is written to ``FOLDER/CASE.RANK.json``.
 
 Rank 0 is the process that is started. The others are forked from it once torch is imported, which takes longer than most cases; how
 they end is written to ``FOLDER/ended.json``.
@@ -47,11 +47,23 @@ def pipeline(target: str = "target", **options: Any) -> Any:
 
 
 def tokens(pipe: Any, **more: Any) -> Any:
-    asked = [
-        Request(i, ids, new, frozenset({0}), **more) for i, (ids, new) in enumerate(zip(PROMPTS, NEW, strict=True))
-    ]
+    numbered = enumerate(zip(PROMPTS, NEW, strict=True))
+    asked = [Request(i, ids, new, frozenset({0}), **more) for i, (ids, new) in numbered]
     done = sorted(pipe.decode(asked), key=lambda result: result.index)
     return [[result.token_ids, result.finish_reason] for result in done]
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "pieces": {"schedule": "continuous,piece=4"},
+    "lookup": {"drafter": "prompt-lookup"},
+    "kept": {"kv": "paged,block=4,share=on"},
+    "buffered": {"graphs": "on"},
+    "three_heads": {"target": "llama"},
+    "no_plan": {"target": "gpt2"},
+    "device": {"device": "cuda:1"},
+    "bitwise": {"bitwise": True},
+}
+"""Cases that are a pipeline's tokens with these options."""
 
 
 def exact(align: str, policy: str, target: str = "target") -> Any:
@@ -60,22 +72,6 @@ def exact(align: str, policy: str, target: str = "target") -> Any:
 
 def head(name: str) -> Any:
     return tokens(pipeline("tiny", drafter=name))
-
-
-def pieces() -> Any:
-    return tokens(pipeline(schedule="continuous,piece=4"))
-
-
-def lookup() -> Any:
-    return tokens(pipeline(drafter="prompt-lookup"))
-
-
-def kept() -> Any:
-    return tokens(pipeline(kv="paged,block=4,share=on"))
-
-
-def buffered() -> Any:
-    return tokens(pipeline(graphs="on"))
 
 
 def sharded() -> Any:
@@ -187,25 +183,9 @@ def parted() -> Any:
     return tokens(pipeline(accept=Otherwise()))
 
 
-def three_heads() -> Any:
-    return tokens(pipeline("llama"))
-
-
-def no_plan() -> Any:
-    return tokens(pipeline("gpt2"))
-
-
 def whole() -> Any:
     model = AutoModelForCausalLM.from_pretrained(FOLDER / "target")
     return tokens(Pipeline(target=model, drafter="none", executor="tp", device="cpu"))
-
-
-def device() -> Any:
-    return tokens(pipeline(device="cuda:1"))
-
-
-def bitwise() -> Any:
-    return tokens(pipeline(bitwise=True))
 
 
 def late() -> Any:
@@ -247,7 +227,8 @@ def main() -> None:
     for case in sys.argv[3:]:
         name, _, options = case.partition(":")
         try:
-            found = globals()[name](*options.split(":") if options else ())
+            given = options.split(":") if options else ()
+            found = tokens(pipeline(**PLAIN[name])) if name in PLAIN else globals()[name](*given)
         except Exception as error:
             found = {"error": type(error).__name__, "told": str(error)}
         (FOLDER / f"{case}.{RANK}.json").write_text(json.dumps(found))

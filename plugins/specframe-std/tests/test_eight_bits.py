@@ -35,9 +35,6 @@ def pipeline(kv: str, target: Any = TARGET, draft: Any = DRAFT, **options: Any) 
     return harness.pipeline(target, draft, kv=kv, **{"batch_size": 3, "draft_length": 3, **options})
 
 
-# ---- a head ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.wide(but=["dtype2-fp8"])
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -66,9 +63,6 @@ def test_a_device_without_the_dtype_is_told_in_a_sentence() -> None:
     slab._quantiser = Quantiser("fp8", lacking, 448)
     with pytest.raises(OptionError, match="fp8: expected a device"):
         slab.open([KVShape(1, 2, 2, torch.float32)], 2, 9, torch.device("cpu"))
-
-
-# ---- tokens ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
@@ -150,9 +144,6 @@ def test_a_reference_that_cannot_round_is_refused() -> None:
         pytest.raises(ModelError, match="keys and values in 8 bits: expected a model whose layers all"),
     ):
         OwnCache(states.fake_state_target(), rounded=QUANTISERS["int8"].round)
-
-
-# ---- whose, and how many bytes -------------------------------------------------------------------------------------------
 
 
 def opened(kv: str) -> tuple[Any, Any, Any]:

@@ -1,9 +1,7 @@
 """How many tokens of a chain a rule accepts on average, computed without sampling.
 
-All drafts of a small vocabulary are enumerated with their probabilities. A rule tests a token by a random number in (0, 1). The
-number below which the token is accepted is found by bisection on the rule itself: the expectation is the code's, to 1e-4.
-
-Tensor names carry their shape: B drafts, K places of a draft, V vocabulary.
+All drafts of a small vocabulary are enumerated. The number below which a rule accepts a token is found by bisection on
+the rule itself, to 1e-4. B stands for drafts, K for places of a draft, V for the vocabulary.
 """
 
 from __future__ import annotations

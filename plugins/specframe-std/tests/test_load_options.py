@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
+from command_line import invoke
 from specframe_std import load_options
 from specframe_std.load_options import config, configs, keywords
 from specframe_testing import harness
@@ -18,7 +18,6 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from specframe import Pipeline
-from specframe.cli import cli
 from specframe.errors import SpecframeError
 from specframe.models import loading
 
@@ -183,17 +182,9 @@ def test_commands_take_load_options(command: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(CoarseQuantizer, "_process_model_after_weight_loading", counted)
     given = [command, "--target", "tiny", "--drafter", "tiny-draft", "--device", "cpu"]
     given += ["--load-options", "coarse,bits=3"]
-    done = CliRunner().invoke(cli, [*given, "--max-new-tokens", "4", "Once upon a time"])
+    done = invoke(*given, "--max-new-tokens", "4", "Once upon a time")
     assert done.exit_code == 0, done.output
     assert made == [3, 3]
-
-
-@pytest.mark.wide
-def test_a_command_tells_wrong_load_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentence names the option, and the exit status is 2."""
-    done = CliRunner().invoke(cli, ["run", "--load-options", "coarse,bits", "x"])
-    assert done.exit_code == 2
-    assert "load_options: option 'bits' of 'coarse': expected key=value" in done.output
 
 
 @pytest.mark.wide

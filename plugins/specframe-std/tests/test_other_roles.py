@@ -18,12 +18,6 @@ class TestChain(VerifierSuite):
         return "chain"
 
 
-@pytest.mark.wide
-def test_one_verifier_scores_chains_and_trees() -> None:
-    """A class is registered once: the verifier of trees is `chain`."""
-    assert registry().names("verifier") == ["chain"]
-
-
 @pytest.mark.wide(but=["test_equals_reference[default]"])
 class TestGreedy(AcceptanceRuleSuite):
     """The acceptance rule ``greedy``."""

@@ -1,7 +1,4 @@
-"""Drafts of a part of the target on the target's own cache: lossless, and no token is kept or read twice.
-
-The part is the target without some sublayers, its first layers, or the target on the first and the last keys of each row.
-"""
+"""Drafts of the target without some sublayers, by its first layers, or on a part of its keys: lossless on its own cache."""
 
 from __future__ import annotations
 
@@ -128,8 +125,6 @@ def test_the_cache_is_never_wrong(name: str, skip: str, align: str) -> None:
     assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
 
-# ---- drafts --------------------------------------------------------------------------------------------------------------
-
 Noted = list[tuple[list[int], list[int]]]
 """Each row's tokens, and the draft that follows them."""
 
@@ -148,17 +143,21 @@ def noting(drafter: SelfDrafter) -> Noted:
     return noted
 
 
+def drafted_by(drafter: SelfDrafter, name: str, least: int, **options: Any) -> Noted:
+    """Return more than so many drafts, each after its row's tokens."""
+    noted = noting(drafter)
+    harness.check(piped(target(name), drafter, schedule=None, **options), asked())
+    drafted = [(given, made) for given, made in noted if made]
+    assert len(drafted) > least
+    return drafted
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("align", ["ragged", "eqspec"])
 @pytest.mark.parametrize(("name", "skip"), [("qwen3", "attn:0"), ("opt", "mlp:0"), ("glm4", "attn:1+mlp:1")])
 def test_drafts_are_those_of_a_model_without_the_sublayers(name: str, skip: str, align: str) -> None:
     """A plain model whose sublayers add nothing says the same tokens after the target's own keys and values."""
-    drafter = LayerSkip(skip)
-    noted = noting(drafter)
-    harness.check(piped(target(name), drafter, align=align, schedule=None), asked())
-    drafted = [(given, made) for given, made in noted if made]
-    assert len(drafted) > 10
-    for given, made in drafted:
+    for given, made in drafted_by(LayerSkip(skip), name, 10, align=align):
         assert continued(target(name), emptied(name, skip), given, len(made)) == made
 
 
@@ -194,12 +193,7 @@ DRAFTED = [
 )
 def test_drafts_are_those_of_a_model_with_this_window(name: str, align: str, kv: str, sink: int, recent: int) -> None:
     """A plain model under a mask of the first and the last tokens says the same tokens after the target's own keys and values."""
-    drafter = Window(sink, recent)
-    noted = noting(drafter)
-    harness.check(piped(target(name), drafter, align=align, kv=kv, schedule=None), asked())
-    drafted = [(given, made) for given, made in noted if made]
-    assert len(drafted) > 7
-    for given, made in drafted[::2]:
+    for given, made in drafted_by(Window(sink, recent), name, 7, align=align, kv=kv)[::2]:
         assert windowed(target(name), sink, recent, given, len(made)) == made
 
 
@@ -256,7 +250,6 @@ def test_the_rule_of_a_narrow_placement() -> None:
         sees_TT[:, 0] = True
         whole = Placement(index_BT, slots_BT, index_BT, key_index_BS, sees_BTT=sees_TT[None] if tree else None)
         of_store, short = narrow(whole, sink, recent)
-        assert of_store.attended_BS is not None
         assert of_store.attended_BS.shape == short.key_index_BS.shape == (3, sink + recent - 1 + width)
         assert not short.in_order
         assert not short.even
@@ -284,9 +277,6 @@ def test_recordings_for_rows_of_any_length_keep_to_the_window() -> None:
             assert pipe.report.host_syncs == 2, "one wait of the loop, one for the notes"
             drafted.append(noted)
         assert drafted[0] == drafted[1]
-
-
-# ---- what is left out, and what is left as it is ---------------------------------------------------------------------------
 
 
 def test_memory_can_be_bounded() -> None:
@@ -387,7 +377,6 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(OptionError, match=r"layers: expected .* at least 1.*, got 0"):
         EarlyExit(0)
     for drafter in (OWN[0], OWN[2]):
-        with pytest.raises(
-            CompositionError, match="needs 'share' to be offered, and alignment 'masking' does not offer it"
-        ):
+        told = "needs 'share' to be offered, and alignment 'masking' does not offer it"
+        with pytest.raises(CompositionError, match=told):
             piped(qwen3, drafter, align="masking")

@@ -264,18 +264,6 @@ def test_a_row_costs_what_it_uses(poison: list[SharedPoolStore]) -> None:
 
 
 @pytest.mark.wide
-def test_who_lacks_blocks_waits() -> None:
-    """With blocks for one long row the others wait, or be preempted and come back: tokens are exact."""
-    pipe = pipeline("paged,block=4,blocks=18")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        harness.check(pipe, ASKED)
-
-
-# ---- memory ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
 def test_a_total_that_is_no_total() -> None:
     """Totals that mean nothing are refused in a sentence."""
     for given, said in (
@@ -290,16 +278,6 @@ def test_a_total_that_is_no_total() -> None:
     assert [byte_count("memory", one) for one in ("2GB", "1.5 KiB", 7, "3mb")] == [2 * 10**9, 1536, 7, 3 * 10**6]
     with pytest.raises(OptionError, match="which one block takes, got 100"):
         harness.decode(pipeline("paged,memory=100"), ASKED[:1])
-
-
-@pytest.mark.wide
-def test_memory_is_a_number_of_blocks(poison: list[SharedPoolStore]) -> None:
-    """As many blocks fit as leave room for the slot that is nobody's."""
-    slot = 4 * (1 + 2)  # what the fake keeps of a token
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        harness.check(pipeline(f"paged,block=4,memory={(1 + 20 * 4) * slot}", None), ASKED)
-    assert poison[-1].blocks.most == 20
 
 
 def test_one_row_gives_way_and_not_half_of_them() -> None:

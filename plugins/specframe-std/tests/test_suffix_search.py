@@ -27,10 +27,7 @@ def padded(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
 @pytest.mark.parametrize("seed", range(12))
 def test_own_text_is_counted(seed: int, few: bool, trees: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of unequal lengths get what counting in each row's text gives, the row's end being an occurrence.
-
-    That many occurrences are handled at once must not show: here few ones are, too.
-    """
+    """Rows of unequal lengths get what counting in each row's text gives, however many occurrences there are."""
     if not few:
         monkeypatch.setattr(occurrences, "FEW", 0)
         monkeypatch.setattr(walk, "FEW", 0)
@@ -46,10 +43,7 @@ def test_own_text_is_counted(seed: int, few: bool, trees: bool, monkeypatch: pyt
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_that_say_the_same_over_and_over(seed: int, trees: bool) -> None:
-    """Rows get what counting gives where most places need no comparison: those that lie whole periods before the row's end.
-
-    Some begin with another text, some say a token several times in a period, and some have broken off and begun once more.
-    """
+    """Rows get what counting gives where most places lie whole periods before the row's end, broken off or not."""
     draw, rows = random.Random(300 + seed), []
     for _ in range(4):
         period = draw.choice(
@@ -64,10 +58,8 @@ def test_rows_that_say_the_same_over_and_over(seed: int, trees: bool) -> None:
                 *period[: draw.randrange(1, len(period) + 1)],
             ]
         )
-    reach, most = (
-        Reach(draw.choice([1, 2]), depth=draw.choice([6, 12, 64]), tree=trees),
-        [Most(draw.choice([2, 8]), 8)] * 4,
-    )
+    reach = Reach(draw.choice([1, 2]), depth=draw.choice([6, 12, 64]), tree=trees)
+    most = [Most(draw.choice([2, 8]), 8)] * 4
     assert sum(row[:-1].count(row[-1]) for row in rows) > occurrences.FEW * len(rows)
     for row, one, found in zip(rows, most, OwnText(reach).find(*padded(rows), most), strict=True):
         assert same(found, counted([row], row, one, reach)[0], trees)
@@ -100,6 +92,11 @@ def test_of_equally_frequent_tokens_the_latest() -> None:
     assert walk.favourites([[1], [2]], 3, 0.1).tokens == [1]
 
 
+def found_in(corpus: Corpus, context: list[int], most: Most, reach: Reach, least: float = 0.0) -> Speculation | None:
+    """Return what a corpus of responses finds for a context, of a score above the least."""
+    return corpus.find(corpus.places(array("q", context[-reach.depth :])), most, least)
+
+
 @pytest.mark.wide(but=["3-chain"])
 @pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(12))
@@ -117,15 +114,10 @@ def test_responses_are_counted(seed: int, trees: bool) -> None:
         for context in (text(draw, 12, tokens), shared[: draw.randrange(2, 30)], response[:-1]):
             one = Most(draw.choice([1, 5, 20]), draw.choice([1, 4, 20]))
             expected, _ = counted([*kept], context, one, reach)
-            assert same(
-                corpus.find(corpus.places(array("q", context[-reach.depth :])), one, 0.0) or Speculation(),
-                expected,
-                trees,
-            )
+            assert same(found_in(corpus, context, one, reach) or Speculation(), expected, trees)
             if expected.tokens:
-                assert corpus.find(corpus.places(array("q", context[-reach.depth :])), one, expected.score) is None, (
-                    "the row's own text wins ties"
-                )
+                wins = found_in(corpus, context, one, reach, expected.score)
+                assert wins is None, "the row's own text wins ties"
 
 
 @pytest.mark.wide
@@ -141,9 +133,7 @@ def test_matches_of_every_length_are_found(trees: bool) -> None:
         context = [*range(100, 170), *response[5 : 5 + match]]
         expected, _ = counted([response, response[20:70]], context, one, reach)
         assert expected.match >= min(match, 50)
-        assert same(
-            corpus.find(corpus.places(array("q", context[-reach.depth :])), one, 0.0) or Speculation(), expected, trees
-        )
+        assert same(found_in(corpus, context, one, reach) or Speculation(), expected, trees)
 
 
 @pytest.mark.wide(but=["5-chain", "8-chain", "10-chain"])

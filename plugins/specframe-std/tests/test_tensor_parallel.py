@@ -1,7 +1,4 @@
-"""The executor ``tp``: two processes on a CPU decode to the tokens of one, fail together, and only one of them writes.
-
-One pair of processes runs many cases (``ranks_worker.py``), for most of the time goes to starting them.
-"""
+"""The executor ``tp``: a pair of processes, which runs many cases, decodes to the tokens of one and fails together."""
 
 from __future__ import annotations
 
@@ -50,20 +47,12 @@ FAST = [*EXACT, *HEADS, "late", "aborted", "command", "out_of_memory", "missed",
 OTHERS = ("mistral", "gemma3", "phi3", "glm4", "qwen3-moe", *zoo.HYBRIDS)
 """Further architectures, with heads that two ranks share; of layers with states both have all."""
 ALSO_EXACT = [
-    *(
-        "exact:eqspec:3",
-        "exact:exspec:3",
-        "exact:rollback:3",
-        "exact:rollback:goodput,maximum=4",
-        "pieces",
-        "lookup",
-        "kept",
-        "buffered",
-    )
+    *("exact:eqspec:3", "exact:exspec:3", "exact:rollback:3", "exact:rollback:goodput,maximum=4"),
+    *("pieces", "lookup", "kept", "buffered"),
+    *(f"exact:ragged:goodput,maximum=4:{name}" for name in OTHERS),
 ]
 SLOW = [
     *ALSO_EXACT,
-    *(f"exact:ragged:goodput,maximum=4:{name}" for name in OTHERS),
     *SLOW_HEADS,
     *("sharded", "drawn", "no_memory_to_open", "bitwise", "device", "parted", "no_plan", "whole"),
 ]
@@ -123,6 +112,12 @@ def also_found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return decoded(tmp_path_factory.mktemp("ranks"), SLOW)
 
 
+@pytest.fixture
+def of_both(request: pytest.FixtureRequest) -> Found:
+    """A function that returns what both ranks found in a case, one of either run."""
+    return lambda case: request.getfixturevalue("found" if case in FAST else "also_found")(case)
+
+
 def expected(name: str = "qwen3") -> list[Any]:
     """Return the reference decoder's tokens, and why each sequence ends, in one process."""
     asked = harness.requests(PROMPTS, NEW, {zoo.EOS})
@@ -130,35 +125,20 @@ def expected(name: str = "qwen3") -> list[Any]:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("case", [*EXACT, "late"])
-def test_equals_one_process(found: Found, case: str) -> None:
-    """Both ranks have the reference's tokens, under every alignment and policy, and where a clock of rank 1 is hours ahead."""
-    assert found(case) == [expected()] * 2
+@pytest.mark.parametrize("case", [*EXACT, "late", *(pytest.param(case, marks=pytest.mark.slow) for case in ALSO_EXACT)])
+def test_equals_one_process(of_both: Found, case: str) -> None:
+    """Both ranks have the reference's tokens: all alignments, policies, stores, architectures, and a clock ahead."""
+    assert of_both(case) == [expected(*case.split(":")[3:])] * 2
 
 
 @pytest.mark.slow  # begins two ranks
 @pytest.mark.parametrize("case", [*HEADS, *SLOW_HEADS])
-def test_heads_that_borrow_of_the_target_equal_one_process(request: pytest.FixtureRequest, case: str) -> None:
+def test_heads_that_borrow_of_the_target_equal_one_process(of_both: Found, case: str) -> None:
     """A head that borrows parts of a target whose weights the ranks share has the tokens of one process on both ranks."""
     tiny = load_model("tiny", "target", torch.device("cpu"), torch.float32)
     asked = harness.requests(PROMPTS, NEW, {zoo.EOS})
     wanted = [[list(ids), reason] for ids, reason in (harness.expected(tiny, one) for one in asked)]
-    found: Found = request.getfixturevalue("found" if case in HEADS else "also_found")
-    assert found(case) == [wanted] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ALSO_EXACT)
-def test_further_schemes_equal_one_process(also_found: Found, case: str) -> None:
-    """So do prompts read in chunks, drafts from the prompt, kept prompts, and forwards in buffers."""
-    assert also_found(case) == [expected()] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_further_architectures_equal_one_process(also_found: Found, name: str) -> None:
-    """So do models with windows, joined projections and experts."""
-    assert also_found(f"exact:ragged:goodput,maximum=4:{name}") == [expected(name)] * 2
+    assert of_both(case) == [wanted] * 2
 
 
 @pytest.mark.slow
@@ -192,25 +172,12 @@ def test_memory_for_caches_that_runs_out_on_one_rank(also_found: Found) -> None:
 
 
 @pytest.mark.wide
-def test_memory_that_runs_out_after_a_round_ends_the_run_of_all(found: Found) -> None:
-    """A committed round is not tried again: where memory runs out on one rank for its drafter, all report so alike."""
-    assert found("missed") == [{"error": "RankError", "told": "rank 1: no memory to learn"}] * 2
-
-
-@pytest.mark.wide
 def test_a_fault_of_one_rank_ends_the_run_of_all(found: Found) -> None:
     """Rank 1 reports what its strategy did, rank 0 that rank 1 has failed and why; the ranks can decode again afterwards."""
     first, second = found("failing")
     assert second["error"] == "ContractError"
     assert "store.write() raised ValueError: a slot is on fire" in second["told"]
     assert first == {"error": "RankError", "told": f"rank 1: {second['told']}"}
-
-
-@pytest.mark.slow
-def test_tokens_that_part_are_found(also_found: Found) -> None:
-    """A rank that chooses another token is named, in the round in which it does."""
-    told = "rank 1 has other tokens, or another model, than rank 0: expected equal devices and files on every rank"
-    assert also_found("parted") == [{"error": "ModelError", "told": told}] * 2
 
 
 @pytest.mark.wide
@@ -223,38 +190,40 @@ def test_a_request_is_aborted_on_all_ranks(found: Found) -> None:
     assert (gone, dict(done)) == (0, want)
 
 
-REFUSED = {
-    "three_heads": "the target has num_key_value_heads 3: expected a number that 2 ranks share evenly",
-    "no_plan": "the target is a gpt2 model: expected one that transformers has a tensor parallel plan for, got one without",
-    "whole": "the target is a loaded Qwen3ForCausalLM, and whole: expected a name or a directory with executor tp, or a model "
-    "loaded with DistributedConfig(tp_size=2)",
+TOLD = {
+    "missed": ("RankError", "rank 1: no memory to learn"),
+    "three_heads": ("ModelError", "the target has num_key_value_heads 3: expected a number that 2 ranks share evenly"),
+    "parted": (
+        "ModelError",
+        "rank 1 has other tokens, or another model, than rank 0: expected equal devices and files on every rank",
+    ),
+    "no_plan": (
+        "ModelError",
+        "the target is a gpt2 model: expected one that transformers has a tensor parallel plan for, got one without",
+    ),
+    "whole": (
+        "ModelError",
+        "the target is a loaded Qwen3ForCausalLM, and whole: expected a name or a directory with executor tp, or a model "
+        "loaded with DistributedConfig(tp_size=2)",
+    ),
+    "bitwise": (
+        "OptionError",
+        "bitwise: expected an executor of one process, since ranks add up in another order, got tp",
+    ),
+    "device": (
+        "OptionError",
+        "device 'cuda:1': expected auto or cpu with executor tp, which gives each rank a device of its own",
+    ),
 }
+"""Memory that runs out for a drafter after a round is committed, which is not tried again; ranks whose tokens part;
+models that cannot be split, and options that do not go with ranks."""
 
 
 @pytest.mark.wide
-def test_heads_that_cannot_be_split(found: Found) -> None:
-    """Three of them on two ranks are refused in one sentence, on both alike."""
-    assert found("three_heads") == [{"error": "ModelError", "told": REFUSED["three_heads"]}] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["no_plan", "whole"])
-def test_models_that_cannot_be_split(also_found: Found, case: str) -> None:
-    """So are a model without a plan, and one that is loaded whole."""
-    assert also_found(case) == [{"error": "ModelError", "told": REFUSED[case]}] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "told"),
-    [
-        ("bitwise", "bitwise: expected an executor of one process, since ranks add up in another order, got tp"),
-        ("device", "device 'cuda:1': expected auto or cpu with executor tp, which gives each rank a device of its own"),
-    ],
-)
-def test_options_that_do_not_go_with_ranks(also_found: Found, case: str, told: str) -> None:
-    """They are refused in one sentence, before a model is loaded."""
-    assert also_found(case) == [{"error": "OptionError", "told": told}] * 2
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in TOLD])
+def test_both_ranks_tell_the_same_error(of_both: Found, case: str) -> None:
+    """What ends the run of one rank, or cannot be had, is the same sentence on both."""
+    assert of_both(case) == [dict(zip(("error", "told"), TOLD[case], strict=True))] * 2
 
 
 @pytest.mark.wide

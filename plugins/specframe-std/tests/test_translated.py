@@ -139,9 +139,6 @@ def test_exact(align: str, batch_size: int, draft_length: int) -> None:
     harness.check(pair(target, draft, first, second, **options, check=True), asked)
 
 
-# ---- models that say the same in different tokens --------------------------------------------------------------------
-
-
 class Reciter(fakes.FakeModel):
     """Goes on with one text from where the tokens it attends to end, in tokens of its own byte-level tokenizer."""
 
@@ -192,20 +189,13 @@ def reciter(tokenizer: Any, text: str) -> Reciter:
     ("sizes", "least"), [((80, 80), 1.0), ((10, 80), 1.0), ((0, 80), 1.0), ((80, 20), 0.5), ((80, 0), 0.2)]
 )
 def test_one_text_in_tokens_of_other_sizes(sizes: tuple[int, int], least: float) -> None:
-    """Two models that say the same text give the same, though one's tokens end inside the other's, and inside characters.
-
-    All is accepted where the draft model's tokens are no shorter; where they are, K of them are fewer of the target's. A row of
-    single bytes is longer than its cache was made for.
-    """
+    """Two models that say one text give the same, though one's tokens end inside the other's, or inside characters."""
     first, second = (byte_level(size) for size in sizes)
     text = TEXT * 8
     prompts = [first(TEXT).input_ids, first(TEXT[:20]).input_ids[:-1]]
     pipe = pair(reciter(first, text), reciter(second, text), first, second, draft_length=4)
     harness.check(pipe, harness.requests(prompts, 90))
     assert pipe.report.draft_acceptance_rate >= least
-
-
-# ---- refusals --------------------------------------------------------------------------------------------------------
 
 
 def test_a_draft_by_way_of_text_is_told(tmp_path: Path) -> None:
@@ -218,15 +208,11 @@ def test_a_draft_by_way_of_text_is_told(tmp_path: Path) -> None:
     with pytest.warns(SpecframeWarning, match="another tokenizer than the target: it drafts by way of text") as told:
         pipe = Pipeline(target, str(tmp_path), tokenizer=first, device="cpu")
     assert [Path(warning.filename).name for warning in told] == [Path(__file__).name]
-    with pytest.warns(
-        SpecframeWarning, match="the draft model's context of 16 tokens is shorter than sequences of up to"
-    ):
+    said = "the draft model's context of 16 tokens is shorter than sequences of up to"
+    with pytest.warns(SpecframeWarning, match=said):
         (result,) = pipe.generate("the cat", 30)
     ids = reference_decode(target, pipe.encode("the cat"), 30, {first.eos_token_id})
     assert result.token_ids == ids[: len(result.token_ids)]
-
-
-# ---- text ------------------------------------------------------------------------------------------------------------
 
 
 def spaced() -> PreTrainedTokenizerFast:

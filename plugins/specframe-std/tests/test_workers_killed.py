@@ -124,10 +124,7 @@ def gone(pids: list[int]) -> bool:
 
 
 def test_a_run_that_is_ended_in_every_way(tmp_path: Path) -> None:
-    """SIGTERM, Ctrl-C and ``kill -9`` leave no process, and ``--resume`` completes the results as if nothing had happened.
-
-    The first two are reported in one line, with their exit status. Ctrl-C reaches every process of a terminal; workers ignore it.
-    """
+    """SIGTERM, Ctrl-C and ``kill -9`` leave no process, and ``--resume`` completes the results all the same."""
     command = Command(tmp_path)
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)):
         running = command.begun()

@@ -72,7 +72,7 @@ def overwriting(placement: Placement, prefill: bool) -> Placement:
 
 
 def claiming(placement: Placement, prefill: bool) -> Placement:
-    """Say of rows with padding on the left that each token's slot is its place, which kernels without masks depend on."""
+    """Say of rows with padding on the left that each token's slot is its place, as kernels without masks need it."""
     return attrs.evolve(placement, in_order=True)
 
 
@@ -387,7 +387,7 @@ class HalfShifted(OwnStore):
     ids=["Coarse", "HalfShifted"],
 )
 def test_stores_that_keep_something_else_are_found(kv: type[Slab], align: str, told: str) -> None:
-    """Other keys than were given show in the target's choices, and layers of which some were moved where they differ."""
+    """Other keys than were given show in the target's choices, and layers that were not moved where they differ."""
     target = zoo.build("qwen3")
     with pytest.raises(InvariantError, match=told) as caught:
         decode(target, zoo.good_draft(target), align=align, kv=kv())
@@ -411,7 +411,7 @@ def test_a_rule_that_promises_nothing_is_left_alone() -> None:
 
 
 def translated(check: bool) -> Any:
-    """Return a pipeline whose draft model has another tokenizer: its cache has a layout of its own, and rows of its own tokens."""
+    """Return a pipeline whose draft model has another tokenizer: its cache has a layout and rows of its own."""
     options = {"drafter": "translated", "batch_size": 2, "draft_length": 6, "check": check}
     pipe = harness.pipeline(TARGET, DRAFT, **options)
     pipe.parts.tokenizer, pipe.parts.draft_tokenizer = fakes.spelled_tokenizer(3), fakes.spelled_tokenizer(1)
@@ -439,7 +439,7 @@ class Late(RaggedLayout):
 @pytest.mark.wide
 @pytest.mark.parametrize("shape", ["", ",tree=dynamic,nodes=8,top=2"], ids=["chain", "tree"])
 def test_the_cache_of_a_head_is_checked(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head is fed rows without their first token, into a slab of its own; wrong positions there break an invariant."""
+    """A head is fed rows without their first token into a slab of its own; wrong positions there are found."""
     target = zoo.build("qwen3")
     heads.eagle3(tmp_path, target, drafted=70, layers=2)
     options = {"drafter": f"eagle,checkpoint={tmp_path}{shape}", "batch_size": 3, "draft_length": 3, "check": True}

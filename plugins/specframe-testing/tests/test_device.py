@@ -255,11 +255,8 @@ def test_a_mask_has_to_be_aligned() -> None:
     """A mask that begins between two words of 16 bytes is refused, as CUDA's kernel ends in an error there."""
     heads, mask = torch.ones(1, 2, 1, 8, device=SIM), torch.zeros(1, 1, 1, 16, device=SIM)
     for first, fits in ((0, True), (3, False), (4, True)):
-        with (
-            contextlib.nullcontext()
-            if fits
-            else pytest.raises(RuntimeError, match="misaligned address: the mask begins 3")
-        ):
+        refused = pytest.raises(RuntimeError, match="misaligned address: the mask begins 3")
+        with contextlib.nullcontext() if fits else refused:
             torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, mask[..., first : first + 1])
 
 
@@ -336,18 +333,14 @@ def test_one_place_knows_kinds_of_devices(package: Path) -> None:
     found = []
     for path in sorted(package.rglob("*.py")):
         if not any(folder in path.parents for folder in allowed):
-            found += [
-                f"{path.relative_to(ROOT)}:{node.lineno}"
-                for node in ast.walk(ast.parse(path.read_text()))
-                if asks(node)
-            ]
+            nodes = filter(asks, ast.walk(ast.parse(path.read_text())))
+            found += [f"{path.relative_to(ROOT)}:{node.lineno}" for node in nodes]
     assert found == []
 
 
 def asks(node: ast.AST) -> bool:
     """Return whether code asks for CUDA: a comparison with its name, or its module in torch."""
     if isinstance(node, ast.Compare):
-        return any(
-            isinstance(one, ast.Constant) and one.value in ("cuda", "sim") for one in [node.left, *node.comparators]
-        )
+        sides = [node.left, *node.comparators]
+        return any(isinstance(one, ast.Constant) and one.value in ("cuda", "sim") for one in sides)
     return isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda")
