@@ -244,7 +244,7 @@ DEFERRED: dict[str, tuple[str, int, Any, tuple[int, ...]]] = {
     "rows": ("places", 3, 3, LIMITS),
     "depths": ("places", 3, Depths, LIMITS),
     "lonely": ("places", 2, 3, LONELY),
-    "seldom": ("places", 1, functools.partial(Depths, 3, *[0] * 9), LIMITS),
+    "seldom": ("places", 3, functools.partial(Depths, 3, *[0] * 4), LIMITS),
     "samples": ("samples", 2, 3, LIMITS),
 }
 """What is decoded in deferred rounds: whether samples are, the batch size, the draft length, and where rows end."""
