@@ -66,7 +66,7 @@ def test_models_show_of_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     ("name", "told"),
     [
         ("gemma3", "yes, as 3 pieces"),
-        ("qwen3_5_text", "yes, as 4 pieces"),
+        ("qwen3_5_text", "yes, as 5 pieces"),
         ("bloom", "no: it adds a bias to scores by the slots of keys"),
     ],
 )
