@@ -11,7 +11,6 @@ from collections.abc import Sequence as Rows
 from typing import cast
 
 import attrs
-import torch
 
 from specframe.contracts.engine import Broadcasts, Clock, MemoryBound, RankedExecutor, Value
 from specframe.contracts.reports import Outcome, RoundReport
@@ -190,7 +189,7 @@ class LocalEngine:
             with self._barrier() as commit_point, self._computing(), kind.any_shape():
                 self._deciding, self._discarded = True, False
                 opened = self._opened = self._opened or self._open(pool)
-                with torch.inference_mode():
+                with opened.inference:
                     try:
                         flight = loop.launched(opened, self._watch)
                         flight = flight or loop.launch(pool, opened, self._watch, self._broadcast, None)

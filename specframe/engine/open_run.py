@@ -61,6 +61,8 @@ class Opened:
     """The rounds that are captured whole, or None if none are."""
     ahead: list[Flight] = attrs.Factory(list)
     """The round that was launched and has not landed, if there is one."""
+    inference: torch.inference_mode = attrs.Factory(torch.inference_mode)
+    """The mode of its rounds, which is made once."""
 
 
 def captured_rounds(use: Composition, run: Run, check: Check | None) -> CapturedRounds | None:
