@@ -68,8 +68,9 @@ def launch(
     append = functools.partial(pool.append, once_more=opened.deferred)
     flight = None if captured is None or kind is None else captured.decoded(kind, batch, budget, decide, append)
     if flight is None:
-        draft = Draft(batch.tokens_BS[:, :0])
-        if not plain:
+        if plain:
+            draft = Draft(batch.tokens_BS[:, :0])
+        else:
             with watch.stage("prefill" if batch.prefill else "draft"):
                 propose = use.drafter.propose if kind is None else cast(CapturedDrafter, use.drafter).draw
                 draft = cut(propose(batch, budget), budget)
@@ -138,8 +139,7 @@ def land(
     batch, transfer = flight.batch, flight.transfer
     with watch.stage("accept"):
         report = pool.advance(batch, transfer, flight.logits_BTV, flight.processed_BTV, commit_point, flight.computed)
-    some_ended = len(report.lengths) < len(batch.lengths)  # before this round was landed
-    lengths = batch.lengths if some_ended else report.lengths
+    lengths = report.lengths if len(report.lengths) == len(batch.lengths) else batch.lengths  # some rows ended before
     return report, [] if flight.told else [outcome(flight, pool, lengths), *flight.pieces]
 
 
