@@ -20,8 +20,8 @@ export TOKENIZERS_PARALLELISM = false
 # layers that are compiled in tests run torch's own operators, as others do: test_compiled.py would tell nothing more here
 NUMERIC := $(addprefix tests/test_,attention.py equivalence.py features.py \
 	generation_config.py given_models.py hidden.py logprobs.py paged.py pieces.py rope.py samples.py sampling.py sweep.py trees.py) \
-	$(addprefix plugins/specframe-std/tests/test_,flex.py drafters.py drop_in.py drop_in_kinds.py flawed_alignments.py kv_backends.py other_roles.py tree_drafts.py) \
-	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
+	$(addprefix plugins/specframe-std/tests/test_,flex.py drafters.py drop_in.py drop_in_kinds.py alignments.py kv_backends.py other_roles.py tree_drafts.py) \
+	$(addprefix plugins/specframe-heads/tests/test_,blocks.py tensors.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
 .PHONY: run install test wide nightly bounds mutants mutants-ray mutants-trl mutants-lm-eval test-ray test-clients test-speculators test-arctic test-torchao test-trl test-lm-eval test-triton test-launches kernels fuzz check docs site changelog wheels bench clean

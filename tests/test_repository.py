@@ -35,6 +35,16 @@ def test_commits_and_make_check_run_the_same_commands() -> None:
     assert {(hook["language"], hook["pass_filenames"]) for hook in own["hooks"]} == {("system", False)}
 
 
+def test_make_names_files_that_there_are() -> None:
+    """Each file of tests that ``make kernels`` and ``make fuzz`` run is there."""
+    commands = subprocess.run(
+        ["make", "-n", "kernels", "fuzz"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    named = set(re.findall(r"\S+/test_\w+\.py", commands))
+    assert named
+    assert not [file for file in named if not (ROOT / file).is_file()]
+
+
 @pytest.mark.wide
 def test_hooks_are_valid() -> None:
     """pre-commit takes the file of hooks."""
