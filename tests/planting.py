@@ -23,17 +23,6 @@ FAULTS: dict[str, Callable[[], BaseException]] = {
     "exit": lambda: SystemExit(3),
 }
 
-FIELDS = {
-    "drafter": "drafter",
-    "verifier": "verifier",
-    "acceptance rule": "rule",
-    "alignment": "alignment",
-    "scheduler": "scheduler",
-    "KV backend": "kv",
-    "draft-length policy": "policy",
-}
-"""The roles' names in a composition."""
-
 Point = tuple[str, str, str]
 """A role, what it makes that is called ("" for itself), and the member called."""
 

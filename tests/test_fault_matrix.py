@@ -14,7 +14,6 @@ import pairing
 import pytest
 from planting import (
     FAULTS,
-    FIELDS,
     WRONG,
     Act,
     Acting,
@@ -33,6 +32,7 @@ from specframe_testing import fakes, harness
 from specframe.contracts import cache, roles
 from specframe.engine.local_engine import LocalEngine
 from specframe.pipeline import Pipeline, in_order
+from specframe.plugins.compose import FIELDS
 from specframe.plugins.entries import ROLES
 from specframe.plugins.protocols import members, members_of
 

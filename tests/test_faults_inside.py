@@ -11,7 +11,6 @@ import pytest
 import torch
 from planting import (
     FAULTS,
-    FIELDS,
     WRONG,
     Acting,
     assert_once,
@@ -30,6 +29,7 @@ from specframe.contracts.requests import Result
 from specframe.contracts.roles import Observer
 from specframe.engine.result_factory import in_order
 from specframe.errors import ContractError
+from specframe.plugins.compose import FIELDS
 from specframe.plugins.protocols import members
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planting import FIELDS, assert_once, collected, opened, plant, raising, stepped, turns, wanted
+from planting import assert_once, collected, opened, plant, raising, stepped, turns, wanted
 from policy_worlds import Rows, round_report
 from specframe_std.policies.goodput import Goodput
 from specframe_testing import fakes, harness
@@ -19,6 +19,7 @@ from specframe_tiny import FOLDER
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.roles import Observer
 from specframe.pipeline import Pipeline
+from specframe.plugins.compose import FIELDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 
